@@ -1,4 +1,4 @@
-"""Charts of a profile report: SVG inside the HTML page, and one PNG. Without matplotlib there are none.
+"""Charts of a profile report: SVG inside the HTML page. Without matplotlib there are none.
 
 An estimate is hatched or hollow, with a dashed edge, and as wide as its range; a measurement is solid. The SVG needs no
 other file and no network, and takes its colours from the page's style sheet.
@@ -11,10 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 from edgeformer.report import canvas
@@ -22,7 +20,6 @@ from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, lite
 from edgeformer.report.context import (
     ABOUT,
     RankedCandidate,
-    has_estimates,
     metric_named,
     ranked_candidates,
     shape_text,
@@ -65,37 +62,17 @@ def draw_pictures(report: Report) -> list[Picture]:
     for name, chart in CHARTS.items():
         if (name == "search" and report.search is None) or (name == "estimates" and report.on_target):
             continue
-        entries = chart.entries(report)
+        svg, entries = None, chart.entries(report)
         missing = None if entries else chart.missing
         if not canvas.can_draw():
             missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-        svg = None if missing else _svg(name, report, chart.height + chart.height_per_entry * len(entries))
+        elif entries:
+            svg = _draw_svg(name, report, entries)
         pictures.append(Picture(name, chart.title, chart.caption, svg, missing))
     return pictures
 
 
-def draw_report(report: Report, path: Path) -> Path | None:
-    """Write a PNG of measured times, estimated times, sizes and the candidates of a search.
-
-    Returns:
-        ``path``; None if matplotlib is not installed.
-    """
-    if not canvas.can_draw():
-        return None
-    where = f"solid: measured on {report.host.get('cpu')}, not on it"
-    parts = ["measured on this device" if report.on_target else where]
-    parts += ["hatched: estimated"] if has_estimates(report) else []
-    title = " · ".join([f"{report.run} for {report.device_title}", *parts, *cautions(report)])
-    names = ("latency", "estimates", "sizes", "search")
-    entries = {name: len(CHARTS[name].entries(report)) for name in names if CHARTS[name].entries(report)}
-    height = max(4.2, 1.4 + 0.27 * max(entries.get("latency", 0), entries.get("estimates", 0)))
-    with canvas.drawing(path, title, len(entries), (5.8 * len(entries), height)) as axes:
-        for axis, name in zip(axes, entries, strict=True):
-            CHARTS[name].draw(axis, report)
-    return path
-
-
-def _svg(name: str, report: Report, height: float) -> str:
+def _draw_svg(name: str, report: Report, entries: Sequence[Any]) -> str:
     """Draw a chart as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -105,9 +82,11 @@ def _svg(name: str, report: Report, height: float) -> str:
         "ytick.color": INK, "axes.edgecolor": INK, "grid.color": FAINT, "font.size": 9, "axes.labelsize": 8.5,
         "xtick.labelsize": 8, "hatch.linewidth": 0.7,
     }  # fmt: skip
+    chart = CHARTS[name]
+    height = chart.height + chart.height_per_entry * len(entries)
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        CHARTS[name].draw(canvas.bare(figure.subplots()), report)
+        chart.draw(canvas.bare(figure.subplots()), report, entries)
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -131,7 +110,7 @@ def _svg(name: str, report: Report, height: float) -> str:
 # Data of the charts
 
 
-def colours_of(report: Report) -> dict[str, str]:
+def _colours_of(report: Report) -> dict[str, str]:
     """Return the colour of each artifact, the same in every chart."""
     names = dict.fromkeys(row.artifact for row in report.rows)
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
@@ -147,7 +126,7 @@ def _memory_peaks(report: Report) -> list[tuple[str, Memory]]:
     """Return each artifact's largest memory over all shapes: measured ones first, then estimated ones."""
     peaks = []
     for status in ("measured", "estimated"):
-        for name in colours_of(report):
+        for name in _colours_of(report):
             memories = [row.memory_bytes for row in report.rows if row.artifact == name]
             if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
                 peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
@@ -160,25 +139,12 @@ def _drawn_candidates(report: Report) -> list[RankedCandidate]:
     return [row for row in ranked if row.candidate.score is not None and row.candidate.latency_ms is not None]
 
 
-def bubble_legend(report: Report) -> list[str]:
-    """Return lines below the chart of a search: numbers and names of the front and the pick."""
-    lines = []
-    for row in _drawn_candidates(report):
-        c = row.candidate
-        if c.on_front or row.is_pick:
-            threads = f", {thread_text(c.threads)}" if c.threads is not None else ""
-            about = f" {ABOUT}" if c.latency_status == "estimated" else ""
-            remark = f"{'' if c.feasible else ' (not feasible)'}{' ← pick' if row.is_pick else ''}"
-            lines.append(f"{row.number}  {shorten_name(c.artifact)}{threads}{about}{remark}")
-    return lines
-
-
 # Charts, on matplotlib axes
 
 
-def _draw_times(axis: Any, report: Report, status: str) -> None:
+def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
     """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
-    rows, colours, ends = _timed_rows(report, status), colours_of(report), list[float]()
+    status, colours, ends = rows[0].latency_ms.status, _colours_of(report), list[float]()
     for y, row in enumerate(rows):
         latency, colour, text = row.latency_ms, colours[row.artifact], format_milliseconds(row.latency_ms.p50)
         if status == "estimated":
@@ -191,24 +157,24 @@ def _draw_times(axis: Any, report: Report, status: str) -> None:
         ends += [low, high]
     if status == "estimated" or report.on_target:
         ends += _draw_limits(axis, report, "latency", ends)
-    _label_rows(axis, [f"{shorten_name(row.artifact)}  {shape_text(row, report)}" for row in rows])
-    if ends and max(ends) > _LOG_SCALE_SPREAD * max(min(ends), 1e-9):
+    is_logarithmic = bool(ends) and max(ends) > _LOG_SCALE_SPREAD * max(min(ends), 1e-9)
+    names = [f"{shorten_name(row.artifact)}  {shape_text(row, report)}" for row in rows]
+    _label_rows(axis, names, None if is_logarithmic else ends)
+    if is_logarithmic:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         axis.tick_params(axis="x", which="minor", labelsize=7)
         axis.set_xlim(min(ends) / 1.4, max(ends) * (max(ends) / min(ends)) ** 0.3)
-    else:
-        _start_at_zero(axis, ends)
     source = f"measured on this {'device' if report.on_target else 'host'}"
     if status == "estimated":
         source = literal(f"ESTIMATED for {report.device}, not measured")
     axis.set(xlabel=f"ms per call, {source}")
 
 
-def _draw_memory(axis: Any, report: Report) -> None:
+def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]]) -> None:
     """Draw the peak memory of each artifact and the device's budget."""
-    peaks, colours, ends = _memory_peaks(report), colours_of(report), []
+    colours, ends = _colours_of(report), []
     for y, (name, memory) in enumerate(peaks):
         high, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
         if memory.status == "estimated":
@@ -219,12 +185,12 @@ def _draw_memory(axis: Any, report: Report) -> None:
             axis.barh(y, high, 0.56, color=colours[name])
         axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
         ends.append(high)
-    _start_at_zero(axis, [*ends, *_draw_limits(axis, report, "memory", ends)])
-    _label_rows(axis, [shorten_name(name) for name, _ in peaks])
+    limits = _draw_limits(axis, report, "memory", ends)
+    _label_rows(axis, [shorten_name(name) for name, _ in peaks], [*ends, *limits])
     axis.set(xlabel="peak memory (MiB)")
 
 
-def _draw_sizes(axis: Any, report: Report) -> None:
+def _draw_sizes(axis: Any, report: Report, names: Sequence[str]) -> None:
     """Draw the file size of each artifact, split by what its bytes are for if the bundle says so."""
     sizes = {row.artifact: row.size_bytes for row in report.rows}
     parts = {part.artifact: part for part in split_sizes(report)}
@@ -240,8 +206,7 @@ def _draw_sizes(axis: Any, report: Report) -> None:
             offset += value / _MIB
         axis.annotate(format_bytes(size), (offset, y), (4, 0), **_VALUE_LABEL)
     ends = [size / _MIB for size in sizes.values()]
-    _start_at_zero(axis, [*ends, *_draw_limits(axis, report, "size", ends)])
-    _label_rows(axis, [shorten_name(name) for name in sizes])
+    _label_rows(axis, [shorten_name(name) for name in names], [*ends, *_draw_limits(axis, report, "size", ends)])
     axis.set(xlabel="size (MiB)" if parts else "size (MiB), not split: the bundle does not say")
     if parts:
         spacing = {"columnspacing": 1, "handlelength": 1, "borderaxespad": 1.7}
@@ -266,12 +231,12 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
     return drawn
 
 
-def _draw_search(axis: Any, report: Report) -> None:
+def _draw_search(axis: Any, report: Report, candidates: Sequence[RankedCandidate]) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
     Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher.
     """
-    search, candidates, colours = report.search, _drawn_candidates(report), colours_of(report)
+    search, colours, legend = report.search, _colours_of(report), ["ms per call (p50)"]
     assert search is not None
     scale = 260 / (max(c.size_bytes for c in search.candidates) or 1)
     for rank, row in enumerate(candidates):
@@ -288,6 +253,10 @@ def _draw_search(axis: Any, report: Report) -> None:
             lift = (area**0.5 / 2 + 6 + 11 * (rank % 4 // 2)) * (-1 if rank % 2 else 1)
             place: Any = {"textcoords": "offset points", "ha": "center", "va": "top" if lift < 0 else "bottom"}
             axis.annotate(str(row.number), (c.latency_ms, c.score), (0, lift), fontsize=8, color=INK, **place)
+            threads = f", {thread_text(c.threads)}" if c.threads is not None else ""
+            about = f" {ABOUT}" if c.latency_status == "estimated" else ""
+            remark = f"{'' if c.feasible else ' (not feasible)'}{' ← pick' if row.is_pick else ''}"
+            legend.append(f"{row.number}  {shorten_name(c.artifact)}{threads}{about}{remark}")
     front = sorted((r.candidate.latency_ms or 0, r.candidate.score or 0) for r in candidates if r.candidate.on_front)
     axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
     if search.bound is not None:
@@ -296,8 +265,7 @@ def _draw_search(axis: Any, report: Report) -> None:
         axis.annotate(f"bound: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **bound)
     metric = metric_named(search.metric)
     direction = metric.evaluated_on if metric.higher_is_better else "lower is better, upwards"
-    label = "\n".join(("ms per call (p50)", *bubble_legend(report)))
-    axis.set(xlabel=literal(label), ylabel=f"{search.metric} ({direction})")
+    axis.set(xlabel=literal("\n".join(legend)), ylabel=f"{search.metric} ({direction})")
     axis.grid(color=FAINT, linewidth=0.8)
     axis.margins(0.2)
     if not metric.higher_is_better:
@@ -332,12 +300,10 @@ def _draw_estimate(
     return low, high
 
 
-def _start_at_zero(axis: Any, ends: Sequence[float]) -> None:
-    """Start the axis at 0 and leave space on the right for the labels of the bars."""
-    axis.set_xlim(0, 1.25 * max(ends, default=1.0) or 1.0)
-
-
-def _label_rows(axis: Any, names: Sequence[str]) -> None:
+def _label_rows(axis: Any, names: Sequence[str], ends: Sequence[float] | None) -> None:
+    """Label the rows, and start the axis at 0 with space on the right for labels of bars; ``ends`` None: keep it."""
+    if ends is not None:
+        axis.set_xlim(0, 1.25 * max(ends, default=1.0) or 1.0)
     axis.set_yticks(range(len(names)), [literal(name) for name in names], fontsize=8)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
@@ -354,7 +320,7 @@ class Chart(NamedTuple):
     missing: str
     height: float
     height_per_entry: float
-    draw: Callable[[Any, Report], None]
+    draw: Callable[[Any, Report, Any], None]
 
 
 CHARTS = {
@@ -362,14 +328,12 @@ CHARTS = {
         "Latency",
         "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
         "half, the gap is the median.",
-        partial(_timed_rows, status="measured"), "no time was measured", 0.9, 0.27,
-        partial(_draw_times, status="measured"),
+        partial(_timed_rows, status="measured"), "no time was measured", 0.9, 0.27, _draw_times,
     ),
     "estimates": Chart(
         "Estimated latency",
         "Not measured: every bar is the range that the estimator gives, its middle marked.",
-        partial(_timed_rows, status="estimated"), "nothing was estimated", 1.0, 0.27,
-        partial(_draw_times, status="estimated"),
+        partial(_timed_rows, status="estimated"), "nothing was estimated", 1.0, 0.27, _draw_times,
     ),
     "memory": Chart(
         "Memory against the budget",
@@ -380,7 +344,7 @@ CHARTS = {
     "sizes": Chart(
         "What the files are made of",
         "Bytes of embeddings, layers (a shared block once), heads and the rest.",
-        lambda report: [*colours_of(report)], "there are no artifacts", 1.1, 0.3, _draw_sizes,
+        lambda report: [*_colours_of(report)], "there are no artifacts", 1.1, 0.3, _draw_sizes,
     ),
     "search": Chart(
         "Score against latency",

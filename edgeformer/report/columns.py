@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from rich import box
@@ -60,7 +59,7 @@ class Column(Generic[R]):
 
     Attributes:
         name: name in scripts, without the unit.
-        cell: row → bare value in ``unit``, or the path of an attribute of the row; empty: ``name``. None: no value.
+        cell: row → bare value in ``unit``, or a key or the path of an attribute of the row; empty: ``name``.
         unit: unit of the value; a suffix of the column's name in CSV, except for shares and errors.
         heading: heading for people; None: the name.
         text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
@@ -68,6 +67,7 @@ class Column(Generic[R]):
         layout: format string of the value for people, e.g. ``{:.2f}``.
         number: align right, as columns with a unit or a layout are.
         mark: a status word, shown in its colour.
+        dash: text of a missing value.
         narrow: row → shorter text for a terminal that is too narrow for ``text``.
         flows: long text that the terminal and HTML may break between words.
         leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
@@ -84,6 +84,7 @@ class Column(Generic[R]):
     narrow: Callable[[R], str | Text] | None = None
     flows: bool = False
     leaves: int = 0
+    dash: str = DASH
 
     @property
     def title(self) -> str:
@@ -97,7 +98,14 @@ class Column(Generic[R]):
 
     def value(self, row: R) -> Any:
         """Return a row's bare value."""
-        return self.cell(row) if callable(self.cell) else attrgetter(self.cell or self.name)(row)
+        if callable(self.cell):
+            return self.cell(row)
+        if isinstance(row, dict):
+            return row.get(self.cell or self.name)
+        value: Any = row
+        for name in (self.cell or self.name).split("."):
+            value = getattr(value, name) if value is not None else None
+        return value
 
     def render(self, row: R, *, narrow: bool = False) -> Text:
         """Return a row's cell for people; with ``narrow`` the shorter text."""
@@ -106,9 +114,11 @@ class Column(Generic[R]):
             text = render_text(row)
             return text if isinstance(text, Text) else Text(text)
         value = self.value(row)
-        if self.layout and value is not None:
+        if value is None:
+            return Text(self.dash)
+        if self.layout:
             return Text(self.layout.format(value))
-        return coloured(str(value)) if self.mark and value is not None else Text(format_value(value, self.unit))
+        return coloured(str(value)) if self.mark else Text(format_value(value, self.unit))
 
 
 @dataclass(frozen=True)
@@ -124,34 +134,30 @@ class TerminalTable(Generic[R]):
     caption: Text | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, width = self._layout(self.columns, narrow=False)
-        for rank in sorted({0, *(column.leaves for column in self.columns)}):
+        ranks = sorted({0, *(column.leaves for column in self.columns)})
+        for rank in (None, *ranks):  # None: neither cells nor columns change
+            narrow = rank is not None
+            columns = [column for column in self.columns if not 0 < column.leaves <= (rank or 0)]
+            table = Table(
+                title=escape(self.title), caption=self.caption, caption_justify="left", title_justify="left",
+                title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+            )  # fmt: skip
+            width, cells = 0, [[column.render(row, narrow=narrow) for column in columns] for row in self.rows]
+            for index, column in enumerate(columns):
+                heading = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
+                justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
+                table.add_column(escape(heading), justify=justify, overflow="fold", no_wrap=not column.flows)
+                texts = [heading, *(line[index].plain for line in cells)]
+                pieces = [piece for text in texts for piece in (text.split() if column.flows else text.splitlines())]
+                width += 3 + max(map(cell_len, pieces), default=0)  # in which no word breaks
+            for line in cells:
+                table.add_row(*line)
             if width <= options.max_width:
                 break
-            columns = [column for column in self.columns if not 0 < column.leaves <= rank]
-            table, width = self._layout(columns, narrow=True)
-        if width > options.max_width:  # now break words, of all columns
+        else:  # now break words, of all columns
             for table_column in table.columns:
                 table_column.no_wrap = False
         yield table
-
-    def _layout(self, columns: Sequence[Column[R]], *, narrow: bool) -> tuple[Table, int]:
-        """Return a table of ``columns`` and the characters that it needs to break no word."""
-        table = Table(
-            title=escape(self.title), caption=self.caption, caption_justify="left", title_justify="left",
-            title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        )  # fmt: skip
-        width, cells = 0, [[column.render(row, narrow=narrow) for column in columns] for row in self.rows]
-        for index, column in enumerate(columns):
-            heading = re.sub(r" (?=[\w(])", "\n", column.title) if narrow else column.title
-            justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
-            table.add_column(escape(heading), justify=justify, overflow="fold", no_wrap=not column.flows)
-            texts = [heading, *(line[index].plain for line in cells)]
-            pieces = [piece for text in texts for piece in (text.split() if column.flows else text.splitlines())]
-            width += 3 + max(map(cell_len, pieces), default=0)
-        for line in cells:
-            table.add_row(*line)
-        return table, width
 
 
 class HtmlTable(NamedTuple):
@@ -166,11 +172,6 @@ class Columns(Generic[R]):
 
     def __init__(self, columns: Iterable[Column[R]]) -> None:
         self._columns = tuple(columns)
-
-    @classmethod
-    def of_records(cls, names: Iterable[str], flows: Collection[str] = ()) -> Columns[dict[str, Any]]:
-        """Return columns for dicts; a missing key is an empty cell."""
-        return Columns(Column(name, methodcaller("get", name), flows=name in flows) for name in names)
 
     def pick(self, *names: str) -> Columns[R]:
         """Return the named columns, in this order."""
@@ -195,20 +196,22 @@ class Columns(Generic[R]):
 
     def plain(self, rows: Iterable[R]) -> str:
         """Return a plain-text table for a terminal of any width."""
-        return units.visible(self._tabulate([self._texts(row) for row in rows], "simple", str))
+        return units.visible(self._tabulate(rows, "simple", str))
 
     def markdown(self, rows: Iterable[R], bold: Callable[[R], bool] | None = None) -> str:
         """Return a table in GitHub-flavoured Markdown; ``bold`` selects rows in bold type. All text is escaped."""
-        lines = []
-        for row in rows:
-            cells = [units.markdown(text) for text in self._texts(row)]
-            lines.append([f"**{cell}**" if cell else cell for cell in cells] if bold and bold(row) else cells)
-        return self._tabulate(lines, "pipe", units.markdown)
+        return self._tabulate(rows, "pipe", units.markdown, bold)
 
-    def _tabulate(self, lines: list[list[str]], style: str, escape_heading: Callable[[str], str]) -> str:
+    def _tabulate(
+        self, rows: Iterable[R], style: str, escape_text: Callable[[str], str], bold: Callable[[R], bool] | None = None
+    ) -> str:
         from tabulate import tabulate
 
-        headings = [escape_heading(column.title) for column in self._columns]
+        lines = []
+        for row in rows:
+            cells = [escape_text(column.render(row).plain) for column in self._columns]
+            lines.append([f"**{cell}**" if cell else cell for cell in cells] if bold and bold(row) else cells)
+        headings = [escape_text(column.title) for column in self._columns]
         align = ["right" if column.is_numeric else "left" for column in self._columns]
         return tabulate(lines, headings, tablefmt=style, disable_numparse=True, colalign=align if lines else None)
 
@@ -224,9 +227,7 @@ class Columns(Generic[R]):
         writer.writerows([units.csv_cell(column.value(row)) for column in self._columns] for row in rows)
         return text.getvalue()
 
-    def html(self, rows: Sequence[R], css_class: Callable[[R], str] | None = None) -> HtmlTable:
-        """Return a table for the HTML template; ``css_class`` gives a row's class."""
-        return HtmlTable(self._columns, [(css_class(row) if css_class else "", self._texts(row)) for row in rows])
-
-    def _texts(self, row: R) -> list[str]:
-        return [column.render(row).plain for column in self._columns]
+    def html(self, rows: Sequence[R], css_classes: Iterable[str] | None = None) -> HtmlTable:
+        """Return a table for the HTML template; ``css_classes``: a class per row."""
+        texts = [[column.render(row).plain for column in self._columns] for row in rows]
+        return HtmlTable(self._columns, [*zip(css_classes or [""] * len(texts), texts, strict=True)])

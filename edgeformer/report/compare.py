@@ -6,11 +6,11 @@ import glob
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Literal
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import LEAKS, BundleManifest, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import markdown
 from edgeformer.artifacts.workspace import read_manifest
@@ -58,51 +58,50 @@ def compare_reports(first: Report, second: Report) -> Record:
         b/a, ``noise`` (smallest significant relative difference), ``mark`` and ``status`` of both.
     """
     names = ["artifact", "where", "phase", "batch", "seq"]
-
-    def key(row: Row) -> tuple[tuple[str, object], ...]:
-        return tuple((name, getattr(row, name)) for name in names)
-
-    if any(len(set(map(key, report.rows))) < len(report.rows) for report in (first, second)):
+    if any(len({attrgetter(*names)(row) for row in report.rows}) < len(report.rows) for report in (first, second)):
         names += ["provider", "threads"]
-    rows_a, rows_b = ({key(row): row.latency_ms for row in report.rows} for report in (first, second))
+    shape_of = attrgetter(*names)
+    rows_a, rows_b = ({shape_of(row): row.latency_ms for row in report.rows} for report in (first, second))
     rows = []
     for shape in {**rows_a, **rows_b}:
         sides = {"a": rows_a.get(shape), "b": rows_b.get(shape)}
         ratio, noise, mark = _compare_latency(sides["a"], sides["b"])
         rows.append(
             {
-                **dict(shape),
+                **dict(zip(names, shape, strict=True)),
                 **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
                 **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
                 "ratio": ratio,
                 "noise": noise,
                 "mark": mark,
-                **{f"{side}_shown": latency_text(latency) if latency else DASH for side, latency in sides.items()},
+                **{f"{side}_shown": str(latency_text(latency)) if latency else DASH for side, latency in sides.items()},
             }
         )
-    identities, conditions = zip(*map(_describe, (first, second)), strict=True)
+    identities: list[Record] = []
+    conditions: list[Record] = []  # what should be equal in both, by the note for when it is not
+    for report in (first, second):
+        # The machine, not the device that it was judged for: one machine has one name in both reports.
+        parts = [report.host.get(part) for part in ("cpu", "gpu")]
+        host = " with ".join(str(part) for part in parts if part) or report.device_title
+        versions = report.host.get("versions")
+        versions = versions if isinstance(versions, dict) else {}
+        providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
+        identity = {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
+        identities.append(identity)
+        conditions.append(
+            {
+                "measured on different machines": report.host.get("cpu"),
+                "judged for different devices": report.device,
+                "measured with different threads": report.host.get("threads"),
+                "measured with different versions of ONNX Runtime": versions.get(
+                    "onnxruntime-web", versions.get("onnxruntime")
+                ),
+                "computed by different providers": " and ".join(sorted(providers)) or "nothing",
+            }
+        )
     facts = [(note, fact, conditions[1][note]) for note, fact in conditions[0].items()]
     notes = [f"{note}: {fact} and {other}" for note, fact, other in facts if fact != other]
     return {"a": identities[0], "b": identities[1], "rows": rows, "notes": notes}
-
-
-def _describe(report: Report) -> tuple[Record, Record]:
-    """Return what identifies a report, and what should be equal in two reports, by the note for when it is not."""
-    # The machine, not the device that it was judged for: one machine has one name in both reports.
-    parts = [report.host.get(part) for part in ("cpu", "gpu")]
-    host = " with ".join(str(part) for part in parts if part) or report.device_title
-    versions = report.host.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
-    version = versions.get("onnxruntime-web", versions.get("onnxruntime"))
-    providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
-    conditions = {
-        "measured on different machines": report.host.get("cpu"),
-        "judged for different devices": report.device,
-        "measured with different threads": report.host.get("threads"),
-        "measured with different versions of ONNX Runtime": version,
-        "computed by different providers": " and ".join(sorted(providers)) or "nothing",
-    }
-    return {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}, conditions
 
 
 def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None, float | None, str]:
@@ -128,21 +127,16 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
     return ratio, noise, "within the noise" if max(ratio, 1 / ratio) - 1 < noise else direction
 
 
-def _row_name(row: Record) -> str:
-    threads = f", {thread_text(row['threads'])}" if row.get("threads") is not None else ""
-    return f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"
-
-
 _PAIRS: Columns[Record] = Columns(
     [
-        Column("row", _row_name, heading=""),
-        Column("where", itemgetter("where")),
-        Column("phase", itemgetter("phase")),
-        Column("a", itemgetter("a_shown"), heading="A, p50", number=True),
-        Column("b", itemgetter("b_shown"), heading="B, p50", number=True),
-        Column("ratio", itemgetter("ratio"), heading="B / A", layout="{:.2f}"),
-        Column("noise", itemgetter("noise"), layout="±{:.0%}"),
-        Column("mark", itemgetter("mark"), heading="B is"),
+        Column("row", heading=""),
+        Column("where"),
+        Column("phase"),
+        Column("a", "a_shown", heading="A, p50", number=True),
+        Column("b", "b_shown", heading="B, p50", number=True),
+        Column("ratio", heading="B / A", layout="{:.2f}"),
+        Column("noise", layout="±{:.0%}"),
+        Column("mark", heading="B is"),
     ]
 )
 
@@ -152,7 +146,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     rows, is_markdown = compared["rows"], style == "markdown"
     if style == "csv":
         names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return Columns.of_records(names).csv(rows).rstrip("\n")
+        return Columns(map(Column, names)).csv(rows).rstrip("\n")
     lines = [
         f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
         f"{report['created']}"
@@ -161,8 +155,12 @@ def format_pairs(compared: Record, style: Style) -> str:
     lines += [f"note: {note}" for note in compared["notes"]]
     head = "\n".join(f"- {markdown(line)}" if is_markdown else line for line in lines)
     table = "The reports hold no rows."
+    named_rows = []
+    for row in rows:
+        threads = f", {thread_text(row['threads'])}" if row.get("threads") is not None else ""
+        named_rows.append({**row, "row": f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"})
     if rows:
-        table = _PAIRS.markdown(rows) if is_markdown else _PAIRS.plain(rows)
+        table = _PAIRS.markdown(named_rows) if is_markdown else _PAIRS.plain(named_rows)
     return f"{head}\n\n{table}"
 
 
@@ -188,7 +186,13 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
         if bundle is not None:
             record.setdefault("parameters", bundle.parameters)
             record |= {f"{artifact.id}_bytes": artifact.size_bytes for artifact in bundle.artifacts}
-        reports = _reports(location, bundle)
+        reports: list[tuple[str, Report]] = []  # of the bundle as it is now, oldest first
+        for path in sorted(location.reports.glob("[!.]*.json")):  # a leading dot: a temporary file
+            with suppress(ArtifactError):
+                report = read_manifest(Report, path)
+                if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
+                    reports.append((path.name, report))
+        reports.sort(key=lambda entry: entry[1].created)
         machine = _machine(reports[-1][1]) if reports else ""
         if reports and reports[-1][1].host:
             record["measured_on"] = reports[-1][1].host.get("cpu")
@@ -211,17 +215,6 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
             parts += ["" if is_usual else row.provider, threads, "" if row.latency_ms.stable else "unstable"]
             record["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
     return records
-
-
-def _reports(location: Location, bundle: BundleManifest | None) -> list[tuple[str, Report]]:
-    """Return the file names and reports of a bundle as it is now, oldest first."""
-    reports = []
-    for path in sorted(location.reports.glob("[!.]*.json")):  # a leading dot: a temporary file
-        with suppress(ArtifactError):
-            report = read_manifest(Report, path)
-            if bundle is None or report.created >= bundle.created:  # else it measured an earlier bundle
-                reports.append((path.name, report))
-    return sorted(reports, key=lambda entry: entry[1].created)
 
 
 def _machine(report: Report) -> str:
@@ -268,22 +261,25 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
-        return Columns.of_records(["run", *figures]).csv(rows).rstrip("\n")
+        return Columns(map(Column, ["run", *figures])).csv(rows).rstrip("\n")
 
-    def label(figure: str) -> str:
-        return figure.replace("_bytes", " (MiB)").replace("_p50_ms", " p50 (ms)").replace("_", " ")
-
-    def run_column(row: Record) -> Column[str]:
-        def text(figure: str) -> str:
+    lines: list[Record] = []
+    for figure in figures:
+        label = figure.replace("_bytes", " (MiB)").replace("_p50_ms", " p50 (ms)").replace("_", " ")
+        line: Record = {"figure": label}
+        for index, row in enumerate(rows):
             value = row.get(figure)
             if isinstance(value, int):
-                return f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
-            if isinstance(value, float):
+                value = f"{value / 2**20:.2f}" if figure.endswith("_bytes") else f"{value:,}"
+            elif isinstance(value, float):
                 places = 0 if figure == "train_seconds" else 4 if abs(value) < 10 else 2
-                return f"{value:.{places}f}"
-            return DASH if value is None else str(value)
-
-        return Column("run", row.get, heading=str(row["run"]), text=text, number=True)
-
-    columns: Columns[str] = Columns([Column("figure", str, heading="", text=label), *map(run_column, rows)])
-    return columns.markdown(figures) if style == "markdown" else columns.plain(figures)
+                value = f"{value:.{places}f}"
+            line[str(index)] = value
+        lines.append(line)
+    columns: Columns[Record] = Columns(
+        [
+            Column("figure", heading=""),
+            *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),
+        ]
+    )
+    return columns.markdown(lines) if style == "markdown" else columns.plain(lines)

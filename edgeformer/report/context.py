@@ -15,7 +15,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
-from edgeformer.artifacts.report import Candidate, Check, EstimateEvidence, Latency, Report, Row, Search, SizeParts
+from edgeformer.artifacts.report import Candidate, Check, Latency, Report, Row, Search, SizeParts
 from edgeformer.artifacts.units import format_bytes, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
@@ -23,6 +23,8 @@ from edgeformer.tasks import Metric, all_tasks
 
 ABOUT = "≈"
 """Prefix of every estimated figure."""
+NO_ENDS = (None, None)
+"""Range of an estimate without a range."""
 NO_REASON = "no reason was given"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
@@ -33,33 +35,40 @@ _MAX_WARNING_LINES = 2
 # Figures
 
 
-def _estimate(value: float | None, low: float | None, high: float | None, unit: Unit, *, range_only: bool) -> str:
-    """Format an estimate: ``≈ 1.23 ms (0.80 to 1.90)``, or its range only: ``≈ 0.80 to 1.90 ms``."""
-    if low is None or high is None or value is None:
-        return f"{ABOUT} {format_value(value, unit)}"
-    first, middle, last = (format_value(figure, unit) for figure in (low, value, high))
+def figure_text(
+    value: float | None, unit: Unit, ends: tuple[float | None, float | None] | None = None, *, range_only: bool = False
+) -> Text:
+    """Format a figure for people: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` in italics, or a dash.
+
+    Args:
+        ends: range of an estimate; None: not an estimate.
+        range_only: write ``≈ 0.80 to 1.90 ms`` instead.
+    """
+    if value is None or ends is None:
+        return Text(format_value(value, unit))
+    if None in ends:
+        return Text(f"{ABOUT} {format_value(value, unit)}", "italic")
+    first, middle, last = (format_value(figure, unit) for figure in (ends[0], value, ends[1]))
     if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
         first = first.rpartition(" ")[0]
         if not range_only:
             last = last.rpartition(" ")[0]
-    return f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})"
+    return Text(f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})", "italic")
 
 
-def latency_text(latency: Latency, *, range_only: bool = False) -> str:
-    """Format the p50: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` or a dash."""
-    if latency.p50 is None or latency.status != "estimated":
-        return format_value(latency.p50, "ms")
-    return _estimate(latency.p50, latency.low, latency.high, "ms", range_only=range_only)
+def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
+    """Format the p50, as :func:`figure_text`."""
+    ends = (latency.low, latency.high) if latency.status == "estimated" else None
+    return figure_text(latency.p50, "ms", ends, range_only=range_only)
+
+
+def check_text(check: Check, *, range_only: bool = False) -> Text:
+    """Format a check's value, as :func:`figure_text`."""
+    ends = (check.low, check.high) if check.basis == "estimated" else None
+    return figure_text(check.value, _CHECK_UNITS.get(check.unit, ""), ends, range_only=range_only)
 
 
 _CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
-
-
-def _check_value(check: Check, *, range_only: bool = False) -> str:
-    unit = _CHECK_UNITS.get(check.unit, "")
-    if check.value is None or check.basis != "estimated":
-        return format_value(check.value, unit)
-    return _estimate(check.value, check.low, check.high, unit, range_only=range_only)
 
 
 def check_shape(check: Check) -> str:
@@ -82,19 +91,9 @@ def shape_text(row: Row, report: Report) -> str:
     return f"{shape}{' per token' if row.phase == 'decode' else ''}{threads}"
 
 
-def shape_heading(report: Report) -> str:
-    """Heading of :func:`shape_text`."""
-    return "largest input" if any(row.inputs for row in report.rows) else "batch × tokens"
-
-
 def thread_text(threads: int) -> str:
     """``1 thread``, ``2 threads``."""
     return f"{threads} thread{'s' if threads != 1 else ''}"
-
-
-def rate_text(rate: float) -> str:
-    """Format operations per second: ``84.2 T/s``, ``120 G/s``."""
-    return f"{rate / 1e12:.3g} T/s" if rate >= 1e12 else f"{rate / 1e9:.3g} G/s"
 
 
 # Columns
@@ -115,50 +114,39 @@ its ``status`` and ``reason`` are the latency's."""
 
 def measurement_columns(report: Report) -> Columns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
-
-    def process(row: Row) -> tuple[str, str, int | None]:
-        return row.artifact, row.provider, row.threads
-
-    host_rows = [row for row in report.rows if row.where == "host"]
-    cold_ms = {process(row): row.latency_ms.p50 for row in host_rows if row.phase == "cold"}
-    # The first call of a process is shown in the first row that the process measured.
-    first_ms = {id(row): cold_ms.pop(process(row), None) for row in host_rows if row.phase != "cold"}
-
-    def first_call(row: Row) -> str:
-        value = first_ms.get(id(row))
-        return format_value(value, "ms") if value is not None else ""
-
-    def latency(row: Row, *, range_only: bool = False) -> Text:
-        style = "italic" if row.latency_ms.status == "estimated" else ""
-        return Text(latency_text(row.latency_ms, range_only=range_only), style)
+    first_ms: dict[int, float | None] = {}  # a process's first call, in the first row that the process measured
+    cold_ms: dict[tuple[str, str, int | None], float | None] = {}
+    for row in sorted(report.rows, key=lambda row: row.phase != "cold"):
+        process = row.artifact, row.provider, row.threads
+        if row.where == "host" and row.phase == "cold":
+            cold_ms[process] = row.latency_ms.p50
+        elif row.where == "host":
+            first_ms[id(row)] = cold_ms.pop(process, None)
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
             return "unavailable"
-        return latency_text(row.latency_ms) + (" (unstable)" if row.latency_ms.stable is False else "")
+        return f"{latency_text(row.latency_ms)}{' (unstable)' if row.latency_ms.stable is False else ''}"
 
     def memory(row: Row, *, range_only: bool = False) -> Text:
         memory = row.memory_bytes
-        if memory.status != "estimated":
-            return Text(format_bytes(memory.peak))
-        return Text(_estimate(memory.peak, memory.low, memory.high, "bytes", range_only=range_only), "italic")
+        ends = (memory.low, memory.high) if memory.status == "estimated" else None
+        return figure_text(memory.peak, "bytes", ends, range_only=range_only)
 
-    def why_unavailable(row: Row) -> str:
-        return (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else ""
-
-    def state(row: Row) -> str:
+    def state(row: Row) -> Text:
         words = {"unavailable": "unavailable, see below", "estimated": "estimated"}
-        return words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else "")
+        return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
     return Columns(
         [
             *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
             Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
-            Column("shape", lambda row: shape_text(row, report), heading=shape_heading(report), number=True),
+            Column("shape", lambda row: shape_text(row, report), number=True,
+                   heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
             Column("status", "latency_ms.status"),
-            Column("first_call", lambda row: first_ms.get(id(row)), "ms", text=first_call, leaves=2),
-            Column("p50", "latency_ms.p50", "ms", "typical (p50)", latency,
-                   narrow=lambda row: latency(row, range_only=True)),
+            Column("first_call", lambda row: first_ms.get(id(row)), "ms", leaves=2, dash=""),
+            Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
+                   narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
             Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
             Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
             *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
@@ -174,8 +162,9 @@ def measurement_columns(report: Report) -> Columns[Row]:
             Column("energy", "energy_mj.value", "mj"),
             Column("size", "size_bytes", "bytes", leaves=3),
             Column("reason", "latency_ms.reason"),
-            Column("why_unavailable", why_unavailable, heading="", flows=True),
-            Column("state", state, heading="", text=lambda row: Text(state(row), "yellow"), flows=True),
+            Column("why_unavailable", heading="", flows=True, text=lambda row: (
+                (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else "")),
+            Column("state", heading="", text=state, flows=True),
         ]
     )  # fmt: skip
 
@@ -187,9 +176,9 @@ CHECKS: Columns[Check] = Columns(
         Column("artifact"),
         Column("limit", number=True, text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
         Column("at", "batch", text=check_shape),
-        Column("value", text=_check_value, number=True, narrow=lambda check: _check_value(check, range_only=True)),
+        Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
-        Column("why", "reason", text=lambda check: check.reason or "", flows=True),
+        Column("why", "reason", flows=True, dash=""),
     ]
 )
 """Each budget limit of the device with the value that it is compared with."""
@@ -205,7 +194,10 @@ SIZES: Columns[SizeParts] = Columns(
 )
 
 
-FACTS = ("fact", "value", "checked on the device", "source")
+FACTS: Columns[dict[str, Any]] = Columns(
+    [Column("fact"), Column("value"), Column("checked", heading="checked on the device"), Column("source", flows=True)]
+)
+"""Facts of the device profile, as it was used."""
 
 
 class RankedCandidate(NamedTuple):
@@ -245,16 +237,9 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
 
     def latency(row: RankedCandidate) -> str:
         candidate = row.candidate
-        if candidate.latency_ms is None:
-            return DASH
-        if candidate.latency_status == "estimated":
-            return _estimate(candidate.latency_ms, candidate.low_ms, candidate.high_ms, "ms", range_only=True)
-        return format_value(candidate.latency_ms, "ms") + (" (unstable)" if candidate.stable is False else "")
-
-    def memory(row: RankedCandidate) -> str:
-        candidate, text = row.candidate, format_bytes(row.candidate.memory_bytes)
-        estimated = candidate.latency_status == "estimated" and candidate.memory_bytes is not None
-        return f"{ABOUT} {text}" if estimated else text
+        ends = (candidate.low_ms, candidate.high_ms) if candidate.latency_status == "estimated" else None
+        text = figure_text(candidate.latency_ms, "ms", ends, range_only=True).plain
+        return f"{text} (unstable)" if ends is None and candidate.stable is False and text != DASH else text
 
     def verdict(row: RankedCandidate) -> Text:
         candidate = row.candidate
@@ -277,7 +262,8 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
                narrow=lambda row: metric.text(row.candidate.score)),
         Column("latency", "candidate.latency_ms", "ms", text=latency),
         Column("size", "candidate.size_bytes", "bytes"),
-        Column("memory", "candidate.memory_bytes", "bytes", text=memory, leaves=1),
+        Column("memory", "candidate.memory_bytes", "bytes", leaves=1, text=lambda row: figure_text(
+            row.candidate.memory_bytes, "bytes", NO_ENDS if row.candidate.latency_status == "estimated" else None)),
         Column("energy", "candidate.energy_mj", "mj", leaves=1),
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
@@ -327,7 +313,22 @@ def badge_markdown(report: Report, file: str) -> str:
 
 def verdict_sentence(report: Report) -> str:
     """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
-    search, sentence = report.search, _checks_sentence(report)
+    parts, checks, search = [], report.verdict.checks, report.search
+    for status, label in (("fail", "over budget"), ("unknown", "not known"), ("pass", "within budget")):
+        names: dict[str, bool] = {}  # → whether an estimate decides
+        for check in checks:
+            if check.status == status:
+                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
+                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
+        if names:
+            listed = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
+            parts.append(f"{label}: {', '.join(listed)}")
+    checked = {check.name for check in checks}
+    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
+    for reason, kinds in names_by_reason(not_judged).items():
+        parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
+    sentence = "; ".join(parts if checks else ["nothing was checked", *parts])
+    sentence = f"{sentence[0].upper()}{sentence[1:]}."
     if search is not None and search.pick is None:
         return f"The search picks nothing: {search.reason}."
     if search is not None and search.pick is not None:
@@ -344,49 +345,22 @@ def verdict_sentence(report: Report) -> str:
     return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
 
 
-def _checks_sentence(report: Report) -> str:
-    """List the checks: over budget, not known, within budget; and what was not judged."""
-    parts, checks = [], report.verdict.checks
-    for status, label in (("fail", "over budget"), ("unknown", "not known"), ("pass", "within budget")):
-        names: dict[str, bool] = {}  # → whether an estimate decides
-        for check in checks:
-            if check.status == status:
-                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
-                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
-        if names:
-            listed = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
-            parts.append(f"{label}: {', '.join(listed)}")
-    checked = {check.name for check in checks}
-    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
-    for reason, kinds in names_by_reason(not_judged).items():
-        parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
-    sentence = "; ".join(parts if checks else ["nothing was checked", *parts])
-    return f"{sentence[0].upper()}{sentence[1:]}."
-
-
-def has_estimates(report: Report) -> bool:
-    """Whether any figure of the report is an estimate."""
-    rows = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
-    return rows or any(check.basis == "estimated" for check in report.verdict.checks)
-
-
 def estimate_note(report: Report) -> str | None:
     """Return how far the report's estimates can be trusted; None if it has none."""
-
-    def record_text(record: EstimateEvidence) -> str:
+    is_estimated = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
+    if not is_estimated and not any(check.basis == "estimated" for check in report.verdict.checks):
+        return None
+    refused = []
+    for record in report.estimate_evidence:
         models = f" of {record.models} models" if record.models is not None else ""
         cores = f", {record.cores} cores" if record.cores is not None else ""
-        where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}"
         errors = f"median error of a time {record.median_error:.1%}, worst {record.worst_error:.1%}"
-        return f"{record.source} ({where}: {errors})"
-
-    if not has_estimates(report):
-        return None
-    for record in report.estimate_evidence:
+        where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}: {errors}"
         if record.applies:
-            return f"estimated, not measured; the estimator's error on record is that of {record_text(record)}"
+            error = f"the estimator's error on record is that of {record.source} ({where})"
+            return f"estimated, not measured; {error}"
+        refused.append(f"the record of {record.source} ({where}) does not apply: {record.why_not}")
     device = "a GPU" if report.estimated_for == "cuda" else report.device_title
-    refused = [f"the record of {record_text(r)} does not apply: {r.why_not}" for r in report.estimate_evidence]
     return "; ".join([f"estimated, not measured; never checked on {device}", *refused])
 
 
@@ -397,59 +371,30 @@ def split_sizes(report: Report) -> list[SizeParts]:
 
 def missing_measurements(report: Report) -> list[tuple[str, str]]:
     """Return what was not measured, and why; equal reasons together."""
-
-    def gaps() -> Iterator[tuple[str, str]]:
-        for row in report.rows:
-            device = " on the device" if row.where == "device" else ""
-            name, latency = f"{row.artifact} at {shape_text(row, report)}{device}", row.latency_ms
-            if latency.status != "measured":  # the figures below are missing for the same reason
-                is_absent = latency.status == "estimated" and not report.on_target
-                absent = f"; there is no {report.device_title} in this machine" if is_absent else ""
-                yield f"latency of {name}", (latency.reason or NO_REASON) + absent
-            elif row.phase != "cold":  # a cold row is a single call
-                if latency.reason:
-                    yield f"percentiles of {name}", latency.reason
-                if row.memory_bytes.status == "unavailable":
-                    yield f"memory of {name}", row.memory_bytes.reason or NO_REASON
-                if row.energy_mj.status == "unavailable":
-                    yield f"energy of {name}", row.energy_mj.reason or NO_REASON
-        split = {part.artifact for part in split_sizes(report)}
-        for artifact in dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split):
-            reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
-            yield f"what the bytes of {artifact} are for", reason
-        for check in report.verdict.checks:
-            if check.status == "unknown":
-                yield f"check of {check.name} of {check.artifact}", check.reason or NO_REASON
-
+    gaps: list[tuple[str, str]] = []
+    for row in report.rows:
+        device = " on the device" if row.where == "device" else ""
+        name, latency = f"{row.artifact} at {shape_text(row, report)}{device}", row.latency_ms
+        if latency.status != "measured":  # the figures below are missing for the same reason
+            is_absent = latency.status == "estimated" and not report.on_target
+            absent = f"; there is no {report.device_title} in this machine" if is_absent else ""
+            gaps.append((f"latency of {name}", (latency.reason or NO_REASON) + absent))
+        elif row.phase != "cold":  # a cold row is a single call
+            if latency.reason:
+                gaps.append((f"percentiles of {name}", latency.reason))
+            for kind, figure in (("memory", row.memory_bytes), ("energy", row.energy_mj)):
+                if figure.status == "unavailable":
+                    gaps.append((f"{kind} of {name}", figure.reason or NO_REASON))
+    split = {part.artifact for part in split_sizes(report)}
+    unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split)
+    reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
+    gaps += [(f"what the bytes of {artifact} are for", reason) for artifact in unsplit]
+    unknown = [check for check in report.verdict.checks if check.status == "unknown"]
+    gaps += [(f"check of {check.name} of {check.artifact}", check.reason or NO_REASON) for check in unknown]
     return [
         (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more", reason)
-        for reason, names in names_by_reason(gaps()).items()
+        for reason, names in names_by_reason(gaps).items()
     ]
-
-
-def warning_lines(report: Report, written: bool) -> Iterator[str]:
-    """Yield the warnings of the rows: measured and estimated rows apart, since only a measurement is noisy.
-
-    Up to two rows get a line each; more are counted in one line. Cold rows are single calls: the other rows of their
-    process repeat their warnings.
-
-    Args:
-        report: of `profile`.
-        written: whether report files exist, which hold every row's warnings.
-    """
-    for status in ("measured", "estimated"):
-        rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.status == status]
-        warned = [row for row in rows if row.latency_ms.warnings]
-        if len(warned) <= _MAX_WARNING_LINES:
-            for row in warned:
-                estimate = "estimate of " if status == "estimated" else ""
-                yield f"{estimate}{row.artifact} {shape_text(row, report)}: {'; '.join(row.latency_ms.warnings)}"
-            continue
-        quality = "estimated rows are less certain"
-        if status == "measured":
-            quality = f"rows are noisy, {sum(row.latency_ms.stable is False for row in warned)} not stable"
-        where = "the report" if written else "the report's rows"
-        yield f"{len(warned)} of {len(rows)} {quality}, e.g. {warned[0].latency_ms.warnings[0]}; row by row in {where}"
 
 
 # Facts
@@ -496,20 +441,20 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[s
             elif name.endswith("bytes_per_s") and isinstance(value, (int, float)):
                 text = f"{value / 1e9:.4g} GB/s"
             elif name.startswith("peak ") and isinstance(value, (int, float)):
-                text = rate_text(float(value))
+                text = f"{value / 1e12:.3g} T/s" if value >= 1e12 else f"{value / 1e9:.3g} G/s"
             checked = "yes" if entry.get("verified") else "no"
-            yield dict(zip(FACTS, (title, text, checked, str(entry["source"])), strict=True))
+            yield {"fact": title, "value": text, "checked": checked, "source": str(entry["source"])}
         elif key == "peaks" and isinstance(entry, dict):
             yield from _profile_facts(entry, "peak ")
         elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
-            yield dict(zip(FACTS, (title, _plain(entry), "", ""), strict=True))
+            yield {"fact": title, "value": _plain(entry), "checked": "", "source": ""}
 
 
 class ReportContext:
     """Everything that the documents of one report show; they only lay it out.
 
-    ``mark`` is the verdict's CSS class; ``gaps`` are pairs of what was not measured, and why; ``facts`` are those of
-    the device profile.
+    ``mark`` is the verdict's CSS class; ``gaps`` are pairs of what was not measured, and why; ``facts`` are of the
+    device profile.
     """
 
     def __init__(self, report: Report) -> None:
@@ -553,4 +498,22 @@ class ReportContext:
         absent = [r for r in report.rows if r.latency_ms.status == "unavailable" and r.artifact not in report.left_out]
         reasons = names_by_reason((row.artifact, row.latency_ms.reason or NO_REASON) for row in absent)
         notes += [f"{', '.join(names)}: unavailable: {reason}" for reason, names in reasons.items()]
-        return [*notes, *warning_lines(report, has_files)]
+        # Warnings of measured and of estimated rows apart, since only a measurement is noisy. Cold rows are single
+        # calls, whose warnings the other rows of their process repeat.
+        for status in ("measured", "estimated"):
+            rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.status == status]
+            warned = [row for row in rows if row.latency_ms.warnings]
+            if len(warned) <= _MAX_WARNING_LINES:
+                estimate = "estimate of " if status == "estimated" else ""
+                notes += [
+                    f"{estimate}{row.artifact} {shape_text(row, report)}: {'; '.join(row.latency_ms.warnings)}"
+                    for row in warned
+                ]
+                continue
+            quality = "estimated rows are less certain"
+            if status == "measured":
+                quality = f"rows are noisy, {sum(row.latency_ms.stable is False for row in warned)} not stable"
+            where = "the report" if has_files else "the report's rows"
+            example = warned[0].latency_ms.warnings[0]
+            notes.append(f"{len(warned)} of {len(rows)} {quality}, e.g. {example}; row by row in {where}")
+        return notes

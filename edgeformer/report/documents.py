@@ -1,4 +1,4 @@
-"""A profile report on the terminal and as files: JSON, CSV, Markdown, HTML, a badge and a PNG.
+"""A profile report on the terminal and as files: JSON, CSV, Markdown, HTML and a badge.
 
 Every document is a layout of the same :class:`ReportContext`.
 """
@@ -20,23 +20,20 @@ from rich.markup import escape
 from rich.text import Text
 
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.artifacts.report import Check, Report, Search
+from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import markdown, markdown_line, visible
-from edgeformer.report.canvas import NO_PICTURE
-from edgeformer.report.charts import draw_pictures, draw_report
-from edgeformer.report.columns import Columns, coloured
+from edgeformer.report.canvas import NO_PICTURE, can_draw
+from edgeformer.report.charts import draw_pictures
+from edgeformer.report.columns import coloured
 from edgeformer.report.context import (
     CHECKS,
     FACTS,
     SIZES,
-    RankedCandidate,
     ReportContext,
     badge_markdown,
     candidate_columns,
     check_shape,
     metric_named,
-    ranked_candidates,
-    shape_heading,
     split_sizes,
     thread_text,
 )
@@ -54,17 +51,10 @@ _BASES = {
 
 
 def write_report(report: Report, location: Location) -> list[Path]:
-    """Write ``reports/<device>.{json,md,csv,html,svg}`` and, if matplotlib is installed, a PNG.
+    """Write ``reports/<device>.{json,md,csv,html,svg}`` of a run or bundle and return the paths in that order.
 
     A report for another question than the device's own budget (a search, other limits, one artifact) is named
     ``<device>-<question>`` and overwrites only its own earlier version.
-
-    Args:
-        report: of `profile`.
-        location: the run that was measured, or a bundle without a run.
-
-    Returns:
-        The paths, in that order.
     """
     folder, stem, context = location.reports, report.stem, ReportContext(report)
     # Temporary files of killed processes. Recent ones stay: another process may be writing them.
@@ -76,16 +66,11 @@ def write_report(report: Report, location: Location) -> list[Path]:
     documents = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, render in documents.items():
         write_text(folder / f"{stem}.{kind}", render(context))
-    paths = [folder / f"{stem}.{kind}" for kind in ("json", *documents)]
-    picture = draw_report(report, folder / f"{stem}.png")
-    return [*paths, *([picture] if picture is not None else [])]
+    return [folder / f"{stem}.{kind}" for kind in ("json", *documents)]
 
 
 def write_interrupted(report: Report, location: Location) -> Path:
-    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json`` and return the path.
-
-    Finished reports are in another folder and are not overwritten.
-    """
+    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json`` and return the path."""
     path = location.reports / "interrupted" / f"{report.stem}.json"
     write_json(path, report)
     return path
@@ -125,30 +110,29 @@ def as_html(context: ReportContext) -> str:
     def finalize(value: Any) -> Any:
         return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
 
-    def check_class(check: Check) -> str:
-        return "estimated" if check.basis == "estimated" and check.value is not None else ""
-
-    def candidate_class(row: RankedCandidate) -> str:
-        estimated = "estimated" if row.candidate.latency_status == "estimated" else ""
-        return f"{estimated} {'pick' if row.is_pick else ''}".strip()
-
-    report, status = context.report, attrgetter("latency_ms.status")
-    host_columns = context.columns("html host").drop_empty(context.host_rows, "p90", "p99", "energy")
+    report, host_rows, device_rows = context.report, context.host_rows, context.device_rows
+    checks = report.verdict.checks
+    check_classes = ["estimated" if c.basis == "estimated" and c.value is not None else "" for c in checks]
+    host_columns = context.columns("html host").drop_empty(host_rows, "p90", "p99", "energy")
     candidates = None
     if report.search is not None:
-        candidates = candidate_columns(report.search, "verdict").html(context.candidates, candidate_class)
+        classes = [
+            f"{'estimated' if row.candidate.latency_status == 'estimated' else ''} {'pick' if row.is_pick else ''}"
+            for row in context.candidates
+        ]
+        candidates = candidate_columns(report.search, "verdict").html(context.candidates, map(str.strip, classes))
     return _render(
         "report.html",
         {"finalize": finalize, "autoescape": True},
         context=context,
         report=report,
         pictures=draw_pictures(report),
-        checks=CHECKS.html(report.verdict.checks, check_class),
+        checks=CHECKS.html(checks, check_classes),
         candidates=candidates,
-        measured=host_columns.html(context.host_rows, status),
-        device_rows=context.columns("html device").html(context.device_rows, status),
+        measured=host_columns.html(host_rows, [row.latency_ms.status for row in host_rows]),
+        device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
         sizes=SIZES.html(split_sizes(report)),
-        facts=Columns.of_records(FACTS, flows=("source",)).html(context.facts),
+        facts=FACTS.html(context.facts),
     )
 
 
@@ -182,13 +166,7 @@ def _render(template: str, options: dict[str, Any], **content: Any) -> str:
 
 
 def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
-    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search.
-
-    Args:
-        report: of `profile`.
-        files: where it was written.
-        console: of the terminal.
-    """
+    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search."""
     context, checks = ReportContext(report), report.verdict.checks
     rows = [row for row in context.host_rows if row.phase != "cold"]
     # An artifact that was left out of the verdict and did not run on this host has a note and no figures.
@@ -210,7 +188,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
 
     shapes = {check_shape(check) for check in checks} - {""}
     is_imported = any(row.inputs for row in rows)
-    shape = f", at {next(iter(shapes))} ({shape_heading(report)})" if len(shapes) == 1 and not is_imported else ""
+    shape = f", at {next(iter(shapes))} (batch × tokens)" if len(shapes) == 1 and not is_imported else ""
     shape_column = ("at",) if len(shapes) > 1 else ()
     check_columns = CHECKS.pick("check", "artifact", *shape_column, "limit", "value", "known_by", "result")
     console.print(check_columns.terminal(f"Budget of {report.device}{shape}", checks))
@@ -218,24 +196,20 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     console.print(Text.assemble(*verdict, f". {context.sentence}\n"))
     for note in context.terminal_notes(has_files=bool(files)):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
-    if files and not any(path.suffix == ".png" for path in files):
+    if files and not can_draw():
         console.print(f"no pictures: {NO_PICTURE}", soft_wrap=True, markup=False)
     for path in files:
-        kind = {".png": "picture", ".svg": "badge  "}.get(path.suffix, "report ")
-        console.print(f"{kind} {path}", soft_wrap=True, markup=False)
+        console.print(f"{'badge  ' if path.suffix == '.svg' else 'report '} {path}", soft_wrap=True, markup=False)
         if path.suffix == ".svg":
             console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
-    if report.search is not None:
-        print_search(report.search, console)
 
-
-def print_search(search: Search, console: Console) -> None:
-    """Print every candidate of `profile --search`, the pick and why, and what export could add."""
-    sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
-    bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
-    title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
-    console.print(candidate_columns(search, "feasible").terminal(title, ranked_candidates(search)))
-    pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
-    console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
-    for line in search.not_in_bundle:
-        console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)
+    search = report.search
+    if search is not None:
+        sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
+        bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
+        title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
+        console.print(candidate_columns(search, "feasible").terminal(title, context.candidates))
+        pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
+        console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
+        for line in search.not_in_bundle:
+            console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)

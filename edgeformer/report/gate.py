@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -12,9 +13,11 @@ from rich.text import Text
 from edgeformer.artifacts.command_results import Gate, GateCheck
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.units import markdown, markdown_line, visible
-from edgeformer.report.columns import DASH, Column, Columns, coloured, format_value
+from edgeformer.report.columns import DASH, Column, Columns, Unit, coloured, format_value
 from edgeformer.report.context import names_by_reason
 from edgeformer.runtimes import provider_facts
+
+Record = dict[str, str]
 
 _MEANINGS = {
     "pass": "Nothing is worse than it may be.",
@@ -22,21 +25,18 @@ _MEANINGS = {
     "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: the notes say what "
     "is missing.",
 }
-
-
-def _shape(check: GateCheck) -> str:
-    per_token = " per token" if check.phase == "decode" else ""
-    return "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}"
-
-
-def _runtime(check: GateCheck) -> str:
-    return "" if check.provider is None else provider_facts(check.provider).label
-
-
-def _value(value: float | None, check: GateCheck) -> str:
-    if value is None or check.unit == "bytes":
-        return format_value(value, "bytes")
-    return format_value(value, "ms") if check.unit == "ms" else f"{value:.4g}"
+_UNITS: Mapping[str, Unit] = {"bytes": "bytes", "ms": "ms"}
+_COLUMNS: Columns[Record] = Columns(
+    [
+        Column("result", mark=True),
+        Column("check"),
+        Column("artifact"),
+        Column("at", leaves=3),
+        Column("with", lambda record: record["with"] or None, leaves=4, dash=""),
+        *(Column(name, number=True, leaves=2) for name in ("before", "now")),
+        *(Column(name, number=True) for name in ("change", "range", "allowed")),
+    ]
+)
 
 
 def _change(value: float | None, check: GateCheck) -> str:
@@ -46,52 +46,53 @@ def _change(value: float | None, check: GateCheck) -> str:
     return f"{value:+.4f}" if check.name == "score" else f"{value:+.1%}"
 
 
-def _range(check: GateCheck) -> str:
-    if check.low is None or check.high is None or check.high == inf:
-        return ""
-    return f"{_change(check.low, check)} to {_change(check.high, check)}"
-
-
-def _limit(check: GateCheck) -> str:
-    return _change(-check.limit if check.name == "score" and check.limit is not None else check.limit, check)
-
-
-_CHECKS: Columns[GateCheck] = Columns(
-    [
-        Column("result", "status", mark=True),
-        Column("check", "name"),
-        Column("artifact"),
-        Column("at", _shape, leaves=3),
-        Column("with", "provider", text=_runtime, leaves=4),
-        Column("before", "baseline", text=lambda check: _value(check.baseline, check), number=True, leaves=2),
-        Column("now", "candidate", text=lambda check: _value(check.candidate, check), number=True, leaves=2),
-        Column("change", text=lambda check: _change(check.change, check), number=True),
-        Column("range", "low", text=_range, number=True),
-        Column("allowed", "limit", text=_limit, number=True),
-    ]
-)
-
-
-def _sorted_checks(gate: Gate) -> list[GateCheck]:
-    """Return the checks, worst first."""
-    return sorted(gate.checks, key=lambda check: ("fail", "undecided", "pass").index(check.status))
+def _records(gate: Gate) -> list[Record]:
+    """Return the checks as text, worst first."""
+    records = []
+    for check in sorted(gate.checks, key=lambda check: ("fail", "undecided", "pass").index(check.status)):
+        per_token = " per token" if check.phase == "decode" else ""
+        before, now = (
+            format_value(value, _UNITS[check.unit]) if value is not None and check.unit in _UNITS
+            else DASH if value is None else f"{value:.4g}"
+            for value in (check.baseline, check.candidate)
+        )  # fmt: skip
+        ends = (check.low, check.high)
+        has_range = None not in ends and check.high != inf
+        limit = -check.limit if check.name == "score" and check.limit is not None else check.limit
+        records.append(
+            {
+                "result": check.status,
+                "check": check.name,
+                "artifact": check.artifact,
+                "at": "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}",
+                "with": "" if check.provider is None else provider_facts(check.provider).label,
+                "before": before,
+                "now": now,
+                "change": _change(check.change, check),
+                "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
+                "allowed": _change(limit, check),
+                "found": "whether faster or slower is not known" if check.found == "not known" else check.found or "",
+                "reason": check.reason,
+            }
+        )
+    return records
 
 
 def _notes(gate: Gate) -> list[str]:
     """Return reasons of checks that did not pass and of all scores, equal ones once, and the gate's notes."""
     reasons = names_by_reason(
-        (f"{check.name} of {check.artifact}{f' with {_runtime(check)}' if _runtime(check) else ''}", check.reason)
-        for check in _sorted_checks(gate)
-        if check.reason and (check.status != "pass" or check.name == "score")
+        (f"{r['check']} of {r['artifact']}{' with ' if r['with'] else ''}{r['with']}", r["reason"])
+        for r in _records(gate)
+        if r["reason"] and (r["result"] != "pass" or r["check"] == "score")
     )
     return [*(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()), *gate.notes]
 
 
 def print_gate(gate: Gate, console: Console) -> None:
     """Print the checks, worst first, the verdict and the notes."""
-    if gate.checks:
+    if records := _records(gate):
         title = f"{gate.candidate}\nagainst {gate.baseline}"
-        console.print(_CHECKS.drop_empty(gate.checks, "with").terminal(title, _sorted_checks(gate)))
+        console.print(_COLUMNS.drop_empty(records, "with").terminal(title, records))
     console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
     for note in _notes(gate):
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
@@ -99,8 +100,9 @@ def print_gate(gate: Gate, console: Console) -> None:
 
 def markdown_summary(gate: Gate) -> str:
     """Return GitHub-flavoured Markdown for a workflow's summary."""
-    columns = _CHECKS.drop_empty(gate.checks, "with")
-    table = columns.markdown(_sorted_checks(gate), bold=lambda check: check.status in ("fail", "undecided"))
+    records = _records(gate)
+    columns = _COLUMNS.drop_empty(records, "with")
+    table = columns.markdown(records, bold=lambda record: record["result"] in ("fail", "undecided"))
     notes = "".join(f"- {markdown_line(note)}\n" for note in _notes(gate))
     return (
         f"## edgeformer gate: {gate.status}\n\n{_MEANINGS[gate.status]}\n\n"
@@ -124,21 +126,20 @@ def junit_xml(gate: Gate) -> str:
         "testsuite", name="edgeformer gate", tests=str(len(gate.checks)), failures=str(counts["failure"]),
         errors=str(counts["error"]), skipped="0", time=f"{gate.seconds:.3f}", timestamp=gate.created,
     )  # fmt: skip
-    for check in gate.checks:
-        runtime = f"with {_runtime(check)}" if _runtime(check) else ""
-        name = " ".join(filter(None, (check.name, _shape(check), runtime)))
-        case = Xml.SubElement(suite, "testcase", classname=visible(check.artifact), name=name)
-        sentence = check.reason
-        if check.limit is not None:
-            values = f"{_value(check.baseline, check)} before, {_value(check.candidate, check)} now"
-            decision = "whether faster or slower is not known" if check.found == "not known" else check.found
-            parts = (f"{values}, {_change(check.change, check)}", _range(check), decision, f"allowed {_limit(check)}")
-            sentence = "; ".join(filter(None, parts))
-        message = visible(f"{sentence}{f' ({check.reason})' if check.reason else ''}")
-        if check.status in tags:
-            Xml.SubElement(case, tags[check.status], message=message)
+    for record in _records(gate):
+        runtime = f"with {record['with']}" if record["with"] else ""
+        name = " ".join(filter(None, (record["check"], record["at"], runtime)))
+        case = Xml.SubElement(suite, "testcase", classname=visible(record["artifact"]), name=name)
+        message = record["reason"]
+        if record["allowed"] != DASH:
+            change = f"{record['before']} before, {record['now']} now, {record['change']}"
+            parts = (change, record["range"], record["found"], f"allowed {record['allowed']}")
+            message = "; ".join(filter(None, parts)) + (f" ({message})" if message else "")
+        tag = tags.get(record["result"])
+        if tag is not None:
+            Xml.SubElement(case, tag, message=visible(message))
         else:
-            Xml.SubElement(case, "system-out").text = message
+            Xml.SubElement(case, "system-out").text = visible(message)
     Xml.indent(suite)
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

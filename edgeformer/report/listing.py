@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def recipe_records() -> list[Record]:
 
 def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
-    return Columns.of_records(rows[0]).terminal("recipes", rows)
+    return Columns(map(Column, rows[0])).terminal("recipes", rows)
 
 
 # Devices
@@ -83,30 +82,27 @@ def device_records(artifacts: Path) -> list[Record]:
 def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the devices in 80 columns: fewer figures, with units."""
 
-    def watts(row: Record) -> str | None:
-        power = row.get("power_w")
-        return None if power is None else "–".join(dict.fromkeys(f"{end:g}" for end in power))
-
-    def calibrated(row: Record) -> str | None:
-        if "kind" not in row:
-            return None
-        created, median = row["calibrated"], row["median_log2_error"]
+    lines = []
+    for row in rows:
+        watts, created, median = row.get("power_w"), row.get("calibrated"), row.get("median_log2_error")
         error = f", median error {2**median - 1:.0%}" if median is not None else ""
-        return f"{created[:10]}{error}" if created is not None else "no"
-
+        calibrated = f"{created[:10]}{error}" if created is not None else "no" if "kind" in row else None
+        power = "–".join(dict.fromkeys(f"{end:g}" for end in watts)) if watts is not None else None
+        problem = None if "kind" in row else row["device"]
+        lines.append({"kind": None, **row, "W": power, "calibrated": calibrated, "problem": problem})
     columns: Columns[Record] = Columns(
         [
-            Column("name", itemgetter("name")),
-            Column("kind", methodcaller("get", "kind")),
+            Column("name"),
+            Column("kind"),
             _scaled("memory", "usable_memory_bytes", 2**30, " GiB"),
             _scaled("GB/s", "bandwidth_bytes_per_s", 1e9),
             _scaled("FP16 TFLOP/s", "fp16_ops_per_s", 1e12),
-            Column("W", watts, number=True),
-            Column("calibrated", calibrated),
-            Column("problem", lambda row: None if "kind" in row else row["device"], flows=True),
+            Column("W", number=True),
+            Column("calibrated"),
+            Column("problem", flows=True),
         ]
     )
-    return columns.drop_empty(rows, "problem").terminal("devices", rows)
+    return columns.drop_empty(lines, "problem").terminal("devices", lines)
 
 
 # Runs
@@ -151,25 +147,24 @@ def run_records(artifacts: Path) -> list[Record]:
 def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the runs in 80 columns, if their names are short."""
 
-    def status(row: Record) -> str:
-        return "exported" if row.get("bundle") else str(row["status"]).partition(":")[0]
-
-    def score(row: Record) -> str | None:
-        value = row.get(str(row.get("metric")))
-        if value is None:
-            return None
-        cautions = [f"({caution.upper()})" for caution in ("leaks", "synthetic") if row.get(caution)]
-        return " ".join([f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}", row["metric"], *cautions])
-
+    lines = []
+    for row in rows:
+        value, score = row.get(str(row.get("metric"))), None
+        if value is not None:
+            cautions = [f"({caution.upper()})" for caution in ("leaks", "synthetic") if row.get(caution)]
+            score = " ".join([f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}", row["metric"], *cautions])
+        status = "exported" if row.get("bundle") else str(row["status"]).partition(":")[0]
+        started = row["started"][:10] if "started" in row else None
+        lines.append({**row, "status": status, "started": started, "score": score})
     columns: Columns[Record] = Columns(
         [
-            Column("run", itemgetter("run")),
-            Column("status", status, mark=True),
-            Column("started", lambda row: row["started"][:10] if "started" in row else None),
+            Column("run"),
+            Column("status", mark=True),
+            Column("started"),
             _scaled("params", "parameters", 1e6, " M"),
-            Column("score", score),
+            Column("score"),
         ]
     )
     problems = [row["status"] for row in rows if "started" not in row]
     problems += [f"{row['run']}: locked by {row['locked_by']}" for row in rows if "locked_by" in row]
-    return columns.terminal("runs", rows, Text("\n".join(problems)) if problems else None)
+    return columns.terminal("runs", lines, Text("\n".join(problems)) if problems else None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, RunManifest, cautions
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, cautions
 from edgeformer.artifacts.scores import Score
 from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal, shorten_name
 from edgeformer.report.tables import comparable_scores
@@ -23,11 +24,6 @@ _MAX_LABELS = 4
 """Labels whose shares are written above a panel of text lengths."""
 _TITLE_WIDTH = 44
 """Characters of a line above a panel of text lengths."""
-Records = Sequence[dict[str, Any]]
-
-
-def _column(records: Records, key: str) -> list[float]:
-    return [record.get(key, float("nan")) for record in records]
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
@@ -42,14 +38,6 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
     looped = [artifact for artifact in artifacts if artifact.drift is not None]
     title = " · ".join((bundle.run, *cautions(bundle)))
     height = max(3.6, 0.36 * len(artifacts) + 1.4)
-    with drawing(path, title, 2 if looped else 1, (12.5 if looped else 7.0, height)) as axes:
-        _draw_sizes(axes[0], artifacts, bundle)
-        if looped:
-            _draw_drift(axes[1], looped)
-    return path
-
-
-def _draw_sizes(axis: Any, artifacts: Sequence[ArtifactManifest], bundle: BundleManifest) -> None:
     metric, (scores, scored_on) = get_task(bundle.task).metric, comparable_scores(bundle)
     labels, sizes = [], [(artifact.size_bytes or 0) / 2**20 for artifact in artifacts]
     for artifact, size in zip(artifacts, sizes, strict=True):
@@ -57,14 +45,19 @@ def _draw_sizes(axis: Any, artifacts: Sequence[ArtifactManifest], bundle: Bundle
         score = f" · {metric.name} {metric.text(value)}" if value is not None else ""
         labels.append(f" {size:.1f} MiB{' · rejected' if artifact.status == 'rejected' else score}")
     colours = [RED if artifact.status == "rejected" else PALETTE[0] for artifact in artifacts]
-    bars = axis.barh([literal(artifact.id) for artifact in artifacts], sizes, 0.62, color=colours)
-    axis.bar_label(bars, labels, fontsize=8)
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.margins(x=0.45)
     # Several graphs may share one weights file; each size includes the graph's share of it.
     shared = ", with its share of the external weights file" if any(a.weights_file for a in artifacts) else ""
-    axis.set(xlabel=f"size (MiB){shared}", title=f"size, and {scored_on}" if scored_on is not None else "size")
+    with drawing(path, title, 2 if looped else 1, (12.5 if looped else 7.0, height)) as axes:
+        axis = axes[0]
+        bars = axis.barh([literal(artifact.id) for artifact in artifacts], sizes, 0.62, color=colours)
+        axis.bar_label(bars, labels, fontsize=8)
+        axis.invert_yaxis()
+        axis.grid(axis="y", visible=False)
+        axis.margins(x=0.45)
+        axis.set(xlabel=f"size (MiB){shared}", title=f"size, and {scored_on}" if scored_on is not None else "size")
+        if looped:
+            _draw_drift(axes[1], looped)
+    return path
 
 
 def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
@@ -110,23 +103,22 @@ def draw_learning_curve(run: Path) -> Path | None:
         records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{log}: no metrics to draw ({error}); only runs trained here have them") from None
-    steps = [record for record in records if record["kind"] == "step"]
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    # The record of the kept weights. A stop in mid-epoch keeps the last ones, at a fraction of an epoch.
-    if manifest.best_epoch is None:
-        kept = next((r for r in reversed(epochs) if r["epoch"] != round(r["epoch"])), None)
-    else:
-        kept = next((r for r in epochs if round(r["epoch"]) == manifest.best_epoch), None)
+    keys = {key for record in records for key in record}
+    steps, epochs = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for record in records:
+        for key in keys - {"kind"}:
+            (steps if record["kind"] == "step" else epochs)[key].append(record.get(key, float("nan")))
+    score, metric = manifest.validation, get_task(manifest.task).metric
     parts = (f"{manifest.parameters:,} parameters", f"split {manifest.data.split}", *cautions(manifest))
-    title, score, metric = " · ".join((manifest.run, *parts)), manifest.validation, get_task(manifest.task).metric
-    has_exits = (score is not None and bool(score.by_exit)) or any("loss_final" in record for record in steps)
+    title = " · ".join((manifest.run, *parts))
+    has_exits = (score is not None and bool(score.by_exit)) or "loss_final" in keys
     path = run / "plots" / "learning_curve.png"
     with drawing(path, title, 4 if has_exits else 3, (17.5 if has_exits else 12.5, 4.1)) as (losses, *panels):
-        epoch, running = _column(epochs, "epoch"), "loss_final" if has_exits else "loss"
-        if steps:
-            losses.plot(_column(steps, "epoch"), _column(steps, running), color=GREY, lw=1, label="training (running)")
-        losses.plot(epoch, _column(epochs, "train_loss"), "o-", color=BLUE, label="training (epoch)")
-        losses.plot(epoch, _column(epochs, "val_loss"), "o-", color=ORANGE, label="validation")
+        if steps["epoch"]:
+            running = steps["loss_final" if has_exits else "loss"]
+            losses.plot(steps["epoch"], running, color=GREY, lw=1, label="training (running)")
+        losses.plot(epochs["epoch"], epochs["train_loss"], "o-", color=BLUE, label="training (epoch)")
+        losses.plot(epochs["epoch"], epochs["val_loss"], "o-", color=ORANGE, label="validation")
         losses.set(xlabel="epoch", ylabel="loss (nats)")
         losses.xaxis.get_major_locator().set_params(integer=True)
         losses.legend(frameon=False, fontsize=8)
@@ -134,28 +126,27 @@ def draw_learning_curve(run: Path) -> Path | None:
             losses.figure.get_layout_engine().set(wspace=0.04)
             if score is not None:
                 _draw_exits(panels, score, metric.name)
-        else:
-            _draw_metric(panels[0], manifest, epochs, kept)
-            panels[1].plot(_column(steps, "epoch"), _column(steps, "lr"), color=BLUE)
-            panels[1].set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
+            return path
+        scores, rates = panels
+        values = epochs[f"val_{metric.name}"]
+        scores.plot(epochs["epoch"], values, "o-", color=ORANGE, label="validation")
+        # The kept weights. A stop in mid-epoch keeps the last ones, at a fraction of an epoch.
+        kept = next((index for index, epoch in reversed([*enumerate(epochs["epoch"])]) if epoch != round(epoch)), None)
+        if manifest.best_epoch is not None:
+            kept = next((i for i, epoch in enumerate(epochs["epoch"]) if round(epoch) == manifest.best_epoch), None)
+        if kept is not None:
+            label = f"kept: {metric.text(values[kept])}"
+            scores.plot(epochs["epoch"][kept], values[kept], "*", color=BLUE, markersize=14, label=label)
+        for name, test in manifest.tests.items():
+            if (value := metric.of(test)) is not None:
+                scores.axhline(value, color=GREY, linestyle=":", linewidth=1)
+                style: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8, "color": GREY}
+                scores.annotate(f"test {name}: {metric.text(value)}", (0.02, value), **style)
+        scores.set(xlabel="epoch", ylabel=metric.name)
+        scores.legend(frameon=False, loc="center right")
+        rates.plot(steps["epoch"], steps["lr"], color=BLUE)
+        rates.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path
-
-
-def _draw_metric(axis: Any, manifest: RunManifest, epochs: Records, kept: dict[str, Any] | None) -> None:
-    """Draw the task's metric over epochs, with the kept weights and the test scores."""
-    metric = get_task(manifest.task).metric
-    key = f"val_{metric.name}"
-    axis.plot(_column(epochs, "epoch"), _column(epochs, key), "o-", color=ORANGE, label="validation")
-    if kept:
-        axis.plot(kept["epoch"], kept[key], "*", color=BLUE, markersize=14, label=f"kept: {metric.text(kept[key])}")
-    for name, score in manifest.tests.items():
-        value = metric.of(score)
-        if value is not None:
-            axis.axhline(value, color=GREY, linestyle=":", linewidth=1)
-            style: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8, "color": GREY}
-            axis.annotate(f"test {name}: {metric.text(value)}", (0.02, value), **style)
-    axis.set(xlabel="epoch", ylabel=metric.name)
-    axis.legend(frameon=False, loc="center right")
 
 
 def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:

@@ -34,27 +34,23 @@ _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 def schema_of(document: Document) -> Schema:
     """Return the JSON Schema (2020-12) of a file. A recipe has an alternative per task and model family."""
-    if document == "recipe":
-        schema = _recipe_schema()
-    else:
+    if document != "recipe":
         mode: Literal["validation", "serialization"] = "validation" if document == "profile" else "serialization"
         schema = _MODELS[document].model_json_schema(mode=mode, by_alias=True)
+    else:
+        tasks = [task for task in all_tasks() if task.trained]
+        pairs = [(task, spec) for task in tasks for spec in REGISTRY.all() if task.name in spec.tasks]
+        models: list[Any] = [recipe_type(task.name, spec.kind) for task, spec in pairs]
+        schema = {"type": "object", **TypeAdapter(reduce(or_, models)).json_schema(mode="validation")}
+        sections = schema["$defs"]
+        alternatives = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
+        for (_, spec), alternative in zip(pairs, alternatives, strict=True):
+            recipe = sections[_reference(alternative)]
+            parts = {"": recipe, "model": sections[_reference(recipe["properties"]["model"])]}
+            for key in spec.completed:  # the family fills in these keys
+                section, _, name = key.rpartition(".")
+                parts[section]["required"] = [key for key in parts[section]["required"] if key != name]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": _TITLES[document]}
-
-
-def _recipe_schema() -> Schema:
-    pairs = [(task, spec) for task in all_tasks() if task.trained for spec in REGISTRY.all() if task.name in spec.tasks]
-    models: list[Any] = [recipe_type(task.name, spec.kind) for task, spec in pairs]
-    schema = TypeAdapter(reduce(or_, models)).json_schema(mode="validation")
-    sections = schema["$defs"]
-    alternatives = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
-    for (_, spec), alternative in zip(pairs, alternatives, strict=True):
-        recipe = sections[_reference(alternative)]
-        parts = {"": recipe, "model": sections[_reference(recipe["properties"]["model"])]}
-        for key in spec.completed:  # the family fills in these keys
-            section, _, name = key.rpartition(".")
-            parts[section]["required"] = [key for key in parts[section]["required"] if key != name]
-    return {"type": "object", **schema}
 
 
 def _reference(schema: Schema) -> str:
@@ -80,16 +76,14 @@ def reference(document: Document) -> str:
     sections: Mapping[str, Schema] = schema.get("$defs", {})
     written = [name for entry in schema.get("anyOf", []) if (name := _reference(entry))]
     alternatives = [sections[name] for name in written] or [schema]
-    pending = [name for name in _references(alternatives) if name not in written]
     parts = [f"# {schema['title']}", _INTRODUCTION.format(document), _table(alternatives, sections)]
+    pending = _references(alternatives)
     while pending:
         name = pending.pop(0)
-        if name in written:
+        section = sections[name]
+        if name in written or "properties" not in section:
             continue
         written.append(name)
-        section = sections[name]
-        if "properties" not in section:
-            continue
         # Docstrings become Markdown: "``name``  meaning" is a list entry.
         paragraphs = section.get("description", "").replace("``", "`").split("\n\n")
         paragraphs = [re.sub(r"^(`[^`]+`)  +", r"- \1: ", text, flags=re.MULTILINE) for text in paragraphs]

@@ -12,14 +12,14 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
-from edgeformer.artifacts.device import Calibration, FittedCase
+from edgeformer.artifacts.device import Calibration
 from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest, cautions
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
-from edgeformer.report.context import ABOUT, thread_text
+from edgeformer.report.context import NO_ENDS, figure_text, thread_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, all_tasks, get_task
 
@@ -53,19 +53,17 @@ def run_table(manifest: RunManifest) -> RenderableType:
     task, data = get_task(manifest.task), manifest.data
     metric = task.metric
 
-    def early_exit(row: tuple[str, Score]) -> str:
-        early = row[1].leaving_early
-        if early is None:
-            return DASH
-        return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
-
+    early_scores = {}
+    for name, score in rows:
+        if (early := score.leaving_early) is not None:
+            early_scores[name] = f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
     columns: list[Column[tuple[str, Score]]] = [Column("set", itemgetter(0))]
     columns += [_score_column(column, itemgetter(1)) for column in task.columns]
     for loop in sorted({loop for _, score in rows for loop in list(score.by_exit)[:-1]}):
         column = ScoreColumn(metric.name, f"exit {loop}", metric.places)
         columns.append(_score_column(column, lambda row, loop=loop: row[1].by_exit.get(loop)))  # type: ignore[misc]
-    if any(score.leaving_early is not None for _, score in rows):
-        columns.append(Column("early exit", lambda row: row[1].leaving_early, text=early_exit, number=True))
+    if early_scores:
+        columns.append(Column("early exit", lambda row: early_scores.get(row[0]), number=True))
 
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
@@ -93,10 +91,11 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
 
-    def stored(artifact: ArtifactManifest) -> str | None:
-        sharing = artifact.sharing
-        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing else None
-
+    stored = {
+        artifact.id: f"{artifact.sharing.stored_parameters:,} of {artifact.sharing.unique_parameters:,}"
+        for artifact in bundle.artifacts
+        if artifact.sharing is not None
+    }
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: Columns[ArtifactManifest] = Columns(
@@ -104,9 +103,9 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
             Column("artifact", "id"),
             Column("file", leaves=2),
             Column("size", "size_bytes", "bytes"),
-            Column("parameters stored", stored, number=True, leaves=1),
-            Column("max_error", lambda a: getattr(a.parity, "max_abs_error", None), "error", heading),
-            Column("top-1 agreement", lambda a: getattr(a.parity, "top1_agreement", None), "share"),
+            Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
+            Column("max_error", "parity.max_abs_error", "error", heading),
+            Column("top-1 agreement", "parity.top1_agreement", "share"),
             _score_column(score_column, lambda artifact: scores.get(artifact.id)),
             Column("status", mark=True),
         ]
@@ -148,7 +147,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
 
     def threshold(row: EarlyExitRow) -> str:
         if row.threshold is None:
-            steps = list(dict.fromkeys(f"{value:.2f}" for value in row.thresholds.values()))
+            steps = [f"{value:.2f}" for value in row.thresholds.values()]
             return f"paper: {'…'.join(dict.fromkeys([steps[0], steps[-1]]))}"
         return f"{row.threshold:g}" if row.rule == "confidence" else f"{row.rule} {row.threshold:g}"
 
@@ -223,21 +222,19 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))
 
 
-def plan_table(plan: Plan) -> TerminalTable[tuple[str, int]]:
+def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
     """Return the parts of a recipe's training memory and their share of the device's budget."""
 
-    def share(row: tuple[str, int]) -> float:
-        return row[1] / plan.budget_bytes if plan.budget_bytes else float("inf")
-
-    columns: Columns[tuple[str, int]] = Columns(
+    parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
+    rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
+    columns: Columns[tuple[str, int, float]] = Columns(
         [
             Column("memory at the peak (predicted)", itemgetter(0)),
             Column("size", itemgetter(1), "bytes"),
-            Column("of the budget", share, "share",
-                   text=lambda row: Text(format_value(share(row), "share"), "red" if share(row) > 1 else "")),
+            Column("of the budget", itemgetter(2), "share",
+                   text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
         ]
     )  # fmt: skip
-    rows = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
     title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
     source = (f"\nbudget: {plan.budget_source}", "dim")
     return columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
@@ -283,16 +280,14 @@ def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:
     """Return what works on this machine, and the remedy for what does not."""
 
-    def details(capability: Mapping[str, Any]) -> Text:
-        detail, remedy = str(capability["detail"]), capability["remedy"]
-        return Text.assemble(detail, *([(("\n" if detail else "") + f"→ {remedy}", "dim")] if remedy else []))
-
     columns: Columns[dict[str, Any]] = Columns(
         [
-            Column("what", itemgetter("name")),
-            Column("status", itemgetter("status"), mark=True),
+            Column("what", "name"),
+            Column("status", mark=True),
             Column("version", lambda capability: capability["version"] or None),
-            Column("details", itemgetter("detail"), text=details, flows=True),
+            Column("details", "detail", flows=True, text=lambda capability: Text.assemble(
+                capability["detail"], ("\n" if capability["detail"] and capability["remedy"] else ""),
+                (f"→ {capability['remedy']}" if capability["remedy"] else "", "dim"))),
         ]
     )
     return columns.terminal("What works on this machine", capabilities)
@@ -304,25 +299,19 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
 def print_verification(verification: Verification, console: Console) -> None:
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
 
-    def parity(name: str) -> Callable[[ArtifactCheck], Any]:
-        return lambda check: getattr(check.parity, name, None)
-
-    def provider(check: ArtifactCheck) -> str | None:
-        name = parity("provider")(check)
-        return provider_facts(name).label if name else None
-
     columns: Columns[ArtifactCheck] = Columns(
         [
             Column("artifact"),
-            Column("ran on", provider),
-            Column("n", parity("n"), number=True),
-            Column("max error", parity("max_abs_error"), "error"),
-            Column("relative", parity("relative_error"), "error"),
-            Column("top-1 agreement", parity("top1_agreement"), "share"),
+            Column("ran on", "parity.provider", text=lambda check: (
+                provider_facts(check.parity.provider).label if check.parity and check.parity.provider else DASH)),
+            Column("n", "parity.n", number=True),
+            Column("max error", "parity.max_abs_error", "error"),
+            Column("relative", "parity.relative_error", "error"),
+            Column("top-1 agreement", "parity.top1_agreement", "share"),
             Column("held to", lambda check: check.tolerance or None),
             Column("status", mark=True),
         ]
-    )
+    )  # fmt: skip
     original = verification.wrapped
     baseline = "torch FP32" if original is None else f"ONNX Runtime's FP32 answers of {original}"
     console.print(columns.terminal(f"{verification.run}: golden inputs against {baseline}", verification.artifacts))
@@ -359,21 +348,15 @@ def print_verification(verification: Verification, console: Console) -> None:
 def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:
     """Print the fitted cases, the cross-validated ones, the checked ones, the error, and the written profile if any."""
 
-    def ratio(case: FittedCase) -> float | None:
-        return case.estimated_ms / case.measured_ms if case.estimated_ms is not None and case.measured_ms else None
-
-    def estimate(case: FittedCase) -> str:
-        return DASH if case.estimated_ms is None else f"{ABOUT} {format_value(case.estimated_ms, 'ms')}"
-
-    columns: Columns[FittedCase] = Columns(
+    columns: Columns[dict[str, Any]] = Columns(
         [
             Column("run"),
             Column("artifact"),
-            Column("batch × tokens", lambda case: f"{case.batch} × {case.seq}", number=True),
+            Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
             Column("measured", "measured_ms", "ms"),
-            Column("estimated", "estimated_ms", "ms", text=estimate),
-            Column("estimated / measured", ratio, layout="{:.2f}"),
-            Column("log2", lambda case: log2(value) if (value := ratio(case)) else None, layout="{:+.2f}"),
+            Column("estimated", "estimated_ms", "ms", text=lambda row: figure_text(row["estimated_ms"], "ms", NO_ENDS)),
+            Column("estimated / measured", "ratio", layout="{:.2f}"),
+            Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
         ]
     )
     where = f"{calibration.processor}, {thread_text(calibration.threads)}"
@@ -382,8 +365,12 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
         ("cross-validation, each model estimated by a fit to the others", calibration.left_out),
         ("checked on cases that were not fitted", calibration.validated_on),
     ):
+        rows = [{**case.model_dump(), "ratio": None} for case in cases]
+        for row in rows:
+            if row["estimated_ms"] is not None and row["measured_ms"]:
+                row["ratio"] = row["estimated_ms"] / row["measured_ms"]
         if cases:
-            console.print(columns.terminal(f"{title}: {where}", cases))
+            console.print(columns.terminal(f"{title}: {where}", rows))
     error = calibration.error
     text = "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
     if error is not None:

@@ -93,7 +93,7 @@ def test_profile_evaluate_predict(workplace: Path) -> None:
         assert row["size_bytes"] == size
     reports = workplace / "artifacts" / "small" / "reports"
     assert {p.name for p in reports.iterdir()} == {
-        f"rtx4050-onnx-fp32.{kind}" for kind in ("json", "md", "csv", "html", "svg", "png")
+        f"rtx4050-onnx-fp32.{kind}" for kind in ("json", "md", "csv", "html", "svg")
     }
     lines = list(csv.DictReader(io.StringIO((reports / "rtx4050-onnx-fp32.csv").read_text(encoding="utf-8"))))
     assert len(lines) == len(rows)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def test_csv_has_bare_values_with_units_in_the_headings() -> None:
 
 
 def test_people_read_units_beside_figures() -> None:
-    table = COLUMNS.html(ITEMS, css_class=lambda item: "unknown" if item.size is None else "")
+    table = COLUMNS.html(ITEMS, ["", "unknown"])
     assert table.rows[0] == ("", ["a", "3.0 MiB", "1.50 ms", "yes"])
     assert table.rows[1] == ("unknown", ["b|[red]x[/]\n<i>", "–", "–", "no"])
     assert [column.is_numeric for column in table.columns] == [False, True, True, False]

@@ -15,16 +15,14 @@ import pytest
 
 from edgeformer.artifacts.documents import profile_names
 from edgeformer.artifacts.report import Candidate, NotJudged, Report, Search, Verdict
-from edgeformer.report import canvas
 from edgeformer.report.context import (
     ReportContext,
     badge_markdown,
     estimate_note,
     measurement_columns,
     verdict_sentence,
-    warning_lines,
 )
-from edgeformer.report.documents import as_csv, badge_svg, print_search, write_report
+from edgeformer.report.documents import as_csv, badge_svg, write_report
 from edgeformer.run import Location
 from tests.report.made_reports import (
     ARTIFACT_NAMES,
@@ -38,7 +36,6 @@ from tests.report.made_reports import (
     made_search,
     markdown_of,
     measured,
-    rendered,
     terminal_of,
 )
 
@@ -153,12 +150,12 @@ class TestTerminal:
         rows = [made_row(warned, batch=batch) for batch in (1, 8, 16)] + [made_row(measured(), batch=32)]
         rows += [made_row(measured(n=1, warnings=("2 nodes run on the CPU",)), phase="cold")]
         rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
-        assert list(warning_lines(made_report(*rows), written=True)) == [
+        assert ReportContext(made_report(*rows)).terminal_notes(has_files=True) == [
             "3 of 4 rows are noisy, 3 not stable, e.g. the calls vary by 9.0%; row by row in the report",
             "4 of 4 estimated rows are less certain, e.g. the range is wider: Conv was never checked; "
             "row by row in the report",
         ]
-        minimum = list(warning_lines(made_report(*rows[:2], rows[5]), written=True))
+        minimum = ReportContext(made_report(*rows[:2], rows[5])).terminal_notes(has_files=True)
         assert len(minimum) == 3 and minimum[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
 
     def test_every_runtime_has_its_own_first_call(self) -> None:
@@ -192,7 +189,7 @@ class TestSearch:
     def printed(self, *candidates: Candidate, **changes: Any) -> str:
         facts: dict[str, Any] = {"metric": "accuracy", "bound": 0.9, "minimize": "latency", "pick": 0, "reason": "why"}
         search = Search(candidates=candidates, **{**facts, **changes})
-        return rendered(lambda console: print_search(search, console))
+        return terminal_of(made_report(made_row(measured()), search=search)).partition("Search: ")[2]
 
     def line(self, text: str, name: str) -> str:
         (line,) = [line for line in text.splitlines() if f" {name} " in line]
@@ -238,15 +235,13 @@ class TestFiles:
     def test_every_kind_is_written(self, tmp_path: Path) -> None:
         report = made_report()
         paths = write_report(report, Location(tmp_path, None))
-        assert [path.name for path in paths] == [f"rtx4050.{k}" for k in ("json", "md", "csv", "html", "svg", "png")]
+        assert [path.name for path in paths] == [f"rtx4050.{k}" for k in ("json", "md", "csv", "html", "svg")]
         assert Report.model_validate_json(paths[0].read_bytes(), strict=False) == report
-        assert paths[5].read_bytes().startswith(b"\x89PNG")
 
     @pytest.mark.parametrize(
         ("name", "age_s", "stays"),
         [
             (".rtx4050.json.abc.tmp.json", 3700, False),
-            (".rtx4050.png.abc.tmp.png", 3700, False),
             (".rtx4050.json.abc.tmp.json", 3500, True),  # may be of a running process
             (".host.json.abc.tmp.json", 3700, True),  # of another report
             ("rtx4050.tmp.json", 3700, True),
@@ -255,7 +250,7 @@ class TestFiles:
     def test_temporary_files_of_killed_processes_are_removed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, age_s: int, stays: bool
     ) -> None:
-        monkeypatch.setattr(canvas, "can_draw", lambda: False)  # drawing takes seconds
+        monkeypatch.setattr("edgeformer.report.canvas.can_draw", lambda: False)  # drawing takes seconds
         leftover = tmp_path / "reports" / name
         leftover.parent.mkdir()
         leftover.write_text("{", encoding="utf-8")
