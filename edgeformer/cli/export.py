@@ -125,7 +125,6 @@ def command(
             replace=replace,
             keep_going=keep_going,
             allow_leak=allow_leak,
-            cache=artifacts / ".cache",
             profiles=own_profiles(artifacts),
         )
         bundle = export(folder if wrapped else folder.parent, options, progress)

@@ -36,7 +36,7 @@ from edgeformer.estimate.roofline import (
     refused_calibration,
 )
 from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
-from edgeformer.runtimes import cannot_estimate, provider_of, runtime_of
+from edgeformer.runtimes import provider_of, runtime_of
 
 RECORD_FILE = "record.json"
 """In this package; `python -m benchmarks.estimates` writes it from the measurements behind docs/estimator.md."""
@@ -109,7 +109,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
     try:
         if not case.listed.is_graph:
             raise EdgeformerError(f"estimates need an ONNX graph, and the bundle has none for {artifact.id}")
-        if (reason := cannot_estimate(artifact, device)) is not None:
+        if (reason := runtime_of(artifact).estimable(artifact, device)) is not None:
             raise EdgeformerError(reason)
         rates_of(device, artifact.precision)  # the profile may lack a fact
         if (reason := refused_calibration(device)) is not None:

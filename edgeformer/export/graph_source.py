@@ -199,7 +199,6 @@ class GraphSource:
             precision="fp16" if self.options.fp16 else self.base[0].precision,
             max_length=manifest.max_length,
             max_positions=manifest.max_positions or manifest.max_length,
-            cache=self.options.cache.parent if self.options.cache is not None else None,
             progress=self.progress,
             note=self.notes.append,
             module=no_module,

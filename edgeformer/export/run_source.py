@@ -356,7 +356,6 @@ class RunSource:
             precision="fp16" if self.options.fp16 else "fp32",
             max_length=subject.recipe.data.tokens_at_once,
             max_positions=subject.recipe.model.max_positions,
-            cache=self.options.cache,
             progress=self.progress,
             note=self.notes.append,
             module=lambda: subject.adapter.whole(subject.model).eval(),

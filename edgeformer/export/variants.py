@@ -30,7 +30,6 @@ class ExportOptions:
         replace: rebuild the bundle from nothing; else artifacts that are not requested again stay.
         keep_going: build what comes after a rejected artifact too.
         allow_leak: also export a language model that sees future tokens; its bundle says so.
-        cache: folder for what builders keep between exports.
         profiles: the user's device profiles; None: those beside the run.
     """
 
@@ -47,7 +46,6 @@ class ExportOptions:
     replace: bool = False
     keep_going: bool = False
     allow_leak: bool = False
-    cache: Path | None = None
     profiles: Path | None = None
 
 
