@@ -82,12 +82,11 @@ def command(
         return
     from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
-    from edgeformer.report.plots import draw_learning_curve, draw_text_lengths
+    from edgeformer.report.plots import draw_learning_curve
     from edgeformer.report.tables import run_table
     from edgeformer.run import read_run
 
     manifest, curve = read_run(folder), draw_learning_curve(folder)
-    draw_text_lengths(folder)
     if as_json:
         keys = {"run", "status", "parameters", "steps", "seconds", "test", "tests", "validation"}
         opt.print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})

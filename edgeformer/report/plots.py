@@ -1,9 +1,8 @@
-"""Pictures of runs and bundles: training curves, text lengths, artifact sizes and drift."""
+"""Pictures of runs and bundles: training curves, artifact sizes and drift."""
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +11,13 @@ from typing import Any
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, cautions
 from edgeformer.artifacts.scores import Score
-from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal, shorten_name
+from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
 
 _DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 """Colours of exits: the deeper, the darker."""
-_MAX_SETS = 5
-_MAX_LABELS = 4
-"""Labels whose shares are written above a panel of text lengths."""
-_TITLE_WIDTH = 44
-"""Characters of a line above a panel of text lengths."""
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
@@ -180,40 +174,3 @@ def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:
 def _shades(count: int) -> list[str]:
     """Return ``count`` shades from light to dark."""
     return [_DEPTHS[round(number * (len(_DEPTHS) - 1) / max(count - 1, 1))] for number in range(count)]
-
-
-def draw_text_lengths(run: Path) -> Path | None:
-    """Write ``plots/text_lengths.png``: the word counts of the texts of each set, as in figure 3 of paper A.
-
-    Returns:
-        Path of the picture; None if matplotlib is not installed or the run has no word counts.
-    """
-    manifest = read_run(run)
-    sets = list(manifest.data.text_words.items())[:_MAX_SETS]
-    if not sets or not can_draw():
-        return None
-    path = run / "plots" / "text_lengths.png"
-    title = " · ".join((manifest.run, "words of a text, once cleaned", *cautions(manifest)))
-    with drawing(path, title, len(sets), (3.6 * len(sets) + 0.6, 4.0)) as axes:
-        for axis, (name, lengths) in zip(axes, sets, strict=True):
-            edges, width = lengths.edges, lengths.edges[1] - lengths.edges[0]
-            # Bars are centred on whole numbers: the bar of one word spans 0.5 to 1.5.
-            lefts = [edge - 0.5 for edge in edges[:-1]]
-            bars = axis.bar(lefts, lengths.texts, width=width, align="edge", color=BLUE, linewidth=0)
-            if lengths.max >= edges[-1]:
-                bars[-1].set_color(GREY)  # includes all longer texts
-                style: Any = {"ha": "right", "va": "bottom", "fontsize": 8, "color": GREY}
-                axis.annotate(f"≥ {edges[-2]:,}", (edges[-1] - 0.5, lengths.texts[-1]), **style)
-            axis.axvline(lengths.median, color=ORANGE, linewidth=1.2)
-            axis.set(xlabel=f"words (bins of {width})" if width > 1 else "words", xlim=(-0.5, edges[-1] - 0.5))
-            counts, rows = manifest.data.label_rows.get(name, {}), max(manifest.data.rows[name], 1)
-            shares = ", ".join(f"{literal(shorten_name(label))} {n / rows:.2%}" for label, n in counts.items())
-            lines = [
-                f"{literal(shorten_name(name))} · {sum(lengths.texts):,} texts",
-                f"{lengths.min:,} to {lengths.max:,} words, median {lengths.median:g}, mean {lengths.mean:.1f}",
-            ]
-            if len(counts) <= _MAX_LABELS:
-                lines += textwrap.wrap(shares, _TITLE_WIDTH, break_on_hyphens=False)
-            axis.set_title("\n".join(lines), fontsize=8.5, va="bottom")
-        axes[0].set_ylabel("texts")
-    return path

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from edgeformer.artifacts.manifest import ArtifactManifest
 
 __all__ = [
-    "ALL_RUNTIMES", "REGISTRY", "ArtifactFiles", "BuildJob", "Builder", "Kind", "OpenOptions",
-    "ProviderFacts", "Runtime", "Target", "Unavailable", "all_builders", "all_runtimes", "builder_of",
-    "cannot_estimate", "cannot_run", "default_provider", "find_builder", "library_versions", "never_runs", "on_gpu",
-    "opener_of", "provider_facts", "provider_of", "requested_providers", "runtime_of",
+    "ALL_RUNTIMES", "REGISTRY", "ArtifactFiles", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",
+    "Runtime", "Target", "Unavailable", "all_builders", "all_runtimes", "cannot_run", "default_provider",
+    "find_builder", "library_versions", "never_runs", "on_gpu", "opener_of", "provider_facts", "provider_of",
+    "requested_providers", "runtime_of",
 ]  # fmt: skip
 
 ALL_RUNTIMES = "all"
@@ -104,14 +104,6 @@ def never_runs(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         return None  # the format's runtime is not installed, so its abilities are not known
 
 
-def cannot_estimate(artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-    """Return why an artifact's latency cannot be estimated for a device, or None."""
-    try:
-        return runtime_of(artifact).estimable(artifact, device)
-    except ArtifactError as error:
-        return str(error)
-
-
 def provider_of(artifact: ArtifactManifest, kind: Kind | None = None) -> str:
     """Return an artifact's provider, see :meth:`Runtime.provider`; for an unknown format, the format's name."""
     try:
@@ -131,11 +123,6 @@ def find_builder(name: str) -> Builder:
     if name not in builders:
         raise InputError(f"--build {name}: no such builder; there are: {', '.join(builders)}")
     return builders[name]
-
-
-def builder_of(format_: str) -> Builder | None:
-    """Return the builder of a format; None if export writes it itself or no installed builder does."""
-    return next((builder for builder in all_builders() if format_ in builder.formats), None)
 
 
 def on_gpu(provider: str) -> bool:

@@ -4,11 +4,9 @@ The host calls the graphs of these artifacts once per loop or per token. A step 
 graphs. A decode graph is the whole model in one call, with keys and values of earlier tokens as inputs and outputs.
 Any runtime can open the graphs.
 
-**Early exit.** A token that exits after loop e has no state in the loops behind e. Its hidden state waits in front of
-loop e + 1. When a subsequent token enters that loop, all waiting tokens run through it first, in one batch, in order.
-Every loop therefore sees exactly what it would see without early exit: the cached result equals the uncached one for
-any sequence of exits, and early exit costs only the quality of the exit heads. The work of an exited token is
-postponed, and saved if the text ends first; in a batch, the weights are read once for all waiting tokens.
+**Early exit.** The hidden state of a token that exits after loop e waits in front of loop e + 1. When a later token
+enters that loop, all waiting tokens run through it first, in one batch, in order. Every loop therefore sees exactly
+what it would see without early exit: the cached result equals the uncached one for any sequence of exits.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ State = TypeVar("State")
 class LoopEngine(Protocol[State]):
     """Computes for a :class:`Decoder`, and caches keys, values and convolution inputs of earlier tokens.
 
-    A ``State`` is defined by the engine: usually the hidden states of consecutive tokens, [B, n, C].
+    A ``State`` is usually the hidden states of consecutive tokens, [B, n, C].
 
     Attributes:
-        stops: loops after which it can stop, in ascending order; the last entry is the model's last loop.
+        stops: loops after which it can stop, in ascending order; the last one is the model's last loop.
         max_positions: tokens of the longest text; None: not known.
-        session: opened graphs that compute: their caveats and settings are the decoder's, which closes them.
+        session: opened graphs that compute; the decoder closes them.
     """
 
     provider: str
@@ -50,29 +48,14 @@ class LoopEngine(Protocol[State]):
         """Embed new tokens int64 [B, n] from position ``start``; ``keep`` False: do not cache them."""
 
     def advance(self, stretch: int, states: Sequence[State], *, keep: bool) -> State:
-        """Run tokens through the loops between two stops.
-
-        Args:
-            stretch: 0 for the loops up to the first stop, 1 for those from there to the second…
-            states: consecutive tokens that directly follow those already run through this stretch.
-            keep: False: do not cache them.
-        """
+        """Run consecutive tokens through the loops before the first stop (``stretch`` 0), from there to the second…"""
 
     def readout(self, state: State, loop: int) -> Array:
         """Return the logits float32 [B, V] of the newest token in ``state``, which has passed ``loop``."""
 
-    def close(self) -> None:
-        """Free the memory."""
-        if self.session is not None:
-            self.session.close()
-
 
 class Decoder(Generic[State]):
-    """Reads and generates one text, or several of the same length, token by token, with exits after any loop.
-
-    Args:
-        engine: computes for this decoder only.
-    """
+    """Reads and generates one text, or several of the same length, token by token, with exits after any loop."""
 
     def __init__(self, engine: LoopEngine[State]) -> None:
         self._engine = engine
@@ -117,8 +100,7 @@ class Decoder(Generic[State]):
 
     def logits(self, loop: int) -> Array:
         """Return the logits float32 [V] of the exit after ``loop``, the loop of the latest :meth:`advance`."""
-        result: Array = self.row_logits(loop)[0]
-        return result
+        return np.asarray(self.row_logits(loop)[0])
 
     def row_logits(self, loop: int) -> Array:
         """Return the logits float32 [B, V], as :meth:`logits`."""
@@ -127,10 +109,9 @@ class Decoder(Generic[State]):
         return self._engine.readout(self._newest, loop)
 
     def peek(self, ids: Array, loop: int) -> Array:
-        """Return the next tokens' logits [B, V] after ``loop`` without reading them, so that calls can be repeated.
+        """Return the logits [B, V] of the next tokens, int64 [B, 1], after ``loop`` without caching them.
 
-        The cost equals reading one token of every text, int64 [B, 1], and advancing. Raises InputError if the text gets
-        too long, ValueError if earlier tokens wait in front of a loop or there is no stop after ``loop``.
+        Raises InputError if the text gets too long, ValueError if earlier tokens wait or ``loop`` is no stop.
         """
         last = self._stretches(loop)
         if any(self._waiting[:last]):
@@ -148,13 +129,13 @@ class Decoder(Generic[State]):
         return {} if self._engine.session is None else self._engine.session.settings()
 
     def close(self) -> None:
-        """Free the engine's memory."""
-        self._engine.close()
+        """Close the graphs."""
+        if self._engine.session is not None:
+            self._engine.session.close()
 
     def _stretches(self, loop: int) -> int:
         """Return the number of stretches before the stop after ``loop``."""
-        stops = self._engine.stops
-        if loop in stops:
+        if loop in (stops := self._engine.stops):
             return stops.index(loop) + 1
         raise ValueError(f"there is no stop after loop {loop}, but after {', '.join(map(str, stops))}")
 
@@ -180,12 +161,13 @@ class CachedGraph:
     def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> Iterator[dict[str, Array]]:
         """Run tokens [B, n, …] and yield the outputs of every call: several, if the graph takes fewer tokens at once.
 
-        The tokens are cached when all outputs were taken; a list of them would keep every call's caches alive.
-        ``others`` are inputs that are the same in every call.
+        The tokens are cached at the end; ``others`` are the same in every call.
         """
         rows, length = next(iter(tokens.values())).shape[:2]
         caches = self._caches or {name: self._graph.empty(name, rows) for name in self.outputs}
-        call_length = self._graph.most_tokens() or max(1, length)
+        inputs = self._graph.inputs.items()
+        limits = (axes[1] for name, (_, axes) in inputs if len(axes) > 1 and not name.startswith(PAST))
+        call_length = min((axis[-1] for axis in limits if isinstance(axis, range)), default=max(1, length))
         for start in range(0, max(1, length), call_length):
             call = {name: array[:, start : start + call_length] for name, array in tokens.items()}
             outputs = self._graph.run({**call, **others, **caches})
@@ -196,12 +178,7 @@ class CachedGraph:
 
 
 class GraphSession(Session):
-    """Several opened graphs that run as one artifact; ``main`` has the provider and the settings of all.
-
-    Args:
-        graphs: part → graph; the part "" has no name in caveats.
-        main: one of the parts.
-    """
+    """Several opened graphs, by part, that run as one artifact; ``main`` has the provider and the settings of all."""
 
     def __init__(self, graphs: Mapping[str, Graph], main: str = "") -> None:
         self.graphs = graphs
@@ -234,9 +211,7 @@ class StepSession(GraphSession):
         early, exits: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; with ``early`` the result has ``loops``
             int64 [batch]; the largest of ``exits`` is the last loop that is run.
 
-    Raises:
-        ArtifactError: a part is missing from the bundle, or cannot be opened.
-        InputError: there is no such loop, or ``early`` is set for a language model, which exits per token instead.
+    Raises ArtifactError for a missing part, InputError for an unknown loop or ``early`` with a language model.
     """
 
     def __init__(
@@ -312,11 +287,7 @@ class StepSession(GraphSession):
 
 
 class StepEngine(LoopEngine[Array]):
-    """Loop engine on the step graphs; stops after every loop. A state holds hidden states of tokens, [B, n, C].
-
-    Args:
-        steps: the opened graphs; several engines may share them.
-    """
+    """Loop engine on step graphs, which several engines may share; stops after every loop. A state is [B, n, C]."""
 
     def __init__(self, steps: StepSession) -> None:
         self.session = self._steps = steps
@@ -335,8 +306,7 @@ class StepEngine(LoopEngine[Array]):
         return _concatenate([outputs["next_state"] for outputs in calls])
 
     def readout(self, state: Array, loop: int) -> Array:
-        result: Array = self._steps.readout(state[:, -1:], loop)[:, -1]
-        return result
+        return np.asarray(self._steps.readout(state[:, -1:], loop)[:, -1])
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
@@ -345,10 +315,9 @@ def _concatenate(arrays: Sequence[Array]) -> Array:
 
 
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
-    """Loop engine on the decode graph: every token runs through all loops in one call.
+    """Loop engine on a decode graph: every token runs through all loops in one call. Engines may share the graph.
 
-    A state holds ``input_ids`` and ``position_ids`` before the call and ``logits`` after it; if the tokens need several
-    calls, those of the last one. Several engines may share the graph.
+    A state holds ``input_ids`` and ``position_ids`` before the call, and the last ``logits`` after it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -368,8 +337,7 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         return {"logits": logits}
 
     def readout(self, state: dict[str, Array], loop: int) -> Array:
-        result: Array = state["logits"][:, -1]
-        return result
+        return np.asarray(state["logits"][:, -1])
 
 
 def with_positions(ids: Array, start: int) -> dict[str, Array]:

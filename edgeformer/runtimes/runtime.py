@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
@@ -68,11 +69,9 @@ class OpenOptions:
     """Options for opening an artifact.
 
     Attributes:
-        provider: the runtime's name of the provider; opening fails if it is not available. None: the runtime's default
-            on this system.
+        provider: the runtime's name of the provider; None: its default. Opening fails if it is not available.
         threads: threads per operator; None: all that this process may use.
-        early: step artifacts of classifiers: loop → smallest top probability at which a row exits there. Other rows
-            exit after the last loop.
+        early: step artifacts of classifiers: loop → smallest top probability at which a row exits there.
         exits: step artifacts: loops that return logits, each as ``logits_exitN``; empty: the last one, as ``logits``.
         repeated_shapes: calls repeat a few shapes, as in a measurement; a runtime may compile for each shape first.
         in_turns: this process alternates between this session and others, so idle threads must not spin on the cores.
@@ -88,13 +87,9 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class ProviderFacts:
-    """Facts about a provider.
+    """Facts about a provider: short name for tables; kind of its device (None: another, or not known).
 
-    Attributes:
-        label: short name for tables.
-        kind: kind of its device; None: another kind, or not known.
-        counts_threads: it computes in the session's threads, so that the number of threads matters.
-        rounds_to: type with fewer bits in which it computes FP32, so that scores differ; None: there is none.
+    ``counts_threads``: it computes in the session's threads. ``rounds_to``: narrower type in which it computes FP32.
     """
 
     label: str
@@ -107,11 +102,8 @@ class ProviderFacts:
 class Target:
     """A device that a builder can build for on this system.
 
-    Attributes:
-        device: name of the device profile, part of the file names; None if the builder needs no device.
-        compute_capability: NVIDIA GPUs: the compute capability to compile for.
-        precision: precision of the built artifacts; None: that of the source graphs.
-        note: a note for the export, e.g. that the choice of this format is a guess.
+    ``device``: its profile's name, part of the file names. ``precision``: of the built artifacts; None: that of the
+    source graphs. ``note``: for the export, e.g. that the choice of this format is a guess.
     """
 
     format: str
@@ -143,7 +135,6 @@ class BuildJob:
         graphs: the ONNX artifacts that passed their checks, of every role and precision; the builder selects from them.
         precision: requested precision of the source graphs.
         max_length: tokens of the recipe's longest text; ``max_positions``: of the model's longest sequence.
-        cache: folder for a device's cached timings; None: do not cache.
         note: adds a line to the bundle's notes.
         module: returns the torch module behind the full graph of ``precision``, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
@@ -156,7 +147,6 @@ class BuildJob:
     precision: Precision
     max_length: int
     max_positions: int
-    cache: Path | None
     progress: Progress
     note: Callable[[str], None]
     module: Callable[[], Any]
@@ -247,6 +237,7 @@ class Runtime(ABC):
         builders: builders of its formats.
         facts: its providers.
         fuses: it compiles the whole graph, so that estimates count no launch and copy per node.
+        session_modules: modules that opening an artifact imports.
     """
 
     name: str
@@ -256,6 +247,7 @@ class Runtime(ABC):
     builders: tuple[Builder, ...] = ()
     facts: ClassVar[Mapping[str, ProviderFacts]] = MappingProxyType({})
     fuses: bool = False
+    session_modules: tuple[str, ...] = ()
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
@@ -287,13 +279,9 @@ class Runtime(ABC):
         return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
-        """Open a language model's step or decode artifact for generation.
+        """Open a language model's step or decode artifact for generation; ``exits``: loops whose logits are needed.
 
-        Args:
-            exits: loops whose logits are needed; None: the last one.
-
-        Raises:
-            InputError: the artifact does not support decoding; otherwise as :meth:`open`.
+        Raises InputError if the artifact does not support decoding; otherwise as :meth:`open`.
         """
         from edgeformer.runtimes.decoder import Decoder, FullDepthEngine, StepEngine, StepSession
 
@@ -307,7 +295,7 @@ class Runtime(ABC):
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
         """Return the providers to measure an artifact with if this runtime is requested by name.
 
-        A provider may not be supported on this system; opening then raises the reason.
+        Opening raises the reason if one is not supported on this system.
         """
         return (self.provider(artifact),)
 
@@ -324,7 +312,8 @@ class Runtime(ABC):
 
     def load(self, artifact: ArtifactManifest) -> None:
         """Import the modules that opening ``artifact`` needs, for the baseline of memory measurements."""
-        return
+        for name in self.session_modules:
+            import_module(name)
 
     @abstractmethod
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:

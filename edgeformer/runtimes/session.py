@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -26,9 +27,11 @@ class InputType(NamedTuple):
     axes: Sequence[int | range | str | None]
 
 
+@dataclass(eq=False)
 class DeviceCache:
-    """A ``present…`` output that stays on its device and is passed to the next call in place of an array."""
+    """A ``present…`` output that stays on its device, and is passed to the next call in place of an array."""
 
+    value: Any
     shape: tuple[int, ...]
 
 
@@ -131,11 +134,6 @@ class Graph(Session, Protocol):
     inputs: Mapping[str, InputType]
     max_positions: int | None
     """Longest sequence that the model takes; None: not known."""
-
-    def most_tokens(self) -> int | None:
-        """Return the longest sequence of one call, if it may be shorter than the model's limit; None: not known."""
-        axes = [axes[1] for name, (_, axes) in self.inputs.items() if len(axes) > 1 and not name.startswith(PAST)]
-        return min((axis[-1] for axis in axes if isinstance(axis, range)), default=None)
 
     def empty(self, name: str, rows: int) -> Array:
         """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""

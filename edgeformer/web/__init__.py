@@ -34,7 +34,7 @@ from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import provider_facts
-from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY, LibraryFile, find_local, select_runtimes
+from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
@@ -112,7 +112,7 @@ def publish(
 def _select_artifacts(
     bundle: Bundle, options: PageOptions, artifact: str | None
 ) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
-    """Return the artifacts of the page, and why the others are left out."""
+    """Return the artifacts of the page, and why the others are left out: a browser cannot run them in one call."""
     if not bundle.task.reads_text:
         raise InputError(f"{bundle.name}: is a {bundle.task.noun}; a page is for models that read text")
     if bundle.leaks and not options.allow_leak:
@@ -121,30 +121,26 @@ def _select_artifacts(
             "--allow-leak to publish it, marked as leaking"
         )
     requested = options.artifacts or ((artifact,) if artifact is not None else ())
-    candidates = [bundle.artifact(name) for name in dict.fromkeys(requested)] or list(bundle.artifacts)
-    reasons = {candidate.id: _why_unsupported(candidate) for candidate in candidates}
-    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    selected: list[ArtifactManifest] = []
+    refused: dict[str, str] = {}
+    for candidate in [bundle.artifact(name) for name in dict.fromkeys(requested)] or bundle.artifacts:
+        if candidate.status != "built" or candidate.file is None:
+            refused[candidate.id] = f"{candidate.status}: {candidate.reason or 'no reason given'}"
+        elif not candidate.is_graph:
+            refused[candidate.id] = f"browsers run ONNX graphs, no {candidate.format}"
+        elif candidate.role not in ("full", "exit"):
+            refused[candidate.id] = "it runs in several calls, which pages do not support"
+        elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask"}:
+            refused[candidate.id] = f"it takes {', '.join(sorted(unsupported))}, which cannot be made from text"
+        else:
+            selected.append(candidate)
     if requested and refused:
         name, reason = next(iter(refused.items()))
         raise InputError(f"--artifact {name}: cannot be in a page: {reason}")
-    selected = [candidate for candidate in candidates if candidate.id not in refused]
     if not selected:
         listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "its bundle has no artifacts"
         raise InputError(f"{bundle.name}: none of its artifacts runs in a browser: {listed}")
     return selected, tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
-
-
-def _why_unsupported(artifact: ArtifactManifest) -> str | None:
-    """Return why a browser cannot run an artifact in one call; None if it can."""
-    if artifact.status != "built" or artifact.file is None:
-        return f"{artifact.status}: {artifact.reason or 'no reason given'}"
-    if not artifact.is_graph:
-        return f"browsers run ONNX graphs, no {artifact.format}"
-    if artifact.role not in ("full", "exit"):
-        return "it runs in several calls, which pages do not support"
-    if unsupported := set(artifact.inputs) - {"input_ids", "attention_mask"}:
-        return f"it takes {', '.join(sorted(unsupported))}, which cannot be made from text"
-    return None
 
 
 @dataclass
@@ -160,7 +156,10 @@ class _PageBuilder:
         self, selected: list[ArtifactManifest], left_out: tuple[LeftOut, ...], providers: tuple[str, ...],
         shapes: tuple[tuple[int, int], ...],
     ) -> PageManifest:  # fmt: skip
-        """Copy everything that the page needs and return its manifest."""
+        """Copy everything that the page needs and return its manifest. Raises InputError for an unknown provider."""
+        for name in providers:
+            if name not in (WASM, WEBGPU):
+                raise InputError(f"--provider {name}: browsers have {WASM} and {WEBGPU}")
         bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
         answers = task.predicts == "labels"
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
@@ -174,7 +173,8 @@ class _PageBuilder:
                 binary=self._library(runtime.binary),
                 counts_threads=provider_facts(runtime.provider).counts_threads,
             )
-            for runtime in select_runtimes(providers)
+            for runtime in RUNTIMES
+            if not providers or runtime.provider in providers
         )
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
@@ -258,14 +258,15 @@ class _PageBuilder:
 
     def _library(self, file: LibraryFile) -> PageFile:
         """Copy a library's file, or return its address. Raises InputError if the libraries' folder lacks it."""
-        name = file.package.name
+        name, version = file.package
         if self.libraries is None:
-            self.versions[name] = file.package.version
-            return PageFile(url=file.address, integrity=file.integrity, size_bytes=file.size_bytes)
-        local = find_local(self.libraries, file)
-        self.versions[name] = local.version or "unknown"
-        path = f"libraries/{name.replace('@', '').replace('/', '-')}/{PurePosixPath(file.path).name}"
-        return self._write(path, local.content, local.integrity)
+            self.versions[name] = version
+            url = f"{CDN}/npm/{name}@{version}/{file.path}"
+            return PageFile(url=url, integrity=f"sha384-{file.sha384}", size_bytes=file.size_bytes)
+        content, local_version = find_local(self.libraries, file)
+        self.versions[name] = local_version or "unknown"
+        folder = f"libraries/{name.replace('@', '').replace('/', '-')}"
+        return self._write(f"{folder}/{PurePosixPath(file.path).name}", content)
 
     def _copy(self, name: str) -> PageFile:
         """Copy a file of the bundle and compare the copy with its checksum in the manifest."""
@@ -274,12 +275,12 @@ class _PageBuilder:
             raise ArtifactError(f"{self.bundle.folder / name}: changed while it was copied; {REMEDY}")
         return self._write(f"model/{name}", content)
 
-    def _write(self, name: str, content: bytes, integrity: str | None = None) -> PageFile:
+    def _write(self, name: str, content: bytes) -> PageFile:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         sha256 = f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
-        return PageFile(url=quote(name), integrity=integrity or sha256, size_bytes=len(content))
+        return PageFile(url=quote(name), integrity=sha256, size_bytes=len(content))
 
 
 def _write_site(folder: Path, manifest: PageManifest) -> None:

@@ -19,7 +19,6 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import find, load_profile, read_yaml, shipped_names
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.models import load_recipe
-from edgeformer.runtimes.tensorrt.state import jetson_capability
 from edgeformer.system.capability import CUDA_13_DRIVER
 from tests.cli.run_cli import edgeformer
 from tests.docs.document import DOCUMENTS, ROOT, blocks
@@ -146,30 +145,7 @@ def test_the_readme_assigns_each_card_the_tensorrt_of_its_profile() -> None:
             assert series(profile) in (rtx if profile.tensorrt == "rtx" else other), profile.name
 
 
-# Jetsons and Windows
-
-RELEASE = "# R{} (release), REVISION: {}.0, GCID: 1, BOARD: generic, EABI: aarch64, DATE: Wed Sep 11 2025\n"
-
-
-def jetpacks() -> list[list[str]]:
-    """The rows of the table of docs/devices.md: JetPack, L4T, Python, TensorRT, graphs, engines."""
-    lines = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    starts = [place for place, row in enumerate(cells) if row[0] == "JetPack"]
-    return [row for start in starts for row in cells[start + 2 :] if re.match(r"\d", row[0])]
-
-
-def test_doctor_says_on_a_jetson_what_the_documents_say(tmp_path: Path) -> None:
-    assert [row[0] for row in jetpacks()] == ["5", "6.0", "6.1, 6.2", "7"]
-    (tmp_path / "etc").mkdir()
-    for row in jetpacks():
-        for release in row[1].split(", "):
-            number, _, revision = release.partition(".")
-            text = RELEASE.format(number, revision or "4")
-            (tmp_path / "etc" / "nv_tegra_release").write_text(text, encoding="utf-8")
-            (results,) = jetson_capability(tmp_path)
-            assert results.detail.startswith("JetPack ") and row[0].split(", ")[0] in results.detail
-            assert (results.status == "unavailable") == row[5].startswith("no"), (row, results)
+# Windows
 
 
 def test_what_powershell_cannot_do_is_said_where_it_stands() -> None:

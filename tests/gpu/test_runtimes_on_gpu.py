@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from benchmarks.gpu.timing import TINY
@@ -22,7 +23,7 @@ from edgeformer.inference.verify import record, verify
 from edgeformer.measurement.target import find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import default_provider, on_gpu
-from edgeformer.runtimes.onnxruntime.providers import CUDA, available_providers
+from edgeformer.runtimes.onnxruntime.providers import CUDA
 from edgeformer.runtimes.runtime import OpenOptions
 from edgeformer.runtimes.tensorrt.state import why_engine_cannot_run
 
@@ -43,7 +44,7 @@ def inputs() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "tolerance"), [("onnx-fp32", 1e-3), ("onnx-fp16", 2e-2)])
 def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: str, tolerance: float) -> None:
-    if CUDA not in available_providers():
+    if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime was built without CUDA")
     opened = Bundle.open(bundle)
     artifact, answers = opened.artifact(name), []
@@ -56,7 +57,7 @@ def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: st
 
 
 def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
-    if CUDA not in available_providers():
+    if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime was built without CUDA")
     old = Bundle.open(Path(__file__).resolve().parents[1] / "old_format" / "language-v1" / "bundle")
     for name in ("onnx-fp32-decode", "onnx-fp32-step"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
 from edgeformer.report.canvas import drawing
-from edgeformer.report.plots import draw_bundle, draw_learning_curve, draw_text_lengths
+from edgeformer.report.plots import draw_bundle, draw_learning_curve
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks
@@ -104,25 +103,6 @@ class TestBundle:
         assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
         path = draw_bundle(manifest, tmp_path / "bundle.png")
         assert path is not None and path.is_file()
-
-
-def test_text_lengths(tmp_path: Path, figures: list[Figure]) -> None:
-    run = Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "run"))
-    assert draw_text_lengths(run) is None, "runs of earlier versions have no word counts"
-    manifest = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    sets = list(manifest["data"]["rows"])
-    words = {"min": 1, "median": 7.0, "mean": 9.5, "edges": [0, 2, 4, 6], "texts": [5, 3, 16]}
-    manifest["data"]["text_words"] = {name: {**words, "max": 52 if name == "train" else 5} for name in sets}
-    (run / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
-    path = draw_text_lengths(run)
-    assert path == run / "plots" / "text_lengths.png" and path.is_file()
-    for axis, name in zip(figures[0].axes, sets, strict=True):
-        assert [bar.get_height() for bar in axis.patches] == [5, 3, 16]
-        assert [bar.get_x() for bar in axis.patches] == [-0.5, 1.5, 3.5], "bars are centred on whole numbers"
-        title = axis.get_title()
-        assert title.startswith(f"{name} · 24 texts\n1 to {52 if name == 'train' else 5} words, median 7, mean 9.5\n")
-        assert all(label in title for label in manifest["data"]["label_rows"][name])
-        assert [text.get_text() for text in axis.texts] == (["≥ 4"] if name == "train" else [])
 
 
 LONG_TITLE = "crt_deep · SYNTHETIC data: says nothing about real text · split 1 of 5, seed 42, rows in order · " * 3

@@ -28,7 +28,6 @@ from edgeformer.runtimes import (
     Unavailable,
     all_builders,
     all_runtimes,
-    builder_of,
     find_builder,
     runtime_of,
 )
@@ -97,7 +96,7 @@ def check_builders(runtime: Runtime) -> None:
         assert find_builder(builder.name) is builder
         assert [other.flag for other in all_builders()].count(builder.flag) == 1
         for format_ in builder.formats:
-            assert builder_of(format_) is builder
+            assert [format_ in other.formats for other in all_builders()].count(True) == 1
             assert format_ in runtime_of(format_).formats
         for device in map(load_profile, DEVICES):
             plan = builder.plan(device)

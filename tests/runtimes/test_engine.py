@@ -28,7 +28,6 @@ from edgeformer.runtimes.tensorrt.engine import (
     build_engine,
     graph_bytes,
     read_listing,
-    read_total,
     why_engine_rejected,
 )
 from edgeformer.tasks.scoring import max_batch_rows
@@ -51,7 +50,7 @@ ENGINE = Engine(
 
 
 def job(precision: Precision = "fp16", progress: Progress = SILENT, **changes: Any) -> BuildJob:
-    build_job = BuildJob(Path(), (), precision, LENGTH, POSITIONS, None, progress, print, lambda: None)
+    build_job = BuildJob(Path(), (), precision, LENGTH, POSITIONS, progress, print, lambda: None)
     return replace(build_job, **changes)
 
 
@@ -276,5 +275,3 @@ def test_size_and_warnings_decide(changes: dict[str, object], size_bytes: int, m
 
 def test_unknown_formats_of_the_log_are_no_guess() -> None:
     assert read_listing("Layers:\nsomething in another format") == {}
-    assert read_total("Total Weights Memory: 4096 bytes", "Total Weights Memory") == 4096
-    assert read_total("something else", "Total Weights Memory") is None

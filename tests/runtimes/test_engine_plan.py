@@ -18,7 +18,7 @@ from edgeformer.runtimes import tensorrt as builders
 from edgeformer.runtimes.runtime import Builder, BuildJob, Target, Unavailable
 from edgeformer.runtimes.tensorrt import RUNTIME, TensorRTBuilder, TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
-from edgeformer.runtimes.tensorrt.engine import text_shapes
+from edgeformer.runtimes.tensorrt.engine import axis_sizes
 from edgeformer.runtimes.tensorrt.state import TensorRTState, judge, why_engine_cannot_run
 from edgeformer.system.capability import Answer
 from edgeformer.system.cuda_driver import Device
@@ -106,7 +106,7 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
     assert edition != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in str(text)
     if isinstance(plan, Target):  # the guess becomes a note of the export
         notes: list[str] = []
-        job = BuildJob(Path(), (), "fp16", 24, 64, None, SILENT, notes.append, lambda: None)
+        job = BuildJob(Path(), (), "fp16", 24, 64, SILENT, notes.append, lambda: None)
         assert list(TensorRTBuilder().build(plan, job)) == [] and notes == ([text] if key is None else [])
 
 
@@ -155,9 +155,11 @@ def test_a_data_centre_card_takes_tensorrt_on_itself_only(builder: Builder, pack
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
-    sizes = [text_shapes(*key)["sequence"] for key in ((64, 512), (128, 512), (384, 1024), (50, 64))]
+    lengths = ((64, 512), (128, 512), (384, 1024), (50, 64))
+    jobs = [BuildJob(Path(), (), "fp16", *key, SILENT, print, lambda: None) for key in lengths]
+    sizes = [axis_sizes(job)["sequence"] for job in jobs]
     assert sizes == [(1, 64, 128), (1, 128, 128), (1, 128, 384), (1, 50, 64)]
-    assert text_shapes(64, 512)["batch"] == (1, 1, 16)
+    assert axis_sizes(jobs[0])["batch"] == (1, 1, 16)
 
 
 def engine(**changes: object) -> ArtifactManifest:
@@ -234,6 +236,7 @@ def test_engines_of_tensorrt_are_for_one_gpu_model() -> None:
 def test_a_refused_engine_is_never_read(
     state: TensorRTState, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
+    for module in (tensorrt_state_module, builders):
+        monkeypatch.setattr(module, "tensorrt_state", lambda name: state)
     with pytest.raises(error, match=r"nowhere\.engine: this"):
         RUNTIME.open(ArtifactFiles(engine(), Path("nowhere.engine")), OpenOptions())

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
-from edgeformer.runtimes import OpenOptions, cannot_estimate, runtime_of
+from edgeformer.runtimes import OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
 from edgeformer.runtimes.onnxruntime.session import OnnxSession, placement_note
 from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
@@ -162,11 +162,11 @@ def test_notes_name_the_most_frequent_operators_first() -> None:
 def test_int8_products_are_not_estimated_for_cards() -> None:
     bundle, card = Bundle.open(OLD / "classifier-v1" / "bundle"), load_profile("rtx4050")
     for artifact in bundle.artifacts:
-        reason = cannot_estimate(artifact, card)
+        reason = runtime_of(artifact).estimable(artifact, card)
         products = artifact.quantized.get("MatMulInteger")
         if products is not None:
             assert f"its {products} products in INT8 (MatMulInteger, uint8 × int8)" in str(reason)
-            assert cannot_estimate(artifact, load_profile("intel-n100")) is None
+            assert runtime_of(artifact).estimable(artifact, load_profile("intel-n100")) is None
         elif artifact.is_graph:
             assert reason is None
     (row,) = estimate(bundle, bundle.artifact("onnx-int8"), card, [("steady", 1, 16)])
@@ -180,9 +180,9 @@ def test_engines_are_estimated_for_the_card_that_they_were_built_for() -> None:
         id="tensorrt-rtx-fp16", file="engines/model.engine", format="tensorrt-rtx", precision="fp16", status="built",
         built_for={"compute_capability": "8.9"},
     )  # fmt: skip
-    assert cannot_estimate(engine, load_profile("rtx4050")) is None
-    assert "built for compute capability 8.9; 'h200' has 9.0" in str(cannot_estimate(engine, load_profile("h200")))
-    assert cannot_estimate(engine, load_profile("intel-n100")) == "tensorrt-rtx engines run on NVIDIA GPUs only"
+    reasons = [runtime_of(engine).estimable(engine, load_profile(name)) for name in ("rtx4050", "h200", "intel-n100")]
+    assert reasons[::2] == [None, "tensorrt-rtx engines run on NVIDIA GPUs only"]
+    assert "built for compute capability 8.9; 'h200' has 9.0" in str(reasons[1])
     assert runtime_of(engine).fuses and not runtime_of("onnx").fuses
 
 

@@ -19,7 +19,8 @@ from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes.runtime import OpenOptions
-from edgeformer.runtimes.tensorrt.session import GpuCache, TensorRTSession
+from edgeformer.runtimes.session import DeviceCache
+from edgeformer.runtimes.tensorrt.session import TensorRTSession
 from tests.runtimes import stand_in_tensorrt
 from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, StandInCuda, stand_in, with_engines
 from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph
@@ -162,7 +163,7 @@ def test_memory_is_used_again_and_given_back(bundle: Bundle) -> None:
     sizes = []
     for _ in range(20):
         outputs = graph.run({"state": state, "loop": np.array([0]), **caches})
-        assert isinstance(outputs["present_key"], GpuCache) and isinstance(outputs["next_state"], np.ndarray)
+        assert isinstance(outputs["present_key"], DeviceCache) and isinstance(outputs["next_state"], np.ndarray)
         caches = {name: outputs[name.replace("past", "present")] for name in caches}
         sizes.append(graph.memory_by_name()["kept of earlier tokens"])
     assert caches["past_key"].shape == (1, 2, 20, 8)

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.manifest import ONNX
-from edgeformer.runtimes.onnxruntime.providers import PLUGIN, SCRIPTS, default_provider, describe, facts_of
+from edgeformer.runtimes.onnxruntime.providers import (
+    CPU,
+    PLUGIN,
+    PROVIDERS,
+    SCRIPTS,
+    SUFFIX,
+    Provider,
+    default_provider,
+    describe,
+)
 from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
 
 if TYPE_CHECKING:
@@ -21,12 +30,13 @@ class OnnxRuntime(Runtime):
     name = "onnxruntime"
     formats = (ONNX,)
     distributions = ("onnxruntime", "onnxruntime-gpu")
+    session_modules = ("edgeformer.runtimes.decoder", "edgeformer.runtimes.onnxruntime.session")
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
         provider, role = options.provider or default_provider(), files.artifact.role
-        facts = facts_of(provider)
+        facts = self.provider_facts(provider)
         # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
         on_card = role in ("step", "decode") and facts is not None and facts.kind == "cuda"
         return OnnxSession(
@@ -42,11 +52,10 @@ class OnnxRuntime(Runtime):
         return requested or default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        return facts_of(provider)
-
-    def load(self, artifact: ArtifactManifest) -> None:
-        import edgeformer.runtimes.decoder
-        import edgeformer.runtimes.onnxruntime.session  # noqa: F401
+        if not provider.endswith(SUFFIX):
+            return None
+        kind = PROVIDERS.get(provider, Provider()).kind
+        return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         from edgeformer.system import cuda_driver

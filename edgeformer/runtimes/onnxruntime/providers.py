@@ -10,7 +10,7 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from edgeformer.runtimes.runtime import Kind, ProviderFacts
+from edgeformer.runtimes.runtime import Kind
 from edgeformer.runtimes.session import PAST
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ _RTX_DISTRIBUTIONS = tuple(f"onnxruntime-ep-nv-tensorrt-rtx{cuda}" for cuda in (
 _RTX_CAPABILITY = 8.0  # Ampere
 _SWAP = "pip uninstall -y onnxruntime, then pip install {} (both own the same module)"
 _CUDA_LIBRARIES = 'pip install "onnxruntime-gpu[cuda,cudnn]"'
+_NOT_LOADED = re.compile(r"^Failed to load ([^/\\\n]+?): ", re.MULTILINE)
+"""A library that ``preload_dlls`` found neither in pip's nvidia packages, by its path, nor by its bare name."""
+
 SCRIPTS = {
     "onnxruntime": """
 import onnxruntime
@@ -45,7 +48,7 @@ say(devices=len([device for device in onnxruntime.get_ep_devices() if device.ep_
 }
 
 
-class _Provider(NamedTuple):
+class Provider(NamedTuple):
     """When edgeformer uses a provider, the kind of its device (None: another kind), and how to install it."""
 
     use: str = "used only on request"
@@ -53,34 +56,27 @@ class _Provider(NamedTuple):
     remedy: str | None = None
 
 
-_PROVIDERS = {
-    CPU: _Provider("used where no NVIDIA card is present, and for CPU targets", "cpu"),
-    CUDA: _Provider(
+PROVIDERS = {
+    CPU: Provider("used where no NVIDIA card is present, and for CPU targets", "cpu"),
+    CUDA: Provider(
         "used by default where an NVIDIA card is present and the RTX provider is not",
         "cuda",
         _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
     ),
-    TENSORRT: _Provider(
+    TENSORRT: Provider(
         "used only on request: it builds engines for minutes when a graph is opened, and needs TensorRT 10's libraries",
         "cuda",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
     ),
-    RTX: _Provider(
+    RTX: Provider(
         "used by default on RTX cards (Ampere or newer)",
         "cuda",
         "pip install onnxruntime-ep-nv-tensorrt-rtx (beside onnxruntime, not beside onnxruntime-gpu)",
     ),
-    "XnnpackExecutionProvider": _Provider(kind="cpu"),
-    "AzureExecutionProvider": _Provider("calls a remote service; edgeformer never uses it"),
+    "XnnpackExecutionProvider": Provider(kind="cpu"),
+    "AzureExecutionProvider": Provider("calls a remote service; edgeformer never uses it"),
 }
 """Providers that edgeformer knows more about than their name. ``doctor`` lists those of NVIDIA cards in any case."""
-
-
-def available_providers() -> list[str]:
-    """Return the execution providers built into the installed ONNX Runtime (a driver may still be missing)."""
-    import onnxruntime as ort
-
-    return list(ort.get_available_providers())
 
 
 def default_provider(kind: Kind | None = None) -> str:
@@ -91,7 +87,9 @@ def default_provider(kind: Kind | None = None) -> str:
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
-    built_in = available_providers()
+    import onnxruntime as ort
+
+    built_in = ort.get_available_providers()
     # Listing GPUs takes as long as a small model's inference, so skip it if no provider can use one.
     if not {CUDA, RTX} & set(built_in) and util.find_spec(PLUGIN) is None:
         return CPU
@@ -123,15 +121,7 @@ def load_cuda_libraries() -> str | None:
             preload()
     except Exception as error:  # errors of ctypes and ONNX Runtime have no common base class
         return f"{type(error).__name__}: {error}"
-    return _missing_libraries(printed.getvalue())
-
-
-def _missing_libraries(printed: str) -> str | None:
-    """Return the libraries that ``preload_dlls`` could not load, or None.
-
-    It tries the copy in pip's nvidia packages, by its path, then the bare name; a library is missing if both fail.
-    """
-    return ", ".join(re.findall(r"^Failed to load ([^/\\\n]+?): ", printed, re.MULTILINE)) or None
+    return ", ".join(_NOT_LOADED.findall(printed.getvalue())) or None
 
 
 class RtxPlugin(NamedTuple):
@@ -198,14 +188,6 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     return options
 
 
-def facts_of(provider: str) -> ProviderFacts | None:
-    """See :meth:`Runtime.provider_facts`."""
-    if not provider.endswith(SUFFIX):
-        return None
-    kind = _PROVIDERS.get(provider, _Provider()).kind
-    return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
-
-
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
     """Describe ONNX Runtime, every built-in provider and those of NVIDIA cards, in alphabetical order.
 
@@ -226,11 +208,11 @@ def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = 
         detail = f"{' and '.join(owners)} are both installed and overwrite each other's files"
         remedy = f"pip uninstall -y {' '.join(owners)}, then install one of them"
     lines = [Capability("onnxruntime", "available", answer.facts.get("version"), detail, remedy)]
-    libraries = _missing_libraries(answer.facts.get("preload", ""))
+    libraries = ", ".join(_NOT_LOADED.findall(answer.facts.get("preload", "")))
     too_old = driver_too_old(answer.facts.get("cuda"), nvidia.driver_version())
     built_in = answer.facts.get("providers", [])
     for name in sorted({*built_in, CPU, CUDA, TENSORRT, RTX}):
-        provider, version = _PROVIDERS.get(name, _Provider()), None
+        provider, version = PROVIDERS.get(name, Provider()), None
         problem = remedy = None
         if name in built_in:
             detail = "built in"

@@ -17,7 +17,6 @@ from edgeformer.runtimes.onnxruntime.providers import (
     RTX,
     SUFFIX,
     TENSORRT,
-    available_providers,
     load_cuda_libraries,
     rtx_options,
     rtx_plugin,
@@ -39,13 +38,6 @@ Assigned = Mapping[tuple[str, str], int]
 """(provider, operator) → number of nodes that ONNX Runtime assigned."""
 
 
-class Cache(DeviceCache):
-    """A ``present…`` output as ONNX Runtime's OrtValue."""
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.shape = value, tuple(value.shape())
-
-
 class OnnxSession(Graph):
     """An ONNX graph opened by ONNX Runtime with all graph optimisations.
 
@@ -56,8 +48,7 @@ class OnnxSession(Graph):
         max_positions: longest sequence of the model's positional table; None: not known.
         in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
             Otherwise the four graphs of a step bundle took 2 to 3 times as long on 2 cores.
-        cache_device: the device on which ``present…`` outputs stay for the next call, as :class:`Cache` objects. None:
-            they are returned as arrays.
+        cache_device: the device on which ``present…`` outputs stay for the next call. None: they become arrays.
 
     Raises:
         ArtifactError: the file is missing, truncated, or not an ONNX graph that this ONNX Runtime can run.
@@ -102,7 +93,7 @@ class OnnxSession(Graph):
                 return dict(zip(self._outputs, outputs, strict=True))
             binding = self._session.io_binding()
             for name, array in feed.items():
-                if isinstance(array, Cache):
+                if isinstance(array, DeviceCache):
                     binding.bind_ortvalue_input(name, array.value)
                 else:
                     binding.bind_cpu_input(name, np.ascontiguousarray(array))
@@ -111,7 +102,8 @@ class OnnxSession(Graph):
             self._session.run_with_iobinding(binding, self._run_options)
             values: Any = zip(self._outputs, binding.get_outputs(), strict=True)
             results: dict[str, Any] = {
-                name: Cache(value) if name.startswith(PRESENT) else value.numpy() for name, value in values
+                name: DeviceCache(value, tuple(value.shape())) if name.startswith(PRESENT) else value.numpy()
+                for name, value in values
             }
             return results
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -148,7 +140,7 @@ class OnnxSession(Graph):
 
 def _open(path: Path, provider: str, threads: int, provider_options: dict[str, str], *, in_turns: bool) -> Any:
     """Open a graph without ONNX Runtime's fallback, which prints and computes on the CPU after an error."""
-    available, version = available_providers(), f"onnxruntime {ort.__version__}"
+    available, version = ort.get_available_providers(), f"onnxruntime {ort.__version__}"
     is_plugin = provider == RTX and RTX not in available
     if is_plugin and rtx_plugin().problem is not None:
         raise InputError(f"provider {provider!r} cannot be used here: {rtx_plugin().problem}")

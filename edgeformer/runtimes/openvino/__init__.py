@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgeformer.artifacts.errors import DataError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.progress import bar
@@ -181,9 +181,6 @@ class OpenVINORuntime(Runtime):
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.openvino.session import OpenVINOSession
 
-        problem = missing()
-        if problem is not None:
-            raise MissingDependencyError(f"{path}: {problem}")
         return OpenVINOSession(path, options.provider or CPU, options.threads, files.max_positions)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:

@@ -70,21 +70,10 @@ def core() -> Any:
     return openvino.Core()
 
 
-def bf16_missing() -> str | None:
-    """Return why bfloat16 is not available on this system, or None. Raises as :func:`core`."""
-    if "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        return None
-    return "this processor has no bfloat16 instructions (avx512_bf16, avx_ne_convert, amx_bf16 or Arm's bf16)"
-
-
 class OpenVINOSession(Graph):
     """An ONNX graph opened by OpenVINO with one stream, tuned for latency.
 
-    Args:
-        path: the .onnx file; external weights lie in the same folder.
-        provider: one of ``HINTS``. If it is not available, opening fails; there is no fallback.
-        threads: threads per call; None: :func:`~edgeformer.system.host.default_threads`.
-        max_positions: longest sequence that the model takes; None: not known.
+    The arguments are those of :class:`~edgeformer.runtimes.onnxruntime.session.OnnxSession`.
 
     Raises:
         ArtifactError: the file is missing, truncated, or not an ONNX graph that this OpenVINO can run.
@@ -98,8 +87,9 @@ class OpenVINOSession(Graph):
         if provider not in HINTS:
             raise InputError(f"provider {provider!r} is none of OpenVINO's; there are: {', '.join(HINTS)}")
         openvino_core = core()
-        if provider == CPU_BF16 and (problem := bf16_missing()) is not None:
-            raise InputError(f"provider {provider!r} cannot be used here: {problem}")
+        if provider == CPU_BF16 and "BF16" not in openvino_core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            instructions = "bfloat16 instructions (avx512_bf16, avx_ne_convert, amx_bf16 or Arm's bf16)"
+            raise InputError(f"provider {provider!r} cannot be used here: this processor has no {instructions}")
         if not path.is_file():
             raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
         outline = read_outline(path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
+from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Parity, Precision
 from edgeformer.artifacts.progress import bar
 from edgeformer.runtimes.runtime import (
@@ -34,9 +33,7 @@ from edgeformer.runtimes.tensorrt.state import (
     SCRIPTS,
     Package,
     describe,
-    jetson_capability,
     judge,
-    require_runnable,
     tensorrt_state,
     why_engine_cannot_run,
 )
@@ -62,9 +59,16 @@ _LOOP = "loop"
 """The part of a step artifact whose file is the artifact's ``file``."""
 
 
-class EngineBuilder(Builder):
-    """Base class of builders whose engines are built for one NVIDIA GPU."""
+class TensorRTBuilder(Builder):
+    """``--trt``: builds an engine of every graph in the requested precision, including step and decode graphs.
 
+    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself. An
+    engine that cannot be opened on this system is checked by ``verify --write`` on its device.
+    """
+
+    name: str = "tensorrt"
+    formats: tuple[str, ...] = ("tensorrt-rtx", "tensorrt")
+    flag = "--trt"
     needs_device = True
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
@@ -76,47 +80,20 @@ class EngineBuilder(Builder):
         if device.tensorrt_edition == "none":
             reason = "its profile says that no TensorRT supports it (tensorrt: none); name another --target"
             return Unavailable(self.formats[0], f"{subject}): {reason}")
-        return self.plan_gpu(device, device.compute_capability.value, subject)
-
-    @abstractmethod
-    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
-        """Plan for a GPU of that compute capability. ``subject`` begins every reason and has an open parenthesis."""
-
-    def why_not_on_device(self, package: Package, device: DeviceProfile, capability: str) -> str | None:
-        state = tensorrt_state(package)
+        capability = device.compute_capability.value
+        package: Package = "tensorrt" if self.name == "tensorrt" else "torch-tensorrt"
+        state, problem = tensorrt_state(package), None  # why it cannot build on the device itself
         if missing := state.missing(to_build=True):
-            return missing if state.is_installed else f"{missing} ({REMEDIES[package]})"
-        gpu = state.gpus[0]
-        if gpu.compute_capability != capability or (device.match or device.title).lower() not in gpu.name.lower():
-            return f"device: this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
-        return None
-
-    def entry(self, graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
-        """Return the initial entry of an engine of ``graph``; ``precision`` None: the graph's."""
-        kind, tolerance = TOLERANCES[precision or graph.precision]
-        if graph.parity is not None and precision is None:  # its task may define other tolerances
-            kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
-        reason = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
-        parity = Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
-        fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
-        return initial_entry(graph, target.format, precision or graph.precision, **fields)
-
-
-class TensorRTBuilder(EngineBuilder):
-    """``--trt``: builds an engine of every graph in the requested precision, including step and decode graphs.
-
-    It uses tensorrt-rtx if the device's profile says ``tensorrt: rtx``, otherwise tensorrt on the device itself. An
-    engine that cannot be opened on this system is checked by ``verify --write`` on its device.
-    """
-
-    name = "tensorrt"
-    formats = ("tensorrt-rtx", "tensorrt")
-    flag = "--trt"
-
-    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
+            problem = missing if state.is_installed else f"{missing} ({REMEDIES[package]})"
+        elif (gpu := state.gpus[0]).compute_capability != capability or (
+            (device.match or device.title).lower() not in gpu.name.lower()
+        ):
+            problem = f"device: this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
+        if package == "torch-tensorrt":
+            reason = f"{subject}): torch-tensorrt compiles on that very GPU, but here {problem}"
+            return Unavailable(package, reason) if problem is not None else Target(package, device.name, capability)
         note = f"engines: {device.title}: {device.tensorrt_source}" if device.tensorrt is None else None
         subject += f", compute capability {capability})"
-        problem = self.why_not_on_device("tensorrt", device, capability)
         is_rtx = device.tensorrt_edition == "rtx"
         if is_rtx:
             rtx = tensorrt_state("tensorrt-rtx")
@@ -143,6 +120,16 @@ class TensorRTBuilder(EngineBuilder):
             )
         return Unavailable("tensorrt-rtx" if is_rtx else "tensorrt", f"{subject}: {reason}")
 
+    def entry(self, graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
+        """Return the initial entry of an engine of ``graph``; ``precision`` None: the graph's."""
+        kind, tolerance = TOLERANCES[precision or graph.precision]
+        if graph.parity is not None and precision is None:  # its task may define other tolerances
+            kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
+        reason = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
+        parity = Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
+        fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
+        return initial_entry(graph, target.format, precision or graph.precision, **fields)
+
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         if target.note is not None:
             job.note(target.note)
@@ -168,7 +155,7 @@ class TensorRTBuilder(EngineBuilder):
         ``int8`` is quantised from the FP32 graph: TensorRT takes the symmetric QuantizeLinear pairs of NNCF, and not
         the MatMulInteger products of export's INT8 graphs. Nodes that are not quantised compute in FP32.
         """
-        from edgeformer.runtimes.tensorrt.engine import build_engine, combine_engines, generation_shapes
+        from edgeformer.runtimes.tensorrt.engine import axis_sizes, build_engine, combine_engines
 
         entry = self.entry(graph, target, precision)
         suffix = "_int8" if precision is not None else "_trim" if graph.trimmed else ""
@@ -183,7 +170,7 @@ class TensorRTBuilder(EngineBuilder):
                 path, file = job.bundle / source, job.bundle / files[part]
                 if precision is None:
                     generates = any(name.startswith(PAST) for name in graph.inputs)
-                    axes = generation_shapes(job.max_length, job.max_positions) if generates else None
+                    axes = axis_sizes(job, generates=generates)
                     engines[part] = build_engine(path, file, target, job, axes)
                     continue
                 import onnx
@@ -212,22 +199,15 @@ class TensorRTBuilder(EngineBuilder):
         return entry.model_copy(update={"parts": files, "size_bytes": size_bytes})
 
 
-class TorchTensorRTBuilder(EngineBuilder):
+class TorchTensorRTBuilder(TensorRTBuilder):
     """``--trt --trt-via torch-tensorrt``: an engine of the full model, compiled from torch on the device itself."""
 
     name = "torch-tensorrt"
     formats = ("torch-tensorrt",)
     flag = "--trt --trt-via torch-tensorrt"
 
-    def plan_gpu(self, device: DeviceProfile, capability: str, subject: str) -> Target | Unavailable:
-        problem = self.why_not_on_device("torch-tensorrt", device, capability)
-        if problem is None:
-            return Target("torch-tensorrt", device.name, capability)
-        reason = f"{subject}): torch-tensorrt compiles on that very GPU, but here {problem}"
-        return Unavailable("torch-tensorrt", reason)
-
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        from edgeformer.runtimes.tensorrt.engine import graph_bytes, text_shapes
+        from edgeformer.runtimes.tensorrt.engine import axis_sizes, graph_bytes
         from edgeformer.runtimes.tensorrt.torch_tensorrt import compile_engine
 
         graph = next((graph for graph in full_text_graphs(job, job.precision) if graph.role == "full"), None)
@@ -244,7 +224,7 @@ class TorchTensorRTBuilder(EngineBuilder):
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return
-        sizes = zip(*text_shapes(job.max_length, job.max_positions).values(), strict=True)
+        sizes = zip(*axis_sizes(job).values(), strict=True)
         engine = Engine(
             builder=f"torch-tensorrt {built_for['torch-tensorrt']}",
             seconds=round(time.perf_counter() - start_s, 2),
@@ -264,6 +244,7 @@ class TensorRTRuntime(Runtime):
     # torch-tensorrt's engine first, so that profile can compare it with TensorRT's.
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
     fuses = True
+    session_modules = ("edgeformer.runtimes.decoder", "edgeformer.runtimes.tensorrt.session")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         return why_engine_cannot_run(artifact)
@@ -271,18 +252,16 @@ class TensorRTRuntime(Runtime):
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
-        require_runnable(path, files.artifact)
+        refusal = self.cannot_run(files.artifact)
+        if refusal is not None:  # before the file is read
+            is_missing = tensorrt_state(RUNTIMES[files.artifact.format]).missing()
+            raise (MissingDependencyError if is_missing else ArtifactError)(f"{path}: {refusal}")
         return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
-
-    def load(self, artifact: ArtifactManifest) -> None:
-        import edgeformer.runtimes.decoder
-        import edgeformer.runtimes.tensorrt.session  # noqa: F401
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
-        states = [judge(name, answers[name.replace("-", "_")], driver, gpus) for name in _PACKAGES]
-        return [*jetson_capability(), *map(describe, states)]
+        return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         if device.kind != "cuda":

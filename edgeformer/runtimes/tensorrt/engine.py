@@ -11,8 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,18 +40,13 @@ FP32 the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 
 AxisSizes = dict[str, tuple[int, int, int]]
 """Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
+_TOTAL = re.compile(r"Total (Weights|Activation) Memory: (\d+) bytes")
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine written to disk.
-
-    Attributes:
-        built_for: compute capability and builder version, for ``tensorrt`` also GPU and driver, which are compared with
-            the system that opens the engine.
-        reason: why the engine is rejected; None if it is accepted.
-    """
+    """An engine written to disk: its facts, the system that can open it, and why it is rejected (None: it is not)."""
 
     engine: Engine
     built_for: dict[str, str]
@@ -104,33 +98,23 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
     return None
 
 
-def text_shapes(max_length: int, max_positions: int) -> AxisSizes:
+def axis_sizes(job: BuildJob, *, generates: bool = False) -> AxisSizes:
     """Return the sizes of batch and sequence, tuned for one text of 128 tokens, or ``max_length`` if that is shorter.
 
-    The largest sequence is at least 128, if the model supports it (``max_positions``): latency is measured there.
+    The largest sequence is at least 128, if the model supports it: latency is measured there. Step and decode graphs
+    (``generates``) are tuned for one token of one text, with a cache of any length.
     """
-    longest = min(max_positions, max(max_length, BEST_LENGTH))
-    return {"batch": (1, 1, MAX_ROWS), "sequence": (1, min(BEST_LENGTH, max_length), longest)}
-
-
-def generation_shapes(max_length: int, max_positions: int) -> AxisSizes:
-    """Return the axis sizes of step and decode graphs: tuned for one token of one text, with a cache of any length."""
-    best, longest = text_shapes(max_length, max_positions)["sequence"][1:]
-    return {
-        "batch": (1, 1, MAX_GENERATED_ROWS),
-        "sequence": (1, 1, longest),
-        "past": (0, best, max(best, max_positions - 1)),
-    }
+    best, longest = min(BEST_LENGTH, job.max_length), min(job.max_positions, max(job.max_length, BEST_LENGTH))
+    if not generates:
+        return {"batch": (1, 1, MAX_ROWS), "sequence": (1, best, longest)}
+    past = (0, best, max(best, job.max_positions - 1))
+    return {"batch": (1, 1, MAX_GENERATED_ROWS), "sequence": (1, 1, longest), "past": past}
 
 
 def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: AxisSizes | None = None) -> BuiltEngine:
-    """Build the engine of an ONNX graph and write it to ``file``.
+    """Build the engine of an ONNX graph, which has the job's precision, and write it to ``file``.
 
-    Args:
-        graph: the .onnx file; external weights lie in the same folder.
-        target: from :class:`~edgeformer.runtimes.tensorrt.TensorRTBuilder`.
-        job: its precision is the graph's (an engine computes in the types of its graph); its cache stores timings.
-        axes: sizes of dynamic axes; None: those of texts.
+    ``axes``: sizes of dynamic axes; None: those of texts.
 
     Raises:
         ArtifactError: the graph's file is missing or damaged.
@@ -158,7 +142,7 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         capability = f"SM{str(target.compute_capability).replace('.', '')}"
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
     profile = builder.create_optimization_profile()
-    axes = axes or text_shapes(job.max_length, job.max_positions)
+    axes = axes or axis_sizes(job)
     shapes: InputShapes = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
@@ -174,7 +158,7 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     config.add_optimization_profile(profile)
     config.progress_monitor = monitor = _progress_monitor(trt, job.progress)
     label = f"Building the {format_} engine of {graph.name}"
-    with bar(job.progress, label, None, "steps"), _timing_cache(trt, config, target, job.cache):
+    with bar(job.progress, label, None, "steps"):
         content = builder.build_serialized_network(network, config)
     if (interruption := monitor.interruption or log.interruption) is not None:
         raise interruption
@@ -183,14 +167,15 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     seconds = time.perf_counter() - start_s
     with replacing(file) as temporary:
         temporary.write_bytes(memoryview(content))
-    totals, layers = "\n".join(log.texts("INFO")), read_listing(log.listing)
+    layers = read_listing(log.listing)
+    totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
     engine = Engine(
         builder=f"{format_} {trt.__version__}",
         seconds=round(seconds, 2),
         checked_by="builder log" if layers else "size",
         **layers,
-        weight_bytes=read_total(totals, "Total Weights Memory"),
-        activation_bytes=read_total(totals, "Total Activation Memory"),
+        weight_bytes=totals.get("Weights"),
+        activation_bytes=totals.get("Activation"),
         graph_bytes=graph_bytes(graph),
         shapes=shapes,
         warnings=log.texts("WARNING"),
@@ -226,21 +211,6 @@ def _parse(parser: Any, network: Any, graph: Path) -> None:
     raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {reason}")
 
 
-@contextmanager
-def _timing_cache(trt: Any, config: Any, target: Target, cache: Path | None) -> Iterator[None]:
-    """Keep the kernel timings of ``tensorrt`` for the next build on this GPU; tensorrt-rtx measures none."""
-    if cache is None or target.format != "tensorrt":
-        yield
-        return
-    path = cache / "tensorrt" / f"timing-{target.compute_capability}-{trt.__version__}.cache"
-    timings = path.read_bytes() if path.is_file() else b""
-    if not config.set_timing_cache(config.create_timing_cache(timings), False):  # of another GPU or damaged
-        config.set_timing_cache(config.create_timing_cache(b""), False)
-    yield
-    with replacing(path) as temporary:
-        temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
-
-
 _PRECISIONS = {
     "Half": "FP16", "Float": "FP32", "BFloat16": "BF16", "Int64": "INT64", "Int32": "INT32", "Int8": "INT8",
     "Bool": "BOOL",
@@ -264,24 +234,15 @@ def read_listing(text: str) -> dict[str, Any]:
     return {"layers": len(layers)} | {name: dict(sorted(counter.items())) for name, counter in counts.items()}
 
 
-def read_total(messages: str, name: str) -> int | None:
-    """Return the bytes of a total of the engine in the builder's messages, or None."""
-    match = re.search(rf"{name}: (\d+) bytes", messages)
-    return None if match is None else int(match[1])
-
-
 def _progress_monitor(trt: Any, progress: Progress) -> Any:
-    """Return the ``progress_monitor`` of a build, which an exception cancels (Ctrl-C, or from ``progress``).
+    """Return the ``progress_monitor`` of a build, which an exception cancels (Ctrl-C); see its ``interruption``."""
 
-    It is stored in ``interruption``, because it must not propagate through TensorRT's code.
-    """
-
-    class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         interruption: BaseException | None = None
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None: ...
+        def phase_start(self, *_: object) -> None: ...
 
-        def phase_finish(self, phase_name: str) -> None: ...
+        phase_finish = phase_start
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             try:
@@ -290,4 +251,4 @@ def _progress_monitor(trt: Any, progress: Progress) -> Any:
                 self.interruption = error
             return self.interruption is None
 
-    return _Monitor()
+    return Monitor()

@@ -1,10 +1,8 @@
 """Run a TensorRT engine as a Session, without torch: TensorRT runs the engine, CUDA's driver API manages memory.
 
-An engine of tensorrt-rtx holds no kernels: the runtime compiles them on the GPU that opens it. With default settings it
-compiles them again in every process, and specialises them for a shape in the background while it already computes that
-shape, so that a measurement would mix both. :class:`RtxContext` sets this explicitly.
-
-The tensorrt-rtx settings are untested on a GPU. They follow the documentation and Python API of tensorrt-rtx 1.7.
+An engine of tensorrt-rtx holds no kernels. With default settings the runtime compiles them in every process, and
+specialises them for a shape in the background, so that a measurement would mix both; :class:`RtxContext` sets this.
+These settings are untested on a GPU; they follow the documentation of tensorrt-rtx 1.7.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -36,21 +35,9 @@ _REMEDY = "export the run again for this device, or copy the whole bundle again"
 class RtxContext:
     """Execution context of an engine of tensorrt-rtx.
 
-    =====================  ======================  ============
-    use                    kernels                 CUDA graphs
-    =====================  ======================  ============
-    ``keeps_caches``       none: one set for all   no
-    ``repeated_shapes``    eager: before the first whole graph
-                           answer
-    else                   lazy: in the background no
-    =====================  ======================  ============
-
-    With ``keeps_caches``, keys and values are inputs and outputs: every token has a different shape and cache addresses
-    change, so that kernels or graphs of one token cannot be reused. Measurement and generation use the same settings.
-
-    Attributes:
-        context: TensorRT's execution context.
-        settings: ``kernel_specialization``, ``cuda_graphs`` and ``runtime_cache``, for the conditions of a measurement.
+    With ``repeated_shapes`` it compiles kernels for a shape before the first answer, and captures a CUDA graph; else it
+    compiles in the background. With ``keeps_caches``, shapes and cache addresses differ for every token, so that one
+    set of kernels serves all. ``settings`` are the conditions of a measurement.
     """
 
     def __init__(self, trt: Any, engine: Any, plan: bytes, *, repeated_shapes: bool, keeps_caches: bool) -> None:
@@ -93,30 +80,16 @@ class RtxContext:
             temporary.write_bytes(hashlib.sha256(content).digest() + content)
 
 
-class GpuCache(DeviceCache):
-    """A ``present…`` output on the GPU. Its memory returns to its session when the object is deleted."""
-
-    def __init__(self, session: TensorRTSession, memory: DeviceMemory, shape: tuple[int, ...]) -> None:
-        self.memory, self.shape = memory, shape
-        self._session = session
-
-    def __del__(self) -> None:
-        self._session.take_back(self.memory)
-
-
 class TensorRTSession(Graph):
-    """An engine on the first GPU, which :func:`~edgeformer.runtimes.tensorrt.state.require_runnable` accepts.
+    """An engine on the first GPU, which :meth:`TensorRTRuntime.cannot_run` accepts.
 
-    The ``present…`` outputs of a decode or step engine are :class:`GpuCache` objects and stay on the GPU as ``past…``
-    inputs of the next call; all others are arrays. A cache is read from one memory block and written, one token longer,
-    to another. Block sizes are powers of two, so that blocks can be reused.
+    The ``present…`` outputs of a decode or step engine stay on the GPU as ``past…`` inputs of the next call. A cache is
+    read from one memory block and written, one token longer, to another; sizes are powers of two for reuse.
 
     Args:
-        path: the .engine file.
-        artifact: its entry in the manifest, or the entry of the step artifact that it is a part of. If the builder
+        artifact: entry in the manifest of the engine, or of the step artifact that it is a part of. If the builder
             named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get these names.
-        max_positions: longest text that the model takes; None: not known.
-        repeated_shapes: see :attr:`OpenOptions.repeated_shapes`; only tensorrt-rtx uses it.
+        max_positions, repeated_shapes: as in :class:`ArtifactFiles` and :class:`OpenOptions`.
 
     Raises:
         ArtifactError: the file is missing, damaged, or TensorRT refuses it.
@@ -191,72 +164,73 @@ class TensorRTSession(Graph):
             raise
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        try:
-            cuda, shapes, _uploaded = self._prepare(inputs)
+        with self._prepared(inputs) as (cuda, shapes):
             self._execute(cuda)
             results: dict[str, Any] = {}
             for tensor, shape in shapes.items():
                 if tensor in self._next:
-                    results[self._outputs[tensor]] = GpuCache(self, self._next.pop(tensor), shape)
+                    memory = self._next.pop(tensor)
+                    results[self._outputs[tensor]] = cache = DeviceCache(memory, shape)
+                    finalize(cache, self._take_back, memory)
                 else:
                     dtype = self._dtypes[tensor]
                     results[self._outputs[tensor]] = cuda.download(self._buffers[tensor], shape, dtype)
             cuda.synchronise()
             return results
-        finally:
-            self._return_unused()
 
     def device_ms(self, inputs: Mapping[str, Array]) -> float:
         """Return the time between two CUDA events, without copies and host waits; caches of the call are discarded."""
-        try:
-            cuda, _, _uploaded = self._prepare(inputs)
+        with self._prepared(inputs) as (cuda, _):
             return cuda.timed_ms(lambda: self._execute(cuda))
-        finally:
-            self._return_unused()
 
-    def _prepare(self, inputs: Mapping[str, Array]) -> tuple[Cuda, dict[str, tuple[int, ...]], list[Array]]:
-        """Copy the inputs to the GPU and reserve memory for the outputs.
+    @contextmanager
+    def _prepared(self, inputs: Mapping[str, Array]) -> Iterator[tuple[Cuda, dict[str, tuple[int, ...]]]]:
+        """Copy the inputs to the GPU, reserve memory for the outputs, and yield CUDA and the outputs' shapes.
 
-        Return CUDA, the outputs' shapes, and the arrays being copied: keep them until the stream is synchronised.
+        At the end, memory of caches that nobody took is returned; the stream must be synchronised by then.
         """
         cuda = self._cuda
         if cuda is None:
             raise EdgeformerError(f"{self.path}: the session is closed")
         feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
         cuda.make_current()
-        uploaded = []
-        for name, array in feed.items():
-            tensor = self._tensors[name]
-            if not self._context.set_input_shape(tensor, array.shape):
-                reason = self._log.last_error()
-                raise InputError(f"{self.path.name}: refuses {name} {shape_text(array)} ({reason})")
-            if isinstance(array, GpuCache):
-                self._bind(tensor, array.memory)
-                continue
-            uploaded.append(np.ascontiguousarray(array))
-            memory = self._buffer(cuda, tensor, uploaded[-1].nbytes)
-            cuda.upload(uploaded[-1], memory)
-            self._bind(tensor, memory)
-        shapes = {}
-        for tensor in self._outputs:
-            shape = shapes[tensor] = tuple(int(size) for size in self._context.get_tensor_shape(tensor))
-            if any(size < 0 for size in shape):
-                raise EdgeformerError(
-                    f"{self.path.name}: the shape of output {tensor!r} depends on the data: {list(shape)}"
-                )
-            size_bytes = math.prod(shape) * self._dtypes[tensor].itemsize
-            if self._keeps_caches and tensor.startswith(PRESENT):
-                block_bytes = max(_MIN_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
-                if free_blocks := self._free_blocks.get(block_bytes):
-                    memory = free_blocks.pop()
+        uploaded = []  # must live until the stream is synchronised
+        shapes: dict[str, tuple[int, ...]] = {}
+        try:
+            for name, array in feed.items():
+                tensor = self._tensors[name]
+                if not self._context.set_input_shape(tensor, array.shape):
+                    reason = self._log.last_error()
+                    raise InputError(f"{self.path.name}: refuses {name} {shape_text(array)} ({reason})")
+                if isinstance(array, DeviceCache):
+                    self._bind(tensor, array.value)
+                    continue
+                uploaded.append(np.ascontiguousarray(array))
+                memory = self._buffer(cuda, tensor, uploaded[-1].nbytes)
+                cuda.upload(uploaded[-1], memory)
+                self._bind(tensor, memory)
+            for tensor in self._outputs:
+                shape = shapes[tensor] = tuple(int(size) for size in self._context.get_tensor_shape(tensor))
+                if any(size < 0 for size in shape):
+                    raise EdgeformerError(
+                        f"{self.path.name}: the shape of output {tensor!r} depends on the data: {list(shape)}"
+                    )
+                size_bytes = math.prod(shape) * self._dtypes[tensor].itemsize
+                if self._keeps_caches and tensor.startswith(PRESENT):
+                    block_bytes = max(_MIN_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
+                    if free_blocks := self._free_blocks.get(block_bytes):
+                        memory = free_blocks.pop()
+                    else:
+                        memory = DeviceMemory(cuda, block_bytes)
+                        self._blocks.append(memory)
+                    self._next[tensor] = memory
                 else:
-                    memory = DeviceMemory(cuda, block_bytes)
-                    self._blocks.append(memory)
-                self._next[tensor] = memory
-            else:
-                memory = self._buffer(cuda, tensor, size_bytes)
-            self._bind(tensor, memory)
-        return cuda, shapes, uploaded
+                    memory = self._buffer(cuda, tensor, size_bytes)
+                self._bind(tensor, memory)
+            yield cuda, shapes
+        finally:
+            for tensor in list(self._next):
+                self._take_back(self._next.pop(tensor))
 
     def _buffer(self, cuda: Cuda, tensor: str, size: int) -> DeviceMemory:
         """Return a buffer of at least ``size`` bytes. Buffers only grow, so that repeated calls allocate nothing."""
@@ -277,14 +251,10 @@ class TensorRTSession(Graph):
         if not self._context.execute_async_v3(cuda.stream):
             raise EdgeformerError(f"{self.path.name}: the engine fails to run ({self._log.last_error()})")
 
-    def take_back(self, memory: DeviceMemory) -> None:
+    def _take_back(self, memory: DeviceMemory) -> None:
         """Reuse the memory of a deleted cache. A closed session has already freed it."""
         if any(memory is block for block in self._blocks):
             self._free_blocks.setdefault(memory.size, []).append(memory)
-
-    def _return_unused(self) -> None:
-        for tensor in list(self._next):
-            self.take_back(self._next.pop(tensor))
 
     def memory_by_name(self) -> dict[str, int]:
         sizes = {"inputs and outputs": sum(memory.size for memory in self._buffers.values())}

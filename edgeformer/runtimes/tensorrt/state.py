@@ -1,4 +1,4 @@
-"""State of TensorRT on this system: package, libraries, driver and device, its log, and the JetPack of a Jetson.
+"""State of TensorRT on this system: package, libraries, driver and device, and its log.
 
 The manifest decides whether an engine can run here, before TensorRT reads the file. An engine requires the TensorRT
 version that built it and the GPU's compute capability (built by ``tensorrt``: the GPU model). Otherwise TensorRT fails
@@ -8,17 +8,14 @@ with a message that names neither, or ends the process.
 from __future__ import annotations
 
 import re
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import util
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability, ask_installed, installed_version
@@ -61,10 +58,6 @@ RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
 """Compute capabilities of tensorrt-rtx if the installed one does not report them."""
 
 _REBUILD = "export the run again for this device, or use an ONNX artifact of the bundle"
-_PICKLED = (
-    "was written by an earlier version as a pickled program, which is not opened: opening it could run any code; "
-    "export again"
-)
 _PROBE_TIMEOUT_S = 30.0
 _MIN_VERSIONS: dict[Package, tuple[int, int]] = {"tensorrt-rtx": (1, 3), "tensorrt": (10, 0)}
 """The first releases with runtime settings, and with strongly typed networks."""
@@ -148,9 +141,6 @@ def describe(state: TensorRTState) -> Capability:
 
 def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | None = None) -> str | None:
     """Return why this system (``state``; None: probe it) cannot run an engine, by its ``built_for``, or None."""
-    # Earlier versions wrote a program that ``torch.export.load`` unpickles.
-    if artifact.format == "torch-tensorrt" and artifact.file is not None and Path(artifact.file).suffix == ".ep":
-        return _PICKLED
     runtime = RUNTIMES[artifact.format]
     state = state or tensorrt_state(runtime)
     built_for = artifact.built_for or {}
@@ -178,14 +168,6 @@ def why_engine_cannot_run(artifact: ArtifactManifest, state: TensorRTState | Non
     if name is not None and name != gpu.name:
         return f"this {artifact.format} engine was built for the GPU {name}, but this one is {gpu.name}; {_REBUILD}"
     return None
-
-
-def require_runnable(path: Path, artifact: ArtifactManifest) -> None:
-    """Raise MissingDependencyError or ArtifactError if an engine cannot run here, before its file is read."""
-    refusal = why_engine_cannot_run(artifact)
-    if refusal is not None:
-        is_missing = refusal != _PICKLED and tensorrt_state(RUNTIMES[artifact.format]).missing()
-        raise (MissingDependencyError if is_missing else ArtifactError)(f"{path}: {refusal}")
 
 
 def measured_on() -> dict[str, str]:
@@ -232,43 +214,3 @@ def tensorrt_log(trt: ModuleType) -> Any:
             return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
 
     return Log()
-
-
-# Untested on a Jetson: the JetPack facts are from NVIDIA's release notes and users' reports.
-_JETPACKS = (
-    ((38, 0), "JetPack 7", None),
-    ((36, 4), "JetPack 6.1 or 6.2", None),
-    ((36, 0), "JetPack 6.0", "its TensorRT 8.6 has no strongly typed networks"),
-    (
-        (35, 0),
-        "JetPack 5",
-        "its Python is 3.8, where 3.10 is needed, and its TensorRT 8 has no strongly typed networks",
-    ),
-    ((0, 0), "JetPack 4 or older", "its Python is older than 3.10"),
-)
-"""(First L4T release and revision, name, why engines cannot be built or run there), newest first."""
-
-
-def jetson_capability(root: Path = Path("/")) -> list[Capability]:
-    """Return the line of `doctor` for a Jetson; empty on other systems. ``root`` is the root of the system's files."""
-    try:
-        text = (root / "etc/nv_tegra_release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    match = re.search(r"R(\d+) \(release\), REVISION: (\d+)([\d.]*)", text)
-    if match is None:
-        return [Capability("jetpack", "unavailable", None, "/etc/nv_tegra_release names no release")]
-    release = int(match[1]), int(match[2])
-    name, problem = next((name, problem) for first, name, problem in _JETPACKS if first <= release)
-    version, detail = f"L4T {match[1]}.{match[2]}{match[3]}", f"{name}; edgeformer is untested on a Jetson"
-    remedy = "ONNX graphs run on its processor with Python 3.10 or newer; engines need JetPack 6.1 or newer"
-    if problem is None:
-        installed = sorted(root.glob("usr/lib/python3*/dist-packages/tensorrt"))
-        if not installed or util.find_spec("tensorrt") is not None:
-            return [Capability("jetpack", "available", version, detail)]
-        problem = f"JetPack's TensorRT in {installed[0]} is not seen from this environment ({sys.prefix})"
-        remedy = (
-            "make the environment anew with the system's own Python: python3 -m venv --system-site-packages .venv; no "
-            "index has TensorRT for a Jetson"
-        )
-    return [Capability("jetpack", "unavailable", version, f"{detail}; {problem}", remedy)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.runtimes.tensorrt.engine import text_shapes
+from edgeformer.runtimes.tensorrt.engine import axis_sizes
 from edgeformer.runtimes.tensorrt.state import measured_on
 
 
@@ -34,7 +34,7 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
     module: nn.Module = job.module()
-    sizes = text_shapes(job.max_length, job.max_positions)
+    sizes = axis_sizes(job)
     dims = [torch.export.Dim(name, min=min_size, max=max_size) for name, (min_size, _, max_size) in sizes.items()]
     smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
@@ -43,7 +43,10 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
         module.to("cuda")
         example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
         program = torch.export.export(module, example, dynamic_shapes=dict.fromkeys(inputs, tuple(dims)))
-        engine = convert(torch_tensorrt, program, trt_inputs)
+        to_engine: Callable[..., Any] = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
+        is_optional = "use_explicit_typing" in inspect.signature(to_engine).parameters  # the default in newer versions
+        typing_option = {"use_explicit_typing": True} if is_optional else {}
+        engine = to_engine(program, arg_inputs=trt_inputs, disable_tf32=True, **typing_option)
     except Exception as error:  # errors of torch.export, converters and TensorRT share no base class
         raise EdgeformerError(
             f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
@@ -59,11 +62,3 @@ def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: Bui
         "tensorrt": str(importlib.import_module("tensorrt").__version__),
         **measured_on(),
     }
-
-
-def convert(torch_tensorrt: Any, program: torch.export.ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """Return the engine's bytes, strongly typed, which is the default in newer versions."""
-    to_engine: Callable[..., Any] = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
-    is_optional = "use_explicit_typing" in inspect.signature(to_engine).parameters
-    typing_option = {"use_explicit_typing": True} if is_optional else {}
-    return to_engine(program, arg_inputs=list(inputs), disable_tf32=True, **typing_option)

@@ -20,8 +20,7 @@ class TorchSession(Session):
     Args:
         model: its arguments are named like the inputs, all int64 [batch, seq]; it returns a tensor, a tuple of tensors,
             or a mapping of them by name.
-        inputs: required inputs.
-        optional: inputs that are passed if present.
+        inputs, optional: required inputs, and those that are passed if present.
         outputs: names of the returned tensors in order; further tensors are ignored.
     """
 
@@ -81,9 +80,6 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     def readout(self, state: torch.Tensor, loop: int) -> Array:
         logits: Array = self._model.logits(state[:, -1], loop).cpu().numpy()
         return logits
-
-    def close(self) -> None:
-        del self._model
 
 
 def torch_decoder(model: Any) -> Decoder[torch.Tensor]:
