@@ -261,7 +261,8 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
-        return Columns(map(Column, ["run", *figures])).csv(rows).rstrip("\n")
+        names: Columns[Record] = Columns(map(Column, ["run", *figures]))
+        return names.csv(rows).rstrip("\n")
 
     lines: list[Record] = []
     for figure in figures:

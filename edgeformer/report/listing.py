@@ -42,7 +42,8 @@ def recipe_records() -> list[Record]:
 
 def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
-    return Columns(map(Column, rows[0])).terminal("recipes", rows)
+    columns: Columns[Record] = Columns(map(Column, rows[0]))
+    return columns.terminal("recipes", rows)
 
 
 # Devices

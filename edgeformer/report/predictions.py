@@ -41,6 +41,7 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
     """Return the cosines of texts with each other, or the nearest texts of a list; ``name``: the run's or bundle's."""
     title, texts, cosines = f"{name} · {similarities.artifact}", similarities.texts, similarities.cosines
     rows: list[dict[str, Any]] = []
+    columns: Columns[dict[str, Any]]
     if len(texts) == 1 and similarities.nearest is None:
         vector: Any = similarities.predictions[0]["vector"]
         numbers = ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"
@@ -52,7 +53,8 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
         for number, (text, values) in enumerate(zip(texts, cosines, strict=True), start=1):
             cells = {str(index): "" if index == number else f"{cosine:.4f}" for index, cosine in enumerate(values, 1)}
             rows.append({"": number, **cells, "text": text})
-        return Columns(Column(key, number=key != "text") for key in rows[0]).terminal(title, rows)
+        columns = Columns(Column(key, number=key != "text") for key in rows[0])
+        return columns.terminal(title, rows)
     nearest = similarities.nearest or []
     for row, values in enumerate(cosines if similarities.nearest is None else ()):
         closest = max((index for index in range(len(texts)) if index != row), key=values.__getitem__)
