@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
@@ -14,23 +13,19 @@ from edgeformer.cli import options as opt
 
 def command(
     run: opt.RunOrGraph = None,
-    device: Annotated[
-        str | None, typer.Option(help="Hardware profile to start from (see: edgeformer list devices). Default: host.")
-    ] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="RUN", help="Calibrate with this run, too. May be repeated.")
-    ] = None,
+    device: str | None = Option(
+        None, help="Hardware profile to start from (see: edgeformer list devices). Default: host."
+    ),
+    also: list[str] | None = Option(None, metavar="RUN", help="Calibrate with this run, too. May be repeated."),
     threads: opt.Threads = None,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Then measure what the estimator says of this host, and compare.")
-    ] = False,
-    validate_only: Annotated[
-        bool, typer.Option("--validate-only", help="Keep the calibration, and only compare as --validate does.")
-    ] = False,
-    batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to compare at. Default: 1,8.")] = None,
-    seq: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Sequence lengths to compare at. Default: 16,64,128.")
-    ] = None,
+    validate: bool = Option(
+        False, "--validate", help="Then measure what the estimator says of this host, and compare."
+    ),
+    validate_only: bool = Option(
+        False, "--validate-only", help="Keep the calibration, and only compare as --validate does."
+    ),
+    batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to compare at. Default: 1,8."),
+    seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to compare at. Default: 16,64,128."),
     strict: opt.Strict = False,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
@@ -14,12 +14,11 @@ Style = Literal["plain", "markdown", "csv", "json"]
 
 
 def command(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."),
-    ],
-    device: Annotated[str | None, typer.Option(help="Compare the rows of two runs' reports for this device.")] = None,
-    style: Annotated[Style, typer.Option("--format", help="How to print the table.")] = "plain",
+    runs: list[str] = Argument(
+        ..., metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."
+    ),
+    device: str | None = Option(None, help="Compare the rows of two runs' reports for this device."),
+    style: Style = Option("plain", "--format", help="How to print the table."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgeformer.cli import options as opt
 
 
 def command(
     run: opt.Run = None,
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID|all", help="torch: the run's own weights. Default: all.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="test (the protocol's own), validation, or a test set by name (e.g. sst-test).")
-    ] = "test",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Score this file of labelled rows, or of plain text.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows per batch; ms per sample depends on it.")] = 64,
-    threshold: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability.")
-    ] = None,
+    artifact: str | None = Option(None, metavar="ID|all", help="torch: the run's own weights. Default: all."),
+    split: str = Option("test", help="test (the protocol's own), validation, or a test set by name (e.g. sst-test)."),
+    data: Path | None = Option(None, metavar="FILE", help="Score this file of labelled rows, or of plain text."),
+    batch: int = Option(64, min=1, help="Rows per batch; ms per sample depends on it."),
+    threshold: float | None = Option(
+        None, min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability."
+    ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgeformer.cli import options as opt
 
 
 def command(
     run: opt.Run = None,
-    max_drop: Annotated[
-        str, typer.Option(metavar="SHARE", help="Largest accepted score drop: 1% is a point of accuracy.")
-    ] = "1%",
-    risk: Annotated[
-        str, typer.Option(metavar="SHARE", help="Probability that the guarantee is wrong: 5% is 95 % confidence.")
-    ] = "5%",
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID", help="This step artifact only. Default: all of the bundle.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Held-out rows: validation, or a test set by name.")] = "validation",
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Held-out rows of this labelled file instead.")
-    ] = None,
+    max_drop: str = Option("1%", metavar="SHARE", help="Largest accepted score drop: 1% is a point of accuracy."),
+    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong: 5% is 95 % confidence."),
+    artifact: str | None = Option(None, metavar="ID", help="This step artifact only. Default: all of the bundle."),
+    split: str = Option("validation", help="Held-out rows: validation, or a test set by name."),
+    data: Path | None = Option(None, metavar="FILE", help="Held-out rows of this labelled file instead."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
+from typer import Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
 from edgeformer.cli import options as opt
@@ -19,50 +20,36 @@ if TYPE_CHECKING:
 
 def command(
     run: opt.Run = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Also write FP16 graphs: half the size.")] = False,
-    int8: Annotated[
-        bool,
-        typer.Option(
-            "--int8",
-            help="Also write INT8 graphs, a quarter of the size; with the extra openvino also one that it quantises.",
-        ),
-    ] = False,
-    int4: Annotated[
-        bool, typer.Option("--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime alone.")
-    ] = False,
-    trt: Annotated[
-        bool, typer.Option("--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16.")
-    ] = False,
-    trt_via: Annotated[
-        str, advanced(metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module.")
-    ] = "onnx",
-    build: Annotated[list[str] | None, advanced(metavar="NAME", help="Also run this builder. May be repeated.")] = None,
-    exits: Annotated[
-        str | None,
-        typer.Option(
-            "--exit",
-            metavar="N|all",
-            help="Also write the graph up to the exit after loop N; all: every exit, and the step bundle.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", help="Device profile that engines are built for. Default: the recipe's.")
-    ] = None,
-    vocab_trim: Annotated[
-        bool, typer.Option("--vocab-trim", help="Also write graphs whose table keeps only what the training text uses.")
-    ] = False,
-    vocab_keep: Annotated[
-        int | None, advanced(min=0, metavar="N", help="--vocab-trim: also keep the first N tokens.")
-    ] = None,
-    vocab_max: Annotated[
-        int | None, advanced(min=1, metavar="N", help="--vocab-trim: keep only the N most used tokens.")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Make the bundle from nothing; what it holds is deleted.")
-    ] = False,
-    keep_going: Annotated[
-        bool, advanced("--keep-going", help="Build what comes after a rejected artifact too.")
-    ] = False,
+    fp16: bool = Option(False, "--fp16", help="Also write FP16 graphs: half the size."),
+    int8: bool = Option(
+        False,
+        "--int8",
+        help="Also write INT8 graphs, a quarter of the size; with the extra openvino also one that it quantises.",
+    ),
+    int4: bool = Option(
+        False, "--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime alone."
+    ),
+    trt: bool = Option(
+        False, "--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16."
+    ),
+    trt_via: str = advanced(
+        "onnx", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module."
+    ),
+    build: list[str] | None = advanced(None, metavar="NAME", help="Also run this builder. May be repeated."),
+    exits: str | None = Option(
+        None,
+        "--exit",
+        metavar="N|all",
+        help="Also write the graph up to the exit after loop N; all: every exit, and the step bundle.",
+    ),
+    target: str | None = Option(None, help="Device profile that engines are built for. Default: the recipe's."),
+    vocab_trim: bool = Option(
+        False, "--vocab-trim", help="Also write graphs whose table keeps only what the training text uses."
+    ),
+    vocab_keep: int | None = advanced(None, min=0, metavar="N", help="--vocab-trim: also keep the first N tokens."),
+    vocab_max: int | None = advanced(None, min=1, metavar="N", help="--vocab-trim: keep only the N most used tokens."),
+    replace: bool = Option(False, "--replace", help="Make the bundle from nothing; what it holds is deleted."),
+    keep_going: bool = advanced(False, "--keep-going", help="Build what comes after a rejected artifact too."),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,

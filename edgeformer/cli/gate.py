@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
 
 
 def command(
-    against: Annotated[
-        str, typer.Option(metavar="BASELINE", help="A run, a bundle, or a report (.json) of its bundle.")
-    ],
+    against: str = Option(..., metavar="BASELINE", help="A run, a bundle, or a report (.json) of its bundle."),
     run: opt.RunOrGraph = None,
     device: opt.Device = None,
     batch: opt.Batches = None,
     seq: opt.Lengths = None,
     artifact: opt.ArtifactIds = None,
-    max_slowdown: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Slower by at most this. Default: 5%.")
-    ] = None,
-    max_memory_growth: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="More memory by at most this; off: not checked. Default: 10%.")
-    ] = None,
-    max_size_growth: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="A larger file by at most this; off: not checked. Default: 5%.")
-    ] = None,
-    max_score_loss: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Points to lose; off: not checked. Default: 1%.")
-    ] = None,
-    eval_data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows to score both on. Default: the baseline's.")
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write the checks as JUnit XML.")] = None,
-    summary: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Append a Markdown summary, for a CI's job summary.")
-    ] = None,
+    max_slowdown: str | None = Option(None, metavar="SHARE", help="Slower by at most this. Default: 5%."),
+    max_memory_growth: str | None = Option(
+        None, metavar="SHARE", help="More memory by at most this; off: not checked. Default: 10%."
+    ),
+    max_size_growth: str | None = Option(
+        None, metavar="SHARE", help="A larger file by at most this; off: not checked. Default: 5%."
+    ),
+    max_score_loss: str | None = Option(None, metavar="SHARE", help="Points to lose; off: not checked. Default: 1%."),
+    eval_data: Path | None = Option(None, metavar="FILE", help="Rows to score both on. Default: the baseline's."),
+    junit: Path | None = Option(None, metavar="FILE.xml", help="Write the checks as JUnit XML."),
+    summary: Path | None = Option(None, metavar="FILE.md", help="Append a Markdown summary, for a CI's job summary."),
     threads: opt.Threads = None,
     runtime: opt.MeasuredRuntime = None,
     allow_leak: opt.AllowLeak = False,

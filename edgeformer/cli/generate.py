@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
@@ -14,36 +14,27 @@ from edgeformer.cli.options import advanced
 
 
 def command(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Write at most this many. Default: 64, or what fits.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens only.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that reach this probability.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")] = 0,
-    exit_: Annotated[int | None, typer.Option("--exit", metavar="N", help="Every token answers after loop N.")] = None,
-    confidence: Annotated[
-        bool, typer.Option("--confidence", help="Every token answers at the first exit that reaches its threshold.")
-    ] = False,
-    threshold: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="--confidence: probability at loop 1. Default: 0.92.")
-    ] = None,
-    floor: Annotated[float | None, advanced(min=0.0, max=1.0, help="--confidence: the least. Default: 0.8.")] = None,
-    decay: Annotated[
-        float | None, advanced(min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98.")
-    ] = None,
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID|torch", help="Artifact, or the run's own weights. Default: FP32.")
-    ] = None,
-    runtime: Annotated[
-        str | None, opt.runtime_option(help="A runtime, or a provider, e.g. torch-cpu. Default: the artifact's usual.")
-    ] = None,
+    words: list[str] | None = Argument(
+        None, metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."
+    ),
+    max_tokens: int | None = Option(None, min=1, help="Write at most this many. Default: 64, or what fits."),
+    temperature: float = Option(1.0, min=0.0, help="0: always the likeliest token."),
+    top_k: int | None = Option(None, min=1, help="Draw from the k likeliest tokens only."),
+    top_p: float | None = Option(None, help="Draw from the likeliest tokens that reach this probability."),
+    seed: int = Option(0, min=0, help="The same seed draws the same text."),
+    exit_: int | None = Option(None, "--exit", metavar="N", help="Every token answers after loop N."),
+    confidence: bool = Option(
+        False, "--confidence", help="Every token answers at the first exit that reaches its threshold."
+    ),
+    threshold: float | None = Option(
+        None, min=0.0, max=1.0, help="--confidence: probability at loop 1. Default: 0.92."
+    ),
+    floor: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: the least. Default: 0.8."),
+    decay: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98."),
+    artifact: str | None = Option(None, metavar="ID|torch", help="Artifact, or the run's own weights. Default: FP32."),
+    runtime: str | None = Option(
+        None, metavar="NAME", help="A runtime, or a provider, e.g. torch-cpu. Default: the artifact's usual."
+    ),
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,

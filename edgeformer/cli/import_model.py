@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
@@ -22,18 +22,14 @@ def _group() -> None:
 
 @app.command("crt")
 def crt(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint: .pt, .pth, .bin or .safetensors.")],
-    name: Annotated[str | None, typer.Option(help="Name of the run. Default: crt_imported and a number.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its tokenizer.json. Default: gpt2 from the hub.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Text to check and score it on (train.txt, valid.txt …). Default: WikiText-103, read when scored.",
-        ),
-    ] = None,
+    path: Path = Argument(..., metavar="PATH", help="A checkpoint: .pt, .pth, .bin or .safetensors."),
+    name: str | None = Option(None, help="Name of the run. Default: crt_imported and a number."),
+    tokenizer: Path | None = Option(None, metavar="FILE", help="Its tokenizer.json. Default: gpt2 from the hub."),
+    data: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Text to check and score it on (train.txt, valid.txt …). Default: WikiText-103, read when scored.",
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -59,28 +55,21 @@ def crt(
 
 @app.command("hf")
 def hf(
-    source: Annotated[str, typer.Argument(metavar="PATH|NAME", help="A Hugging Face folder, or a model of the hub.")],
-    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the model's, and a number.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            help="What to judge artifacts on: labelled rows, pairs with a score, or a folder of such files.",
-        ),
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(metavar="A,B…", help="Names of the classes, in order. Default: the model's own.")
-    ] = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(metavar="N", help="Cut texts to N tokens. Default: the model's own, at most 512.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="PROFILE", help="The device profile that profile uses by default.")
-    ] = None,
+    source: str = Argument(..., metavar="PATH|NAME", help="A Hugging Face folder, or a model of the hub."),
+    name: str | None = Option(None, help="Name of the run. Default: the model's, and a number."),
+    data: Path | None = Option(
+        None,
+        metavar="FILE|DIR",
+        help="What to judge artifacts on: labelled rows, pairs with a score, or a folder of such files.",
+    ),
+    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in order. Default: the model's own."),
+    pooling: str | None = Option(
+        None, metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."
+    ),
+    max_length: int | None = Option(
+        None, metavar="N", help="Cut texts to N tokens. Default: the model's own, at most 512."
+    ),
+    target: str | None = Option(None, metavar="PROFILE", help="The device profile that profile uses by default."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -126,29 +115,21 @@ def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -
 
 @app.command("onnx")
 def onnx(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL.onnx", help="The file; external weights are in the same folder.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The bundle's folder.")],
+    model: Path = Argument(..., metavar="MODEL.onnx", help="The file; external weights are in the same folder."),
+    output: Path = Option(..., "--output", "-o", metavar="DIR", help="The bundle's folder."),
     inputs: opt.Inputs = None,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of drawn inputs.")] = 0,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."),
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option("--labels", metavar="A,B…", help="Names of the classes, in the order of its logits.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."),
-    ] = None,
-    max_length: Annotated[
-        int, typer.Option("--max-length", min=4, help="Tokens that a classifier's texts are cut to.")
-    ] = 128,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a bundle that is there already.")] = False,
+    seed: int = Option(0, min=0, help="Of drawn inputs."),
+    tokenizer: Path | None = Option(
+        None, metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."
+    ),
+    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in the order of its logits."),
+    data: Path | None = Option(
+        None, metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."
+    ),
+    max_length: int = Option(128, min=4, help="Tokens that a classifier's texts are cut to."),
+    replace: bool = Option(False, "--replace", help="Replace a bundle that is there already."),
     as_json: opt.Json = False,
 ) -> None:
     """Make a [b]bundle[/b] of any ONNX file, with any inputs and outputs.

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from edgeformer.cli import options as opt
 
 
 def command(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A CSV, TSV, JSONL or Parquet file, also compressed.")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml.")
-    ] = None,
+    data: Path = Argument(..., metavar="DATA", help="A CSV, TSV, JSONL or Parquet file, also compressed."),
+    out: Path | None = Option(None, "-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="PATH|NAME", help="Start from this pretrained encoder: a folder, or a name on the hub."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the recipe. Default: DATA's name.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
+    source: str | None = Option(
+        None, metavar="PATH|NAME", help="Start from this pretrained encoder: a folder, or a name on the hub."
+    ),
+    name: str | None = Option(None, help="Name of the recipe. Default: DATA's name."),
+    force: bool = Option(False, "--force", help="Replace a recipe that is there."),
     as_json: opt.Json = False,
 ) -> None:
     """Write a recipe from a file of texts with labels: a dozen lines that train as they stand.

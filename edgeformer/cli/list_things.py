@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from typer import Argument
 
 from edgeformer.cli import options as opt
 
 
 def command(
-    kind: Annotated[
-        Literal["recipes", "devices", "runs"], typer.Argument(metavar="{recipes|devices|runs}", help="What to list.")
-    ],
+    kind: Literal["recipes", "devices", "runs"] = Argument(..., metavar="{recipes|devices|runs}", help="What to list."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

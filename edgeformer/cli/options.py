@@ -35,7 +35,6 @@ LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so it
 
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 """A rarely used option, in a panel of its own."""
-runtime_option = partial(typer.Option, "--runtime", metavar="NAME")
 _RUNTIMES = "onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16"
 
 Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
@@ -63,9 +62,11 @@ Threads = Annotated[
 ]
 Runtime = Annotated[
     str | None,
-    runtime_option(
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
         help=f"{_RUNTIMES}; of a run's own weights torch-cpu or torch-cuda. Default: what profile --search found "
-        "faster on this machine, else onnxruntime."
+        "faster on this machine, else onnxruntime.",
     ),
 ]
 MeasuredRuntime = Annotated[

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgeformer.cli import options as opt
 
 
 def command(
     bundle: opt.Run = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The page's folder; a page that is there is replaced.")
-    ] = Path("site"),
-    libraries: Annotated[
-        Path | None,
-        typer.Option(
-            "--libraries",
-            metavar="DIR",
-            help="node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
-        ),
-    ] = None,
-    artifact: Annotated[
-        list[str] | None, typer.Option(help="Only this artifact. May be repeated. Default: all that browsers can run.")
-    ] = None,
-    provider: Annotated[
-        list[str] | None, typer.Option(help="wasm (CPU) or webgpu. May be repeated. Default: both.")
-    ] = None,
-    batch: Annotated[str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1.")] = None,
-    seq: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: 16,128.")
-    ] = None,
+    output: Path = Option(
+        Path("site"), "--output", "-o", metavar="DIR", help="The page's folder; a page that is there is replaced."
+    ),
+    libraries: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
+    ),
+    artifact: list[str] | None = Option(
+        None, help="Only this artifact. May be repeated. Default: all that browsers can run."
+    ),
+    provider: list[str] | None = Option(None, help="wasm (CPU) or webgpu. May be repeated. Default: both."),
+    batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to measure. Default: 1."),
+    seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to measure. Default: 16,128."),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument
 
 from edgeformer.artifacts.errors import needs_extra
 from edgeformer.cli import options as opt
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
+    recipe: str = Argument(..., metavar="RECIPE", help="A recipe file, or the name of a shipped one."),
     device: opt.Device = None,
     overrides: opt.Set = None,
     data: opt.DataFolder = None,

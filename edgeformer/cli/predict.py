@@ -10,9 +10,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import AlreadyReported, InputError
 from edgeformer.cli import options as opt
@@ -54,54 +55,41 @@ class FileOptions:
 
 def command(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN] TEXT…", help="Texts; a run in front of them. Without a text: lines of stdin."),
-    ] = None,
-    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact.")] = None,
-    confidence: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P|auto",
-            help="Looped models: stop at probability P, with the step bundle; auto: as edgeformer exits chose.",
-        ),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Predict the texts of a CSV, TSV, JSONL, Parquet or plain text file of any size. -: stdin.",
-        ),
-    ] = None,
-    text: Annotated[str | None, typer.Option(metavar="COL", help="--file, --nearest: the column of the texts.")] = None,
-    pair: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT|COL",
-            help="Classifiers of pairs: the second text of every TEXT, or one for each; with --file its column.",
-        ),
-    ] = None,
-    input_format: Annotated[
-        str | None, advanced(metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet.")
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="OUT", help="--file: write .jsonl, .csv or .parquet. -: stdout.")
-    ] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="FORMAT", help="--file: jsonl, csv, parquet. Default: by OUT.")
-    ] = None,
-    columns: Annotated[
-        str | None,
-        advanced(
-            metavar="all|none|A,B",
-            help="--file: columns to write before the answers (input_NAME if it is an answer's). Default: all.",
-        ),
-    ] = None,
+    words: list[str] | None = Argument(
+        None, metavar="[RUN] TEXT…", help="Texts; a run in front of them. Without a text: lines of stdin."
+    ),
+    artifact: str | None = Option(None, metavar="ID", help="Default: the bundle's first artifact."),
+    confidence: str | None = Option(
+        None,
+        metavar="P|auto",
+        help="Looped models: stop at probability P, with the step bundle; auto: as edgeformer exits chose.",
+    ),
+    file: str | None = Option(
+        None,
+        metavar="FILE",
+        help="Predict the texts of a CSV, TSV, JSONL, Parquet or plain text file of any size. -: stdin.",
+    ),
+    text: str | None = Option(None, metavar="COL", help="--file, --nearest: the column of the texts."),
+    pair: list[str] | None = Option(
+        None,
+        metavar="TEXT|COL",
+        help="Classifiers of pairs: the second text of every TEXT, or one for each; with --file its column.",
+    ),
+    input_format: str | None = advanced(
+        None, metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet."
+    ),
+    output: str | None = Option(None, metavar="OUT", help="--file: write .jsonl, .csv or .parquet. -: stdout."),
+    format_: str | None = Option(
+        None, "--format", metavar="FORMAT", help="--file: jsonl, csv, parquet. Default: by OUT."
+    ),
+    columns: str | None = advanced(
+        None,
+        metavar="all|none|A,B",
+        help="--file: columns to write before the answers (input_NAME if it is an answer's). Default: all.",
+    ),
     encoding: opt.Encoding = None,
-    nearest: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Embedding models: rank the texts of FILE.")
-    ] = None,
-    top: Annotated[int | None, typer.Option(min=1, metavar="K", help="So many of --nearest. Default: 5.")] = None,
+    nearest: Path | None = Option(None, metavar="FILE", help="Embedding models: rank the texts of FILE."),
+    top: int | None = Option(None, min=1, metavar="K", help="So many of --nearest. Default: 5."),
     runtime: opt.Runtime = None,
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli import options as opt
@@ -27,44 +28,34 @@ _MEASURING = (
 
 def command(
     context: typer.Context,
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN|REPORT.json]",
-            help="A run's name or folder, a bundle's folder, an artifact file, any .onnx file, or a report to judge "
-            "again. Default: the newest finished run.",
-        ),
-    ] = None,
+    run: str | None = Argument(
+        None,
+        metavar="[RUN|REPORT.json]",
+        help="A run's name or folder, a bundle's folder, an artifact file, any .onnx file, or a report to judge "
+        "again. Default: the newest finished run.",
+    ),
     device: opt.Device = None,
     batch: opt.Batches = None,
     seq: opt.Lengths = None,
     threads: opt.Threads = None,
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
-    max_latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Fail above this p50, e.g. 5ms; language models: per token.")
-    ] = None,
-    max_vram: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB.")
-    ] = None,
-    max_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Fail above this file size, e.g. 20MiB.")] = None,
-    max_energy: Annotated[
-        str | None, advanced(metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ.")
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Name the artifact to deploy: the cheapest that keeps every limit.")
-    ] = False,
+    max_latency: str | None = Option(
+        None, metavar="TIME", help="Fail above this p50, e.g. 5ms; language models: per token."
+    ),
+    max_vram: str | None = Option(None, metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB."),
+    max_size: str | None = Option(None, metavar="SIZE", help="Fail above this file size, e.g. 20MiB."),
+    max_energy: str | None = advanced(None, metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ."),
+    search: bool = Option(False, "--search", help="Name the artifact to deploy: the cheapest that keeps every limit."),
     min_accuracy: Bound = None,
     max_perplexity: Bound = None,
     min_similarity: Bound = None,
     min_f1: Bound = None,
     min_cosine: Bound = None,
-    minimize: Annotated[
-        Minimize | None, typer.Option(help="--search: what the pick has least of. Default: latency.")
-    ] = None,
-    measured_bundle: Annotated[
-        str | None, advanced("--bundle", metavar="RUN", help="REPORT.json: the measured bundle, for checksums.")
-    ] = None,
+    minimize: Minimize | None = Option(None, help="--search: what the pick has least of. Default: latency."),
+    measured_bundle: str | None = advanced(
+        None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, for checksums."
+    ),
     strict: opt.Strict = False,
     allow_leak: opt.AllowLeak = False,
     shape: opt.Shapes = None,

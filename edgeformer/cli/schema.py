@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
 
 
 def command(
-    document: Annotated[
-        Literal["recipe", "profile", "bundle", "report"], typer.Argument(help="The kind of file.", show_default=False)
-    ],
-    style: Annotated[
-        Literal["json", "markdown"], typer.Option("--format", help="A JSON Schema, or its keys as tables.")
-    ] = "json",
+    document: Literal["recipe", "profile", "bundle", "report"] = Argument(
+        ..., help="The kind of file.", show_default=False
+    ),
+    style: Literal["json", "markdown"] = Option("json", "--format", help="A JSON Schema, or its keys as tables."),
     as_json: opt.Json = False,
 ) -> None:
     """Print the keys of a file: as a JSON Schema, with which editors complete and check YAML, or as tables.

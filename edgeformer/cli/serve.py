@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
@@ -15,26 +14,18 @@ from edgeformer.cli import options as opt
 
 def command(
     bundle: opt.Run = None,
-    host: Annotated[str, typer.Option(help="Address to listen at. 0.0.0.0: every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
-    artifact: Annotated[
-        str | None, typer.Option(metavar="ID", help="Default: the bundle's first artifact that runs here.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Texts of one call of the model. 1: no batching.")] = 32,
-    queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; more are refused with 503.")] = 1024,
-    timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="From a request to its answer; also for a head to come.")
-    ] = "30s",
-    max_texts: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 128,
-    max_characters: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of one request.")] = "1MiB",
-    max_connections: Annotated[int, typer.Option(min=2, help="Requests at once; more are refused with 503.")] = 256,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name of a proxy in front. May be repeated.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="A site that may read the answers (CORS).")
-    ] = None,
+    host: str = Option("127.0.0.1", help="Address to listen at. 0.0.0.0: every one of this machine."),
+    port: int = Option(8000, min=0, max=65535, help="0: a free one."),
+    artifact: str | None = Option(None, metavar="ID", help="Default: the bundle's first artifact that runs here."),
+    max_batch: int = Option(32, min=1, help="Texts of one call of the model. 1: no batching."),
+    queue: int = Option(1024, min=1, help="Texts that may wait; more are refused with 503."),
+    timeout: str = Option("30s", metavar="TIME", help="From a request to its answer; also for a head to come."),
+    max_texts: int = Option(128, min=1, help="Texts of one request."),
+    max_characters: int = Option(20_000, min=1, help="Characters of one text."),
+    max_body: str = Option("1MiB", metavar="SIZE", help="Of one request."),
+    max_connections: int = Option(256, min=2, help="Requests at once; more are refused with 503."),
+    allow_host: list[str] | None = Option(None, metavar="NAME", help="A name of a proxy in front. May be repeated."),
+    allow_origin: list[str] | None = Option(None, metavar="URL", help="A site that may read the answers (CORS)."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")],
+    recipe: str = Argument(..., metavar="RECIPE", help="A recipe file, or the name of a shipped one."),
     overrides: opt.Set = None,
     data: opt.DataFolder = None,
     tokenizer: opt.TokenizerFile = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the recipe's name and a number.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of this recipe.")] = False,
-    accelerator: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")] = None,
-    as_device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050.")
-    ] = None,
+    name: str | None = Option(None, help="Name of the run. Default: the recipe's name and a number."),
+    resume: bool = Option(False, "--resume", help="Go on with an interrupted run of this recipe."),
+    accelerator: Literal["auto", "cpu", "cuda"] = Option("auto", help="Where to train."),
+    max_steps: int | None = Option(None, min=1, help="Stop after this many optimizer steps."),
+    as_device: str | None = Option(
+        None, metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050."
+    ),
     allow_leak: opt.AllowLeak = False,
-    ignore_memory: Annotated[
-        bool, typer.Option("--ignore-memory", help="Train although the prediction says that memory will not do.")
-    ] = False,
-    shard: Annotated[
-        bool, typer.Option("--shard", help="Each process keeps a part of weights and optimizer state only (FSDP2).")
-    ] = False,
+    ignore_memory: bool = Option(
+        False, "--ignore-memory", help="Train although the prediction says that memory will not do."
+    ),
+    shard: bool = Option(
+        False, "--shard", help="Each process keeps a part of weights and optimizer state only (FSDP2)."
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

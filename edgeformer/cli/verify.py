@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Option
 
 from edgeformer.cli import options as opt
 
 
 def command(
     bundle: opt.Run = None,
-    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Run this artifact only. Default: all.")] = None,
-    runtime: Annotated[
-        str | None, opt.runtime_option(help="Run them in onnxruntime, openvino or all. Default: each in its usual one.")
-    ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Record this machine's results in targets.json.")] = False,
+    artifact: str | None = Option(None, metavar="ID", help="Run this artifact only. Default: all."),
+    runtime: str | None = Option(
+        None, metavar="NAME", help="Run them in onnxruntime, openvino or all. Default: each in its usual one."
+    ),
+    write: bool = Option(False, "--write", help="Record this machine's results in targets.json."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

@@ -24,6 +24,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
 from edgeformer.artifacts.golden import INPUT, OUTPUT, write_golden
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Sharing
+from edgeformer.artifacts.onnx_outline import CONTROL
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE
@@ -296,7 +297,7 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
         )
     reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
     notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in data.drawn.items())}"]
-    if job.graph.outline.has_subgraphs:
+    if {operator for _, operator in job.graph.outline.operators} & {*CONTROL}:
         notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
     score = task.golden_score(0, reference, reference)
     return _write_manifest(
