@@ -30,13 +30,12 @@ from edgeformer.artifacts.workspace import (
     read_json_bytes,
     read_manifest,
 )
-from edgeformer.runtimes import ArtifactFiles, OpenOptions, cannot_run, opener_of
+from edgeformer.runtimes import ArtifactFiles, OpenOptions, opener_of
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Task, TextReader, get_task, import_task
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.data_config import DataSection
     from edgeformer.runtimes.decoder import Decoder
     from edgeformer.runtimes.session import Session
 
@@ -52,12 +51,20 @@ class Bundle:
         folder: of the bundle.
         manifest: its bundle.json.
         contents: checks its files against the manifest.
+        name: of the run that it was exported from, which a renamed folder keeps.
+        data: section of the recipe.
+        trained_on: set → fingerprint, as training recorded it.
+        leaks: the model sees the tokens that it predicts.
+        artifacts: all, whatever their status.
     """
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self.contents = BundleFiles(folder, manifest)
+        self.name, self.data = manifest.run, manifest.data
+        self.trained_on: Mapping[str, str] = manifest.data_fingerprints
+        self.leaks, self.artifacts = manifest.leaks, manifest.artifacts
         self._readers: dict[str, TextReader] = {}
         self._golden: dict[str, Golden] = {}
 
@@ -81,30 +88,10 @@ class Bundle:
                 )
         return cls(folder, manifest)
 
-    @property
-    def name(self) -> str:
-        """The name of the run that it was exported from, which a renamed folder keeps."""
-        return self.manifest.run
-
     @cached_property
     def task(self) -> Task:
         """The model's task. Raises ArtifactError for an unknown task."""
         return get_task(self.manifest.task)
-
-    @property
-    def data(self) -> DataSection:
-        """The data section of the recipe."""
-        return self.manifest.data
-
-    @property
-    def trained_on(self) -> Mapping[str, str]:
-        """Set → fingerprint, as training recorded it."""
-        return self.manifest.data_fingerprints
-
-    @property
-    def leaks(self) -> bool:
-        """Whether the model sees the tokens that it predicts."""
-        return self.manifest.leaks
 
     @cached_property
     def loops(self) -> int:
@@ -112,11 +99,6 @@ class Bundle:
         # Older bundles lack `loops`: a language model's last exit, or a classifier's iterations.
         last_exit = self.manifest.exits[-1] if self.manifest.exits else None
         return self.manifest.loops or last_exit or self._config_number(".", "iterations")
-
-    @property
-    def artifacts(self) -> tuple[ArtifactManifest, ...]:
-        """All artifacts, whatever their status, in the order of the manifest."""
-        return self.manifest.artifacts
 
     def artifact(self, id_: str) -> ArtifactManifest:
         """Return the artifact with that id. Raises InputError that lists the existing ids."""
@@ -130,10 +112,6 @@ class Bundle:
         """Return the artifacts that were built, optionally of some roles only (full, exit, step, decode)."""
         built = (artifact for artifact in self.artifacts if artifact.status == "built" and artifact.file is not None)
         return tuple(artifact for artifact in built if not roles or artifact.role in roles)
-
-    def cannot_run(self, artifact: ArtifactManifest, provider: str | None = None) -> str | None:
-        """Return why this machine cannot run the artifact (package, driver, GPU, version); None: it can."""
-        return cannot_run(artifact, provider)
 
     def exits(self, artifact: ArtifactManifest) -> tuple[int, ...]:
         """Return the loops that an artifact can answer after, in rising order; empty: a model without loops.

@@ -41,22 +41,21 @@ class Run:
     Attributes:
         folder: of the run.
         manifest: its run.json.
+        name: the name at training, which a renamed folder keeps.
+        trained_on: set → fingerprint, as training recorded it.
     """
 
     def __init__(self, folder: Path, manifest: RunManifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.name = manifest.run
+        self.trained_on: Mapping[str, str] = manifest.data.fingerprints
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Read the manifest of the run in ``folder``. Raises ArtifactError if it is missing or damaged."""
         import_task(folder / workspace.RUN_FILE)
         return cls(folder, workspace.read_manifest(RunManifest, folder / workspace.RUN_FILE))
-
-    @property
-    def name(self) -> str:
-        """The name at training, which a renamed folder keeps."""
-        return self.manifest.run
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -87,11 +86,6 @@ class Run:
     def data(self) -> DataSection:
         """The data section of the completed recipe."""
         return self.settled.data
-
-    @property
-    def trained_on(self) -> Mapping[str, str]:
-        """Set → fingerprint, as training recorded it."""
-        return self.manifest.data.fingerprints
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -299,7 +293,7 @@ def locate(argument: str | None, artifacts: Path) -> Location:
     for candidate in (Path(argument), artifacts / argument):
         if candidate.name == workspace.BUNDLE_FOLDER:
             restore_folder(candidate)
-        if not path_exists(candidate):
+        if not os.path.exists(candidate):  # noqa: PTH110 - Path.exists raises for a name that is too long
             continue
         if (candidate / workspace.RUN_FILE).is_file():
             return Location(candidate, find_bundle(candidate))
@@ -312,11 +306,6 @@ def locate(argument: str | None, artifacts: Path) -> Location:
     names = [folder.name for folder in run_folders(artifacts)]
     hint = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {hint}")
-
-
-def path_exists(path: Path) -> bool:
-    """Return whether a file or folder exists; False for an invalid path (too long, or with a null character)."""
-    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def _locate_file(file: Path) -> Location:

@@ -7,7 +7,8 @@ guarantee of `edgeformer exits`, do not affect it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.files import write_json
@@ -18,6 +19,7 @@ from edgeformer.system.host import cpu_name, default_threads
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.report import Report
+    from edgeformer.bundle import Bundle
 
 FILE = "runtimes.json"
 _NOISE = 0.975
@@ -28,7 +30,7 @@ class FastestRuntimes(Frozen):
     """The fastest providers of a search.
 
     Attributes:
-        bundle: :attr:`BundleFiles.fingerprint`; earlier versions wrote the manifest's sha256.
+        bundle: sha256 over names and checksums of its files; earlier versions wrote the manifest's sha256.
         threads: of one operator, as inference uses them.
         versions: of the libraries. Earlier versions wrote neither threads nor versions; such a file is ignored.
         providers: artifact → provider.
@@ -58,11 +60,7 @@ def save_fastest(report: Report, location: Location) -> None:
     if search is None or search.basis == "estimated":
         return
     comparable = [candidate for candidate in search.candidates if candidate.threads in (None, threads)]
-    measured = [
-        candidate
-        for candidate in comparable
-        if candidate.feasible and candidate.latency_status == "measured" and candidate.stable
-    ]
+    measured = [c for c in comparable if c.feasible and c.latency_status == "measured" and c.stable]
     pick = None if search.pick is None else search.candidates[search.pick]
     providers = {}
     for artifact in bundle.built():
@@ -78,15 +76,8 @@ def save_fastest(report: Report, location: Location) -> None:
                 if provider_facts(candidate.provider).rounds_to is None
             ]
             providers[artifact.id] = min(costs)[1]
-    choice = FastestRuntimes(
-        processor=cpu_name(),
-        bundle=bundle.contents.fingerprint,
-        device=report.device,
-        created=report.created,
-        threads=threads,
-        versions=library_versions(),
-        providers=providers,
-    )
+    conditions = _conditions(bundle)
+    choice = FastestRuntimes(**conditions, device=report.device, created=report.created, providers=providers)
     write_json(location.reports / FILE, choice)
 
 
@@ -100,8 +91,7 @@ def load_fastest(location: Location) -> dict[str, str]:
         return {}
     choice = read_manifest(FastestRuntimes, path)
     bundle = location.open_bundle()
-    measured = choice.processor, choice.bundle, choice.threads, choice.versions
-    if measured != (cpu_name(), bundle.contents.fingerprint, default_threads(), library_versions()):
+    if not _conditions(bundle).items() <= choice.model_dump().items():
         return {}
     return {
         artifact.id: provider
@@ -110,3 +100,12 @@ def load_fastest(location: Location) -> dict[str, str]:
         and provider in requested_providers(artifact, ALL_RUNTIMES)
         and cannot_run(artifact, provider) is None
     }
+
+
+def _conditions(bundle: Bundle) -> dict[str, Any]:
+    """Return what the times of a search depend on."""
+    listed = "".join(f"{sha256} {name}\n" for name, sha256 in sorted(bundle.contents.checksums.items()))
+    fingerprint = hashlib.sha256(listed.encode()).hexdigest()
+    return {
+        "processor": cpu_name(), "bundle": fingerprint, "threads": default_threads(), "versions": library_versions()
+    }  # fmt: skip

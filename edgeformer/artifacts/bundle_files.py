@@ -33,25 +33,17 @@ class BundleFiles:
     Args:
         folder: the bundle's.
         manifest: what should be there.
+
+    Attributes:
+        checksums: file that the manifest vouches for → sha256.
     """
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self._manifest = manifest
         self._checks: dict[str, FileCheck] = {}
-
-    @property
-    def checksums(self) -> dict[str, str]:
-        """Every file that the manifest vouches for, and its sha256."""
-        artifacts = self._manifest.artifacts
-        checksums = {a.file: a.sha256 for a in artifacts if a.file is not None and a.sha256 is not None}
-        return {**self._manifest.files, **checksums}
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 over names and checksums of those files: of what runs, whatever else the manifest says of it."""
-        listed = "".join(f"{sha256} {name}\n" for name, sha256 in sorted(self.checksums.items()))
-        return hashlib.sha256(listed.encode()).hexdigest()
+        artifacts = {a.file: a.sha256 for a in manifest.artifacts if a.file is not None and a.sha256 is not None}
+        self.checksums = {**manifest.files, **artifacts}
 
     def inspect(self, name: str) -> FileCheck:
         """Compare a file with the manifest.
@@ -68,22 +60,21 @@ class BundleFiles:
         # The size of an artifact includes its parts and external weights.
         single = (a for a in self._manifest.artifacts if not a.parts and a.weights_file is None)
         size_bytes = next((a.size_bytes for a in single if a.file == name and a.size_bytes is not None), 0)
-        facts: dict[str, str | None] = {}
         try:
             if sha256 is None:
-                facts = {"status": "unexpected", "detail": f"{BUNDLE_FILE} has no checksum of it"}
+                check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} has no checksum of it")
             elif sha256_of(path) == sha256:
-                facts = {"status": "intact"}
+                check = FileCheck(file=name, status="intact")
             elif (actual_bytes := path.stat().st_size) < size_bytes:
-                facts = {"status": "truncated", "detail": f"{actual_bytes:,} of {size_bytes:,} bytes are there"}
+                detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
+                check = FileCheck(file=name, status="truncated", detail=detail)
             else:
-                facts = {"status": "changed", "detail": f"its sha256 is not the one in {BUNDLE_FILE}"}
-        except FileNotFoundError:
-            facts = {"status": "missing"}
+                check = FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
         except OSError as error:
-            facts = {"status": "missing", "detail": f"cannot be read: {error.strerror}"}
-        self._checks[name] = FileCheck.model_validate({"file": name, **facts})
-        return self._checks[name]
+            detail = None if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            check = FileCheck(file=name, status="missing", detail=detail)
+        self._checks[name] = check
+        return check
 
     def intact(self, name: str, need: str) -> Path:
         """A file's path, after it was compared with the manifest.
@@ -172,19 +163,15 @@ class TargetRecord(Frozen):
     unscored: str | None = Field(None, description="why there is no score on the validation split")
     signature: str = Field("", description="sha256 of this record with an empty signature")
 
-    @property
-    def checksum(self) -> str:
-        """sha256 of this record with an empty signature."""
-        return hashlib.sha256(as_json(self.model_copy(update={"signature": ""})).encode()).hexdigest()
-
     def signed(self) -> Self:
         """The same with its signature."""
-        return self.model_copy(update={"signature": self.checksum})
+        unsigned = as_json(self.model_copy(update={"signature": ""}))
+        return self.model_copy(update={"signature": hashlib.sha256(unsigned.encode()).hexdigest()})
 
     def why_refused(self, manifest: BundleManifest) -> str | None:
         """Why it says nothing of the bundle's artifact; None: it does."""
         subject = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
-        if self.signature != self.checksum:
+        if self != self.signed():
             return f"{subject} was changed since it was written, so it is not used: {REMEASURE}"
         current = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
         if current is None or current.status != "built":
@@ -250,13 +237,11 @@ def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | 
 
 def completed(manifest: BundleManifest, records: Mapping[str, TargetRecord]) -> BundleManifest:
     """The manifest as it would be if export had run on those targets; an artifact that failed there is rejected."""
-
-    def entry(artifact: ArtifactManifest) -> ArtifactManifest:
-        record = records.get(artifact.id)
-        if record is None:
-            return artifact
-        measured = {name: getattr(record, name) for name in ("parity", "score", "validation")}
-        failed = {"status": "rejected", "reason": f"on {record.device}: {record.reason}"}
-        return artifact.model_copy(update=measured | (failed if record.status == "failed" else {}))
-
-    return manifest.model_copy(update={"artifacts": tuple(map(entry, manifest.artifacts))})
+    artifacts = []
+    for artifact in manifest.artifacts:
+        if (record := records.get(artifact.id)) is not None:
+            update = {"parity": record.parity, "score": record.score, "validation": record.validation}
+            failed = {"status": "rejected", "reason": f"on {record.device}: {record.reason}"}
+            artifact = artifact.model_copy(update=update | (failed if record.status == "failed" else {}))
+        artifacts.append(artifact)
+    return manifest.model_copy(update={"artifacts": tuple(artifacts)})

@@ -35,7 +35,7 @@ _FIELDS: dict[str, dict[int, str]] = {
     "shape": {1: "dim"},
     "dim": {2: "bytes"},
 }
-"""Message → field number → message in that field, or bytes to keep (onnx.proto). Other bytes, as weights, are skipped."""
+"""Message → field number → message in that field, or bytes to keep (onnx.proto). Other bytes are skipped."""
 _MOST_MESSAGES = 4_000_000
 """Nodes, tensors and attributes: 100 times those of a large model. Each takes half a kilobyte."""
 

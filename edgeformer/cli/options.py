@@ -212,7 +212,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
         ArtifactError: no such run, or no runs at all.
     """
     from edgeformer.artifacts.data_config import NAME_PATTERN
-    from edgeformer.run import locate, path_exists, run_folders
+    from edgeformer.run import locate, run_folders
 
     if run is not None or not words:
         return locate(run, artifacts), words
@@ -222,7 +222,8 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     except ArtifactError:
         can_name = first != "" and not any(character.isspace() for character in first)
         has_texts = len(words) >= 2 or _stdin_has_input()
-        exists = can_name and (path_exists(Path(first)) or path_exists(artifacts / first))
+        # Path.exists raises for a name that is too long.
+        exists = can_name and any(map(os.path.exists, (first, artifacts / first)))
         if exists or (has_texts and can_name and ("/" in first or "\\" in first)):
             raise
         if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:

@@ -19,6 +19,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     OpenOptions,
+    cannot_run,
     library_versions,
     provider_facts,
     requested_providers,
@@ -112,7 +113,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         if file.status != "intact":
             detail = f" ({file.detail})" if file.detail else ""
             return because(f"{name} is {file.status}{detail}", "damaged")
-    refusal = bundle.cannot_run(artifact, provider)
+    refusal = cannot_run(artifact, provider)
     if refusal is not None:
         return because(refusal)
     try:

@@ -20,6 +20,7 @@ from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
+from edgeformer.runtimes import cannot_run
 from edgeformer.runtimes.tensorrt.state import tensorrt_state
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
@@ -262,7 +263,7 @@ def test_engine_has_input_shapes_and_no_parity_without_its_gpu(wrapped_engine: P
     assert output.built_for is not None and output.built_for["compute_capability"] == "8.9"
     assert output.engine.weight_bytes is not None and output.engine.weight_bytes >= 4 * (64 * 16 + 16 * 16)
     assert output.size_bytes == (wrapped_engine / FILE).stat().st_size > output.engine.weight_bytes
-    if opened.cannot_run(output) is not None:
+    if cannot_run(output) is not None:
         assert output.parity is not None and "verify --write" in str(output.parity.reason)
 
 
