@@ -141,26 +141,20 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    def manifest() -> str | None:
-        return sha256_of(bundle / BUNDLE_FILE) if (bundle / BUNDLE_FILE).is_file() else None
-
-    previous = manifest()
+    file = bundle / BUNDLE_FILE
+    previous = sha256_of(file) if file.is_file() else None
     try:
         with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
             yield
     except KeyboardInterrupt:
         state = f"{bundle} is unchanged" if previous is not None else f"there is no {bundle}"
-        if manifest() != previous:
+        if file.is_file() and sha256_of(file) != previous:
             state = f"{bundle} was complete already"
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
 def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
-    """Return the builders selected by --trt, --trt-via and --build, without duplicates.
-
-    Raises:
-        InputError: --trt-via is unknown, or --trt is missing.
-    """
+    """Return the builders selected by --trt, --trt-via and --build, without duplicates. Raises InputError."""
     from edgeformer.artifacts.manifest import ONNX
     from edgeformer.runtimes import all_builders
 
@@ -169,11 +163,10 @@ def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     flags = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
     if via not in flags:
         raise InputError(f"--trt-via {via!r}: must be {' or '.join(flags)}")
-    via_flag = flags[via]
-    if via_flag is not None and not trt:
+    if flags[via] is not None and not trt:
         raise InputError("--trt-via: selects the compiler of engines; add --trt")
     # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
-    selected = [flag for flag in (via_flag, "--trt" if trt else None) if flag is not None]
+    selected = [flag for flag in (flags[via], "--trt" if trt else None) if flag is not None]
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))
 
 

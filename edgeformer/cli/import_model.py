@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 from typer import Argument, Option
 
-from edgeformer.artifacts.errors import InputError, needs_extra
+from edgeformer.artifacts.errors import needs_extra
 from edgeformer.cli import options as opt
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ def hf(
         help="What to judge artifacts on: labelled rows, pairs with a score, or a folder of such files.",
     ),
     labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in order. Default: the model's own."),
-    pooling: str | None = Option(
+    pooling: Literal["cls", "mean", "max"] | None = Option(
         None, metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."
     ),
     max_length: int | None = Option(
@@ -88,8 +89,6 @@ def hf(
     """
     from edgeformer.cli.progress import show_progress
 
-    if pooling not in (None, "cls", "mean", "max"):
-        raise InputError(f"--pooling {pooling!r}: must be cls, mean or max")
     with needs_extra("train", "importing a model"):
         from edgeformer.export.import_run import HfOptions, import_hf
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None

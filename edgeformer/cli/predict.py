@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import typer
 from typer import Argument, Option
@@ -21,36 +21,12 @@ from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import RowWriter
+    from edgeformer.data.sources import Columns
     from edgeformer.inference.predict import Confidence, Predictor
     from edgeformer.run import Location
 
-_STREAM = "-"
 _BROKEN_PIPE = 141
 """Exit code of shells for SIGPIPE: 128 + 13."""
-_INPUT_FORMATS = ("text", "csv", "tsv", "jsonl", "parquet")
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    """Options of --file, and those of the model that answers.
-
-    Attributes:
-        source: the input file; None: standard input.
-        target: the output file; None: standard output.
-        format: of the output, as the user gave it.
-    """
-
-    source: Path | None
-    text: str | None
-    pair: str | None
-    input_format: str | None
-    target: Path | None
-    format: str | None
-    columns: str | None
-    encoding: str | None
-    artifact: str | None
-    confidence: Confidence
-    runtime: str | None
 
 
 def command(
@@ -75,11 +51,11 @@ def command(
         metavar="TEXT|COL",
         help="Classifiers of pairs: the second text of every TEXT, or one for each; with --file its column.",
     ),
-    input_format: str | None = advanced(
+    input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
         None, metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet."
     ),
     output: str | None = Option(None, metavar="OUT", help="--file: write .jsonl, .csv or .parquet. -: stdout."),
-    format_: str | None = Option(
+    format_: Literal["jsonl", "csv", "parquet"] | None = Option(
         None, "--format", metavar="FORMAT", help="--file: jsonl, csv, parquet. Default: by OUT."
     ),
     columns: str | None = advanced(
@@ -119,6 +95,8 @@ def command(
             raise InputError(f"--confidence {confidence}: is neither a probability in 0…1 nor auto")
     arguments, pairs = [*(words or ())], [*(pair or ())]
     if file is not None:
+        from edgeformer.data.sources import Columns
+
         opt.refuse_options(context, ("nearest", "top"), "is for single texts; with --file, --output has the vectors")
         if len(arguments) > (run is None):
             raise InputError(
@@ -126,20 +104,18 @@ def command(
             )
         if len(pairs) > 1:
             raise InputError("--pair: with --file it is the one column of the second texts")
-        file_options = FileOptions(
-            source=Path(file) if file != _STREAM else None,
-            text=text,
-            pair=pairs[0] if pairs else None,
+        _predict_file(
+            run or next(iter(arguments), None),
+            artifacts,
+            source=Path(file) if file != "-" else None,
+            columns=Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding),
             input_format=input_format,
-            target=Path(output) if output not in (None, _STREAM) else None,
-            format=format_,
-            columns=columns,
-            encoding=encoding,
-            artifact=artifact,
-            confidence=probability,
-            runtime=runtime,
+            target=Path(output) if output not in (None, "-") else None,
+            format_=format_,
+            kept_columns=columns,
+            opening=(artifact, probability, runtime),
+            as_json=as_json,
         )
-        _predict_file(run or next(iter(arguments), None), artifacts, file_options, as_json=as_json)
         return
     opt.refuse_options(context, ("input_format", "output", "format_", "columns"), "belongs to --file FILE")
     if nearest is None:
@@ -194,33 +170,64 @@ def _print_notes(model: Predictor) -> None:
         say("\n".join(f"note: {note}" for note in notes), err=True)
 
 
-def _predict_file(run: str | None, artifacts: Path, options: FileOptions, *, as_json: bool) -> None:
+def _predict_file(
+    run: str | None,
+    artifacts: Path,
+    *,
+    source: Path | None,
+    columns: Columns,
+    input_format: str | None,
+    target: Path | None,
+    format_: str | None,
+    kept_columns: str | None,
+    opening: tuple[str | None, Confidence, str | None],
+    as_json: bool,
+) -> None:
     """Run ``predict --file``: read texts, write one row for each, report the totals.
+
+    Args:
+        source: the input file; None: standard input.
+        columns: of the input.
+        target: the output file; None: standard output.
+        format_: of the output, as the user gave it.
+        kept_columns: columns of the input to write before the answers, as the user gave them.
+        opening: artifact, confidence and runtime, as the user gave them.
 
     Raises:
         InputError: options that exclude each other, or an input file that cannot be read.
         typer.Exit: 3, a row has no answer.
     """
-    from edgeformer.artifacts.row_files import JsonDocument, TableStyle, writer_for
+    from edgeformer.artifacts.row_files import JsonDocument, TableStyle, format_named, writer_for
+    from edgeformer.artifacts.workspace import require_writable
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.data.sources import Columns
     from edgeformer.data.unlabelled import Reading, unlabelled
     from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.run import locate
 
-    format_, target = _output_format(options, as_json=as_json), options.target
-    location = locate(run, artifacts)
-    check_answerable(location, options.confidence, pairs=True if options.pair else None)
-    owner = location.open_bundle() if location.bundle is not None else location.open_run()
-    columns = Columns(text=options.text, text_pair=options.pair, encoding=options.encoding)
-    reading = Reading(owner.data.parts, columns, options.input_format, single=predicts_vectors(location))
-    with unlabelled(options.source, sys.stdin.buffer, reading) as texts:
-        check_answerable(location, options.confidence, pairs=texts.pairs)
-        with open_predictor(location, options.artifact, options.confidence, options.runtime) as model:
+    if target is None and as_json:
+        if format_ is not None:
+            raise InputError("--json: is one document; leave out --format, or --json")
+        format_ = "json"
+    elif target is not None:
+        require_writable("--output", target)
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            raise InputError(f"--output {target}: is a link or a device; name a file, or leave it out to use stdout")
+        with suppress(OSError):
+            if source is not None and target.samefile(source):
+                raise InputError(f"--output {target}: is the file of --file; name another")
+    format_ = format_named(target, format_) or "jsonl"
+    if format_ == "parquet" and target is None:
+        raise InputError("--format parquet: is no text for standard output; give --output FILE")
+    location, confidence = locate(run, artifacts), opening[1]
+    check_answerable(location, confidence, pairs=True if columns.text_pair else None)
+    reading = Reading(location.open_model().data.parts, columns, input_format, single=predicts_vectors(location))
+    with unlabelled(source, sys.stdin.buffer, reading) as texts:
+        check_answerable(location, confidence, pairs=texts.pairs)
+        with open_predictor(location, *opening) as model:
             example = example_row(model, pairs=texts.pairs)
-            kept = choose_columns(texts, options.columns, example, as_table=format_ in ("csv", "parquet"))
+            kept = choose_columns(texts, kept_columns, example, as_table=format_ in ("csv", "parquet"))
             types = {}
             if format_ == "parquet" and texts.source is not None and texts.source.path.lower().endswith(".parquet"):
                 from pyarrow import parquet
@@ -249,41 +256,9 @@ def _predict_file(run: str | None, artifacts: Path, options: FileOptions, *, as_
         raise typer.Exit(3)
 
 
-def _output_format(options: FileOptions, *, as_json: bool) -> str:
-    """Return the output format: jsonl, csv, parquet, or json (one document). Raises InputError."""
-    from edgeformer.artifacts.row_files import FORMATS, format_named
-    from edgeformer.artifacts.workspace import require_writable
-
-    named = ("--format", options.format, FORMATS), ("--input-format", options.input_format, _INPUT_FORMATS)
-    for option, value, allowed in named:
-        if value is not None and value not in allowed:
-            raise InputError(f"{option} {value}: is none of {', '.join(allowed)}")
-    target = options.target
-    if target is not None:
-        require_writable("--output", target)
-        if target.is_symlink() or (target.exists() and not target.is_file()):
-            raise InputError(f"--output {target}: is a link or a device; name a file, or leave it out to use stdout")
-        with suppress(OSError):
-            if options.source is not None and target.samefile(options.source):
-                raise InputError(f"--output {target}: is the file of --file; name another")
-    elif as_json:
-        if options.format is not None:
-            raise InputError("--json: is one document; leave out --format, or --json")
-        return "json"
-    format_ = format_named(target, options.format) or FORMATS[0]
-    if format_ == "parquet" and target is None:
-        raise InputError("--format parquet: is no text for standard output; give --output FILE")
-    return format_
-
-
 @contextmanager
 def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
-    """Open a file, which gets its name once it is complete, or standard output.
-
-    Args:
-        target: None: standard output.
-        complete: write to standard output only after everything is there, or nothing at all.
-    """
+    """Open a file, which gets its name once it is complete, or stdout; ``complete``: all at once at the end."""
     from edgeformer.system.leftovers import replace_exclusively
 
     if target is not None:

@@ -102,6 +102,7 @@ def command(
     from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
+    from edgeformer.report.documents import print_report
     from edgeformer.run import locate
     from edgeformer.tasks import all_tasks
 
@@ -125,7 +126,10 @@ def command(
         target = bundle.manifest.target if bundle is not None else None
         profile = load_profile(device or target, profiles, progress.message)
         judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)
-        _print_report(judged, [], as_json=as_json)
+        if as_json:
+            opt.print_json(judged)
+        else:
+            print_report(judged, [], opt.stdout())
         if judged.verdict.status == "fail":
             raise typer.Exit(3)
         return
@@ -164,7 +168,7 @@ def _measure(location: Location, profile: Any, options: ProfileOptions, *, as_js
     """Measure and judge a bundle, write the report's files and print it. Raises InterruptedRun after Ctrl-C."""
     from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
     from edgeformer.cli.progress import show_progress
-    from edgeformer.report.documents import write_interrupted, write_report
+    from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.runtime_preference import save_fastest
 
     try:
@@ -179,14 +183,8 @@ def _measure(location: Location, profile: Any, options: ProfileOptions, *, as_js
         ) from None
     written = write_report(report, location)
     save_fastest(report, location)
-    _print_report(report, written, as_json=as_json)
-    return report
-
-
-def _print_report(report: Report, written: list[Path], *, as_json: bool) -> None:
-    from edgeformer.report.documents import print_report
-
     if as_json:
         opt.print_json(report)
     else:
         print_report(report, written, opt.stdout())
+    return report

@@ -136,7 +136,7 @@ def test_standard_input(folder: Path) -> None:
         (("--file", "in.csv", "--output", "in.csv"), "is the file of --file"),
         (("--file", "in.csv", "--output", "out.xml"), "its suffix does not tell the format"),
         (("--file", "in.csv", "--output", "artifacts"), "is a folder"),
-        (("--file", "in.csv", "--format", "xml"), "is none of jsonl, csv, parquet"),
+        (("--file", "in.csv", "--format", "xml"), "Invalid value for '--format'"),
         (("--file", "in.csv", "--format", "parquet"), "give --output FILE"),
         (("--file", "in.csv", "--json", "--format", "csv"), "is one document"),
         (("--file", "in.csv", "--nearest", "in.txt"), "--nearest: is for single texts"),
