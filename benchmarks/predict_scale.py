@@ -28,7 +28,7 @@ from typing import Any
 from tabulate import tabulate
 
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.row_files import JsonLines
+from edgeformer.artifacts.row_files import JsonRows
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import collate
 from edgeformer.data.synthetic import synthetic_reviews
@@ -74,7 +74,7 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
                     model.run(inputs)
                 between, used_between = time.perf_counter(), time.process_time()
                 with (Path(work) / "answers.jsonl").open("wb") as out:
-                    predict_file(model, table, JsonLines(out))
+                    predict_file(model, table, JsonRows(out))
                 if number:  # the first round warms up
                     results["bare"].append((between - started, used_between - used))
                     results["predict"].append((time.perf_counter() - between, time.process_time() - used_between))

@@ -36,9 +36,12 @@ class Registry(Generic[T]):
     names: Callable[[T], Sequence[str]]
     modules: bool = False
 
-    def built_in(self) -> tuple[T, ...]:
-        """Return edgeformer's own members, in alphabetical order of their modules."""
-        return tuple(self._members())
+    def built_in(self) -> Iterator[T]:
+        """Yield edgeformer's own members, in alphabetical order of their modules, which are imported one by one."""
+        for submodule in _submodules(self.package, modules=self.modules):
+            member: T | None = getattr(import_module(f"{self.package}.{submodule}"), self.attribute, None)
+            if member is not None:
+                yield member
 
     def announced(self) -> tuple[T, ...]:
         """Return the members from entry points. The lookup takes a while and runs once per process.
@@ -54,18 +57,12 @@ class Registry(Generic[T]):
         return (*self.built_in(), *self.announced())
 
     def find(self, name: str) -> T | None:
-        """Return the member with a name, or None. Submodules are imported one by one, entry points only at the end."""
-        for members in (self._members, self.announced):
+        """Return the member with a name, or None. Entry points are looked up only if no built-in member has it."""
+        for members in (self.built_in, self.announced):
             for member in members():
                 if name in self.names(member):
                     return member
         return None
-
-    def _members(self) -> Iterator[T]:
-        for submodule in _submodules(self.package, modules=self.modules):
-            member: T | None = getattr(import_module(f"{self.package}.{submodule}"), self.attribute, None)
-            if member is not None:
-                yield member
 
 
 @cache
@@ -78,7 +75,7 @@ def _submodules(package: str, *, modules: bool) -> list[str]:
 def _announced(registry: Registry[T]) -> tuple[T, ...]:
     from importlib import metadata  # slow to import, and not needed to find a built-in member
 
-    members = list(registry.built_in())
+    members, announced = list(registry.built_in()), []
     entry_points = metadata.entry_points(group=registry.package)
     # A package that is on the path twice is announced twice.
     for (name, value), entry_point in sorted({(point.name, point.value): point for point in entry_points}.items()):
@@ -99,4 +96,5 @@ def _announced(registry: Registry[T]) -> tuple[T, ...]:
                     f"{where} takes {duplicates}, which {registry.names(other)[0]!r} has already; {remedy}"
                 )
         members.append(member)
-    return tuple(members[len(registry.built_in()) :])
+        announced.append(member)
+    return tuple(announced)

@@ -60,6 +60,7 @@ class BundleFiles:
         # The size of an artifact includes its parts and external weights.
         single = (a for a in self._manifest.artifacts if not a.parts and a.weights_file is None)
         size_bytes = next((a.size_bytes for a in single if a.file == name and a.size_bytes is not None), 0)
+        detail: str | None
         try:
             if sha256 is None:
                 check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} has no checksum of it")

@@ -121,13 +121,9 @@ _LATER = ("rows", "encoding", "longest", "shortest", "balance")
 
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
     """A dumped ``data`` section, or a source, without later keys at their default: its hash stays as it was."""
-
-    def reduce(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: reduce(item) for key, item in value.items() if key not in _LATER or item not in (None, {})}
-        return [reduce(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    reduced: dict[str, Any] = reduce(section)
+    reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {})}
+    if "parts" in section:
+        reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}
     return reduced
 
 
@@ -183,6 +179,8 @@ class DataSection(Recognised):
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
     """The key that says how many tokens the model reads at once."""
+    instead_of_rows: ClassVar[str | None] = None
+    """What to do where sources cannot be sampled, because there are no labels to draw by."""
 
     @property
     def tokens_at_once(self) -> int:
@@ -205,14 +203,16 @@ class DataSection(Recognised):
 
     def sampled(self, part: str) -> bool:
         """Whether only some rows of a source of the part are taken; a generator makes as many as are wanted."""
-        row_limits = [source.rows for source in self.parts.get(part, ()) if source.kind != "synthetic-reviews"]
-        return any(amount is not None for amount in row_limits)
+        return any(
+            source.kind != "synthetic-reviews" and source.rows is not None for source in self.parts.get(part, ())
+        )
 
-    def _whole_sources(self, instead: str) -> None:
-        """Raise ValueError where a source says ``rows``, which needs labels to draw by."""
+    @model_validator(mode="after")
+    def _samples_labelled_texts(self) -> Self:
         part = next((part for part in self.parts if self.sampled(part)), None)
-        if part is not None:
-            raise ValueError(f"parts.{part}: rows: is for texts with labels; {instead}")
+        if part is not None and self.instead_of_rows is not None:
+            raise ValueError(f"parts.{part}: rows: is for texts with labels; {self.instead_of_rows}")
+        return self
 
 
 SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "given", "imported"]
@@ -325,6 +325,9 @@ class TextConfig(DataSection):
     """
 
     length_key: ClassVar[str] = "sequence_length"
+    instead_of_rows: ClassVar[str | None] = (
+        "a language model takes the first paragraphs of its training text with data.first_n"
+    )
 
     parts: Parts = Field(description="train, validation, and any number of test sets by name")
     mode: Literal["paragraphs", "packed"]
@@ -340,11 +343,6 @@ class TextConfig(DataSection):
             raise ValueError(f"needs the parts train and validation; missing: {', '.join(missing)}")
         return parts
 
-    @model_validator(mode="after")
-    def _reads_whole_sources(self) -> Self:
-        self._whole_sources("a language model takes the first paragraphs of its training text with data.first_n")
-        return self
-
 
 class PairsConfig(DataSection):
     """Texts for an embedding model, and pairs of texts with a score of how similar people found them.
@@ -358,6 +356,7 @@ class PairsConfig(DataSection):
     """
 
     length_key: ClassVar[str] = "max_length"
+    instead_of_rows: ClassVar[str | None] = "pairs with a score are all read; leave it out"
 
     max_length: Annotated[int, Field(ge=4)] = Field(description="tokens, special tokens included")
 
@@ -367,11 +366,6 @@ class PairsConfig(DataSection):
         if stream:
             raise ValueError("an embedding model is not trained here, so there is no training set to stream")
         return stream
-
-    @model_validator(mode="after")
-    def _reads_whole_sources(self) -> Self:
-        self._whole_sources("pairs with a score are all read; leave it out")
-        return self
 
 
 AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(DataSection.recognise)]

@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -22,14 +22,11 @@ ASIDE, TEMPORARY = ".old", ".tmp"
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it is renamed over ``path``, on any error removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}{path.suffix}")
     try:
         with _naming(path):
+            temporary.touch(exist_ok=False)
             yield temporary
-        # mkstemp makes files that only their owner can read; what we publish follows the user's umask.
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -53,27 +50,26 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     except OSError:  # it was deleted
         working = None
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
-    aside: Path | None = None
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}")
+    aside = temporary.with_suffix(ASIDE)
     try:
         with _naming(path):
+            temporary.mkdir()
             yield temporary
-        temporary.chmod(0o777 & ~_umask())
         if path.exists():
-            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=ASIDE, dir=path.parent))
+            aside.mkdir()
             path.replace(aside / path.name)
         temporary.replace(path)
         if working is not None and working.is_relative_to(path) and working.is_dir():
             os.chdir(working)
     finally:
-        if aside is not None:
-            if not path.exists() and (aside / path.name).exists():
-                (aside / path.name).replace(path)  # an error or a signal came between the two renames
-            # Renamed before anything is deleted in it: what is called .old is whole.
-            rubbish = aside.rename(aside.with_suffix(TEMPORARY))
-            shutil.rmtree(rubbish)
+        if aside.exists() and not path.exists() and (aside / path.name).exists():
+            (aside / path.name).replace(path)  # an error or a signal came between the two renames
         if temporary.exists():
             shutil.rmtree(temporary)
+        if aside.exists():
+            # Renamed before anything is deleted in it: what is called .old is whole.
+            shutil.rmtree(aside.rename(temporary))
 
 
 @contextmanager
@@ -120,9 +116,3 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -105,11 +105,6 @@ class Golden:
         """What its task scores outputs against: the right answers; of a graph without any FP32's outputs."""
         return self.cases(OUTPUT) or self.arrays
 
-    @property
-    def padded(self) -> bool:
-        """Return whether an attention mask marks padding; otherwise no row is padded."""
-        return _MASK in self.arrays
-
     def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
         """What goes into the graphs, int64 [n, S] each. Raises GoldenError where one of ``names`` is not there."""
         missing = [name for name in names if name not in self.arrays]
@@ -120,7 +115,7 @@ class Golden:
     def texts(self) -> tuple[Tokens, ...]:
         """The tokens of every row without its padding; none is empty."""
         ids = self.arrays[_IDS]
-        mask = self.arrays[_MASK] if self.padded else np.ones_like(ids)
+        mask = self.arrays.get(_MASK, np.ones_like(ids))
         return tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
-from typing import Any, Protocol
+from typing import Any
 
 
-class Progress(Protocol):
-    """One bar at a time, plus lines of text. Implementations must be cheap: ``advance`` is called per step."""
+class Progress:
+    """One bar at a time, plus lines of text; this class shows nothing. ``advance`` is called per step: keep it cheap."""
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         """Begin a bar of ``total`` units (None: unknown)."""
@@ -28,19 +28,12 @@ class Progress(Protocol):
         """Print a line above the bar."""
 
 
-class Silent:
-    """Shows nothing. The default for library use."""
-
-    def _nothing(self, *arguments: Any, **fields: Any) -> None:
-        """What it does."""
-
-    start = advance = finish = message = _nothing
-
-
+Silent = Progress
+"""The default for library use, by the name that says what it shows."""
 SILENT = Silent()
 
 
-class Lasting:
+class Lasting(Progress):
     """Wrapper of a progress whose output may be closed: errors while printing do not end the work."""
 
     def __init__(self, progress: Progress) -> None:

@@ -33,11 +33,6 @@ class RowWriter(Protocol):
         return
 
 
-def columns_of(example: Row) -> list[str]:
-    """The columns of a table whose rows look like ``example``; what it does not have is left out."""
-    return [*(name for name, value in example.items() if value is not None), ERROR]
-
-
 @dataclass(frozen=True)
 class TableStyle:
     """Style of a table that repeats columns of an input table.
@@ -56,20 +51,20 @@ class TableStyle:
 
 
 def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> RowWriter:
-    """A writer of the format ``name``.
+    """Return a writer of the format ``name`` (one of :data:`FORMATS`).
 
     Args:
-        name: one of :data:`FORMATS`.
         stream: for bytes; Parquet's must be a file.
-        example: a row with every column but those of ``style``.
+        example: a row with every column but those of ``style``; columns that are None in it are left out of tables.
         style: of a table.
 
     Raises:
         MissingDependencyError: Parquet without pyarrow.
     """
-    if name == "parquet":
-        return ParquetRows(stream, example, style)
-    return JsonLines(stream) if name == "jsonl" else CsvRows(stream, example, style)
+    if name == "jsonl":
+        return JsonRows(stream)
+    columns = {column: value for column, value in example.items() if value is not None}
+    return ParquetRows(stream, columns, style) if name == "parquet" else CsvRows(stream, columns, style)
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
@@ -92,14 +87,13 @@ def _finite(value: object) -> object:
 
 
 def format_named(path: Path | None, stated: str | None) -> str | None:
-    """The format of an output: as stated, else as its name says; None: neither.
+    """Return the format of an output: as stated, else as its name says; None: neither.
 
     Raises InputError: a suffix of no known format.
     """
     if stated is not None or path is None:
         return stated
-    suffix = path.suffix.lower().removeprefix(".")
-    suffix = {"ndjson": "jsonl"}.get(suffix, suffix)
+    suffix = path.suffix.lower().removeprefix(".").replace("ndjson", "jsonl")
     if suffix not in FORMATS:
         raise InputError(
             f"--output {path}: its suffix does not tell the format; call it .{', .'.join(FORMATS)}, or give --format"
@@ -107,30 +101,27 @@ def format_named(path: Path | None, stated: str | None) -> str | None:
     return suffix
 
 
-class JsonLines(RowWriter):
-    """A JSON object per line. What a row does not have (None) is null."""
+class JsonRows(RowWriter):
+    """A JSON object per line. What a row does not have (None) is null.
 
-    def __init__(self, stream: BinaryIO) -> None:
+    Args:
+        head: None: JSON Lines; else the rows are the last entry, ``predictions``, of one document with these entries.
+    """
+
+    def __init__(self, stream: BinaryIO, head: Row | None = None) -> None:
         self._stream = stream
-
-    def write(self, rows: Sequence[Row]) -> None:
-        self._stream.write(b"".join([_json(row) + b"\n" for row in rows]))
-
-
-class JsonDocument(RowWriter):
-    """One JSON document with the rows as the last entry, ``name``, of an object whose other entries are ``head``."""
-
-    def __init__(self, stream: BinaryIO, head: Row, name: str) -> None:
-        self._stream = stream
-        self._between = _json(head).removesuffix(b"}") + f', "{name}": [\n'.encode()
+        self._between, self._after, self._end = b"", b"\n", b""
+        if head is not None:
+            self._between = _json(head).removesuffix(b"}") + b', "predictions": [\n'
+            self._after, self._end = b"", b"\n]}\n"
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._stream.write(self._between + _json(row))
-            self._between = b",\n"
+            self._stream.write(self._between + _json(row) + self._after)
+            self._between = b",\n" if self._end else b""
 
     def close(self) -> None:
-        self._stream.write((self._between if self._between != b",\n" else b"") + b"\n]}\n")
+        self._stream.write((self._between if self._between != b",\n" else b"") + self._end)
 
 
 class CsvRows(RowWriter):
@@ -138,7 +129,7 @@ class CsvRows(RowWriter):
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle) -> None:
         self._stream, self._delimiter = stream, style.delimiter
-        self._columns = [*dict.fromkeys((*style.columns, *columns_of(example)))]
+        self._columns = [*dict.fromkeys((*style.columns, *example, ERROR))]
         if style.bom:
             stream.write("\ufeff".encode())
         self.write([{column: column for column in self._columns}])
@@ -167,7 +158,7 @@ class ParquetRows(RowWriter):
             import pyarrow
             from pyarrow import parquet
         self._arrow: Any = pyarrow
-        types = {name: pyarrow.array([example[name]]).type for name in columns_of(example)[:-1]}
+        types = {name: pyarrow.array([value]).type for name, value in example.items()}
         # A model's vectors are float32, and the example may happen to have no label.
         lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
         instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
@@ -178,16 +169,15 @@ class ParquetRows(RowWriter):
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
     def write(self, rows: Sequence[Row]) -> None:
-        plain = [{**row, **{name: self._as_text(row.get(name)) for name in self._texts}} for row in rows]
-        self._writer.write_table(self._arrow.Table.from_pylist(plain, schema=self._schema))
+        converted = []
+        for row in rows:
+            texts: dict[str, str | None] = {}
+            for name in self._texts:
+                value = row.get(name)
+                text = value if isinstance(value, str) else _json(value).decode("utf-8")
+                texts[name] = None if value is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+            converted.append({**row, **texts})
+        self._writer.write_table(self._arrow.Table.from_pylist(converted, schema=self._schema))
 
     def close(self) -> None:
         self._writer.close()
-
-    @staticmethod
-    def _as_text(value: object) -> str | None:
-        """A value of any type as text, which UTF-8 can hold."""
-        if value is None:
-            return None
-        text = value if isinstance(value, str) else _json(value).decode("utf-8")
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")

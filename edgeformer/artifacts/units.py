@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -14,7 +15,7 @@ _MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # upper or lower case: MJ is a
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
-def _parse(text: str, units: dict[str, float], example: str) -> float:
+def _parse(text: str, units: Mapping[str, float], example: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match.group(2).upper() not in units:
         allowed = ", ".join(units)
@@ -24,17 +25,13 @@ def _parse(text: str, units: dict[str, float], example: str) -> float:
 
 def parse_bytes(text: str) -> int:
     """``"5.4GiB"`` → bytes. Raises ValueError naming the allowed units."""
-    return round(_parse(text, dict(_BYTES), "20MiB"))
+    return round(_parse(text, _BYTES, "20MiB"))
 
 
-def parse_milliseconds(text: str) -> float:
-    """``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
-    return _parse(text, _MILLISECONDS, "5ms")
-
-
-def parse_millijoules(text: str) -> float:
-    """``"10mJ"`` → millijoules. Raises ValueError naming the allowed units."""
-    return _parse(text, _MILLIJOULES, "10mJ")
+parse_milliseconds = partial(_parse, units=_MILLISECONDS, example="5ms")
+"""``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
+parse_millijoules = partial(_parse, units=_MILLIJOULES, example="10mJ")
+"""``"10mJ"`` → millijoules. Raises ValueError naming the allowed units."""
 
 
 def parse_share(text: str) -> float:
@@ -49,9 +46,9 @@ def format_bytes(value: float | None) -> str:
     """Bytes for a table: ``41.9 MiB``; an en dash where there is no value."""
     if value is None:
         return "–"
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1), ("KiB", 2**10, 1)):
         if abs(value) >= size:
-            return f"{value / size:.2f} {unit}" if unit == "GiB" else f"{value / size:.1f} {unit}"
+            return f"{value / size:.{digits}f} {unit}"
     return f"{value:.0f} B"
 
 

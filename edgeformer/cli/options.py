@@ -222,8 +222,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     except ArtifactError:
         can_name = first != "" and not any(character.isspace() for character in first)
         has_texts = len(words) >= 2 or _stdin_has_input()
-        # Path.exists raises for a name that is too long.
-        exists = can_name and any(map(os.path.exists, (first, artifacts / first)))
+        exists = can_name and (os.path.exists(first) or os.path.exists(artifacts / first))  # noqa: PTH110
         if exists or (has_texts and can_name and ("/" in first or "\\" in first)):
             raise
         if has_texts and re.fullmatch(NAME_PATTERN, first) is not None:

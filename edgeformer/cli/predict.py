@@ -197,7 +197,7 @@ def _predict_file(
         InputError: options that exclude each other, or an input file that cannot be read.
         typer.Exit: 3, a row has no answer.
     """
-    from edgeformer.artifacts.row_files import JsonDocument, TableStyle, format_named, writer_for
+    from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
@@ -237,7 +237,7 @@ def _predict_file(
             style = TableStyle([*kept.names.values()], texts.delimiter, texts.bom, types)
             with _open_stream(target, complete=format_ == "json") as stream:
                 if format_ == "json":
-                    writer: RowWriter = JsonDocument(stream, _header(location, model), "predictions")
+                    writer: RowWriter = JsonRows(stream, _header(location, model))
                 else:
                     writer = writer_for(format_, stream, example, style)
                 totals = predict_file(model, texts, writer, show_progress(), kept)

@@ -147,18 +147,14 @@ def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
 
 def exit_text(code: int) -> str:
     """Return ``exit code 3`` or ``killed by signal 11 (SIGSEGV)``."""
-    if code >= 0:
-        return f"exit code {code}"
-    names = [f" ({number.name})" for number in signal.Signals if number == -code]
-    return f"killed by signal {-code}{''.join(names[:1])}"
+    names = {int(number): f" ({number.name})" for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by signal {-code}{names.get(-code, '')}"
 
 
 def cpu_flags() -> frozenset[str] | None:
     """Return the processor's features as Linux names them (``avx2``, ``avx512_vnni``, ``asimd``); None: unknown."""
-    try:
-        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return None
+    file = Path("/proc/cpuinfo")
+    return frozenset(file.read_text(encoding="utf-8").split()) if file.is_file() else None
 
 
 def kernel_flags() -> tuple[str, ...] | None:
@@ -205,7 +201,7 @@ def machine_capabilities() -> list[Capability]:
         detail += f", compute capability {card.compute_capability}" if card.compute_capability else ""
         capabilities.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
     if not cards:
-        detail = nvidia.nvml_problem() or "no NVIDIA card is present"
+        detail = "no NVIDIA card is present, or the NVIDIA management library (NVML) does not start"
         capabilities.append(Capability("nvidia gpu", "unavailable", None, detail))
 
     domains, reason = host.rapl_domains()

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -110,11 +111,8 @@ def describe_host() -> dict[str, Any]:
 
 def stated_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
     """Return the first core's largest cache in bytes, as Linux reports it (virtual machines: the whole processor's)."""
-    sizes: list[int] = []
-    for file in root.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            sizes.append(parse_bytes(file.read_text(encoding="ascii").strip() + "iB"))  # the file has "512K"
-    return max(sizes, default=None)
+    texts = [_read_text(file).strip() for file in root.glob("index*/size")]  # "512K"
+    return max((parse_bytes(f"{text}iB") for text in texts if re.fullmatch(r"[0-9]+[KMG]", text)), default=None)
 
 
 @cache
@@ -123,10 +121,8 @@ def usable_cores() -> int:
 
     Cached, because a thread library may pin the main thread to one core later.
     """
-    try:
-        return len(psutil.Process().cpu_affinity() or [])
-    except AttributeError:  # macOS has no affinity
-        return os.cpu_count() or 1
+    process = psutil.Process()
+    return len(process.cpu_affinity() or []) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 def default_threads() -> int:
@@ -140,11 +136,8 @@ def default_threads() -> int:
 
 def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
     """Return the cores that the container's cgroup (v2) grants, or None without a quota."""
-    try:
-        quota, period = file.read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    match = re.match(r"([0-9]+) ([1-9][0-9]*)$", _read_text(file))  # "max 100000" without a quota
+    return int(match[1]) / int(match[2]) if match is not None else None
 
 
 @dataclass(frozen=True)

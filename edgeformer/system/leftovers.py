@@ -50,7 +50,7 @@ def restore_folder(path: Path) -> None:
     Raises as :func:`lock_path` does, and OSError if it cannot be restored for another reason.
     """
     path, deadline = whole(path), time.monotonic() + _SWAP_S
-    while not path.exists() and _folders_aside(path):
+    while not path.exists() and any(path.parent.glob(f".{glob.escape(path.name)}.*{ASIDE}")):
         try:
             with lock_path(path):
                 _put_back(path)
@@ -72,16 +72,20 @@ def remove_leftovers(path: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)  # a leftover that cannot be deleted does no harm
 
 
+def _put_back(path: Path) -> None:
+    name = glob.escape(path.name)
+    aside = path.parent.glob(f".{name}.*{ASIDE}/{name}")
+    newest = max(aside, key=lambda folder: folder.parent.stat().st_mtime, default=None)
+    if newest is not None and not path.exists():
+        newest.replace(path)
+        newest.parent.rmdir()
+
+
 @contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Create a folder in ``parent`` and remove it at the end, together with leftovers of killed processes.
 
-    Args:
-        parent: a writable folder.
-        prefix: start of the name; only folders of this function may start with it.
-
-    Raises:
-        OSError: the folder cannot be created.
+    Only folders of this function may start with ``prefix``. Raises OSError: the folder cannot be created.
     """
     remove_abandoned(parent, prefix)
     path = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
@@ -140,16 +144,3 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     for name in {*locks, *(folder.name for folder in parent.glob(f"{prefix}*"))}:
         with suppress(ArtifactError), lock_path(parent / name):  # locked by a live process, or not writable
             shutil.rmtree(parent / name, ignore_errors=True)
-
-
-def _folders_aside(path: Path) -> list[Path]:
-    """Return what killed processes moved aside from ``path``."""
-    name = glob.escape(path.name)
-    return list(path.parent.glob(f".{name}.*{ASIDE}/{name}"))
-
-
-def _put_back(path: Path) -> None:
-    newest = max(_folders_aside(path), key=lambda aside: aside.parent.stat().st_mtime, default=None)
-    if newest is not None and not path.exists():
-        newest.replace(path)
-        newest.parent.rmdir()

@@ -31,22 +31,11 @@ _OWNER_AT = 1 if sys.platform == "win32" else 0
 
 
 class LockedError(ArtifactError):
-    """Another process holds the lock, or may hold it (on another host, which cannot be checked).
-
-    Args:
-        held: the operating system reports the lock as held, not only the owner record.
-    """
-
-    def __init__(self, message: str, *, held: bool) -> None:
-        super().__init__(message)
-        self.held = held
+    """Another process holds the lock, or may hold it (on another host, which cannot be checked)."""
 
 
 def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a path that this process creates or replaces; the path need not exist, its lock file is a sibling.
-
-    Raises as :func:`lock_folder` does.
-    """
+    """Lock a path that this process replaces, by a lock file beside it. Raises as :func:`lock_folder` does."""
     return _lock(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
 
 
@@ -62,15 +51,15 @@ def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[No
 
 @contextlib.contextmanager
 def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
-    """Lock a path and raise as :func:`lock_path` does, but wait up to ``seconds`` for another process of this host."""
+    """Lock a path and raise as :func:`lock_path` does, but wait up to ``seconds`` for another process."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(lock_path(path))
                 break
-            except LockedError as error:
-                if not error.held or time.monotonic() > deadline:
+            except LockedError:
+                if time.monotonic() > deadline:
                     raise
             time.sleep(_POLL_S)
         yield
@@ -84,9 +73,7 @@ def has_live_owner(folder: Path) -> bool:
     owner = _read_owner(folder / LOCK_FILE)
     if not _is_alive(owner):
         return False
-    if owner.get("host") == platform.node():
-        return True
-    times = [0.0]
+    times = [time.time() if owner.get("host") == platform.node() else 0.0]
     for file in folder.iterdir():
         with contextlib.suppress(OSError):  # deleted in the meantime
             times.append(file.stat().st_mtime)
@@ -146,7 +133,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
                 if owner:
                     name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
                 remedy = "stop it first" if is_locked else f"stop it first; if it is gone, remove {file}"
-                raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}", held=is_locked)
+                raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}")
             record = {"pid": os.getpid(), "host": platform.node(), "process_started": _start_time(os.getpid())}
             os.ftruncate(handle, 0)
             os.lseek(handle, _OWNER_AT, os.SEEK_SET)

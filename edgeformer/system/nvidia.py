@@ -55,7 +55,7 @@ Ask = Callable[..., Any]
 
 
 def gpus() -> list[Gpu]:
-    """Return the cards that NVML lists; empty without cards or driver (see :func:`nvml_problem`)."""
+    """Return the cards that NVML lists; empty without cards, or where NVML is not installed or does not start."""
     cards = []
     with _nvml() as ask:
         for index in range(int(ask("nvmlDeviceGetCount") or 0)):
@@ -71,12 +71,6 @@ def gpus() -> list[Gpu]:
             )
             cards.append(gpu)
     return cards
-
-
-def nvml_problem() -> str | None:
-    """Return why NVML cannot be used; None if it can."""
-    with _nvml() as ask:
-        return "the NVIDIA management library (NVML) is not installed or does not start" if ask is _silence else None
 
 
 def driver_version() -> str | None:

@@ -540,6 +540,6 @@ def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[d
     for number in range(count):
         batch_rows = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
         ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
-        mask = {"attention_mask": np.ones_like(ids)} if golden.padded else {}
+        mask = {"attention_mask": np.ones_like(ids)} if "attention_mask" in golden.arrays else {}
         buffers.append({"input_ids": ids, **mask})
     return buffers

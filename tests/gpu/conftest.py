@@ -33,8 +33,6 @@ def card(cuda: None) -> Iterator[str]:
 @pytest.fixture
 def gpu(card: str) -> nvidia.Gpu:
     """The same card as NVML knows it."""
-    if (reason := nvidia.nvml_problem()) is not None:
-        pytest.skip(reason)
     gpus = [gpu for gpu in nvidia.gpus() if gpu.name == card]
     if not gpus:
         pytest.skip(f"NVML knows no {card}")

@@ -14,7 +14,6 @@ from tests.fakes.nvml import FUNCTION_NOT_FOUND, JETSON, LAPTOP, MIB, UUID, WIND
 
 def test_without_a_driver_there_is_no_card(nvml: Driver) -> None:
     assert nvidia.gpus() == [] and nvidia.state(UUID) is None and nvidia.driver_version() is None
-    assert "not installed or does not start" in str(nvidia.nvml_problem())
 
 
 def test_a_laptops_card_at_one_moment(nvml: Driver) -> None:
@@ -34,7 +33,7 @@ def test_a_laptops_card_at_one_moment(nvml: Driver) -> None:
     )
     assert nvidia.card_used_bytes(UUID) == 412 * MIB and nvidia.driver_version() == "580.95.05"
     assert nvidia.process_memory_bytes(7) == 500 and nvidia.process_memory_bytes(9) is None
-    assert not nvidia.uses_wddm(UUID) and nvidia.nvml_problem() is None
+    assert not nvidia.uses_wddm(UUID)
     assert nvidia.state("GPU-of-another-machine") is None
     assert nvml.opened == 0
 
