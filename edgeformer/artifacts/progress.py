@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Progress:
-    """One bar at a time, plus lines of text; this class shows nothing. ``advance`` is called per step: keep it cheap."""
+    """One bar at a time, plus lines of text; this class shows nothing. ``advance`` must be cheap."""
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         """Begin a bar of ``total`` units (None: unknown)."""
