@@ -103,11 +103,11 @@ class Bundle(bundles.Bundle):
         from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
         from edgeformer.estimate.roofline import known_error
 
-        run = runs.find_enclosing_run(self.folder)
-        artifacts = run.parent if run is not None else Path(ARTIFACTS)
+        location = self._location
+        artifacts = location.run.parent if location.run is not None else Path(ARTIFACTS)
         profile = _load_device(device or self.manifest.target, artifacts)
         options.setdefault("estimate_error", known_error(profile, _load_device("host", artifacts)))
-        return profile_bundle(self._location, profile, ProfileOptions(**options))
+        return profile_bundle(location, profile, ProfileOptions(**options))
 
     def export(self, **options: Any) -> Bundle:
         """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
@@ -133,13 +133,9 @@ class Run(runs.Run):
         return Bundle.open(folder) if folder is not None else None
 
     def export(self, **options: Any) -> Bundle:
-        """Write the run's bundle, or add to it, as ``edgeformer export``. Needs torch.
+        """Write the run's bundle, or add to it, as ``edgeformer export``; a rejected artifact has this ``status``.
 
-        Args:
-            options: of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
-
-        Returns:
-            The bundle; a rejected artifact has this ``status``.
+        ``options`` are those of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
 
         Raises:
             InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set.
@@ -202,14 +198,8 @@ def plan(
 ) -> Plan:
     """Check whether a recipe's training fits a device, and what to change, as ``edgeformer plan``. Needs torch.
 
-    Args:
-        recipe: a recipe, its path, or a shipped name.
-        device: a profile, its path, or a shipped name; None: the recipe's target.
-        overrides: ``key.path=value``, as ``--set`` takes them.
-
-    Raises:
-        InputError: no device, or an unusable recipe.
-        MissingDependencyError: torch is not installed.
+    Takes a recipe as :func:`train` and a device as :meth:`Bundle.profile`. Raises InputError: no device, or an unusable
+    recipe; MissingDependencyError: torch is not installed.
     """
     resolved = _load_recipe(recipe, overrides)
     profile = _load_device(device or resolved.target, Path(ARTIFACTS))
@@ -238,9 +228,9 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
 
 
 def _load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recipe:
-    if isinstance(recipe, (str, Path)):
-        from edgeformer.models import load_recipe
+    from edgeformer.models import load_recipe
 
+    if isinstance(recipe, (str, Path)):
         return load_recipe(str(recipe), [*overrides], warnings.warn)
     if overrides:
         raise InputError("overrides belong to a recipe that is named; change a loaded one with model_copy")
@@ -248,8 +238,8 @@ def _load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recip
 
 
 def _load_device(device: str | DeviceProfile | None, artifacts: Path) -> DeviceProfile:
-    if device is not None and not isinstance(device, str):
-        return device
     from edgeformer.artifacts.documents import load_profile, own_profiles
 
+    if device is not None and not isinstance(device, str):
+        return device
     return load_profile(device, own_profiles(artifacts), warnings.warn)

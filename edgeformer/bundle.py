@@ -241,9 +241,7 @@ def find_enclosing_bundle(file: Path) -> Path | None:
 def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
     """Write bundle.json with its own checksum, and return the manifest as written."""
 
-    def serialize(sha256: str) -> str:
-        return as_json(manifest.model_copy(update={"manifest_sha256": sha256}))
-
-    sha256 = hashlib.sha256(serialize(_ZEROS).encode()).hexdigest()
-    write_text(folder / BUNDLE_FILE, serialize(sha256))
-    return manifest.model_copy(update={"manifest_sha256": sha256})
+    unsealed = as_json(manifest.model_copy(update={"manifest_sha256": _ZEROS}))
+    sealed = manifest.model_copy(update={"manifest_sha256": hashlib.sha256(unsealed.encode()).hexdigest()})
+    write_text(folder / BUNDLE_FILE, as_json(sealed))
+    return sealed

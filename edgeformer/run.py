@@ -300,22 +300,19 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         if (candidate / workspace.BUNDLE_FILE).is_file():
             return Location(find_enclosing_run(candidate), candidate)
         if candidate.is_file():
-            return _locate_file(candidate)
+            folder = find_enclosing_bundle(candidate)
+            if folder is None:
+                import_ = f"edgeformer import onnx {candidate} -o BUNDLE"
+                hint = f"; make one of it: {import_}" if candidate.suffix == ".onnx" else ""
+                reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
+                raise ArtifactError(f"{candidate}: is not inside a bundle ({reason}){hint}")
+            bundle, name = Bundle.open(folder), candidate.resolve().relative_to(folder).as_posix()
+            for artifact in bundle.artifacts:
+                if name in (artifact.file, *artifact.parts.values()):
+                    return Location(find_enclosing_run(folder), folder, artifact.id, bundle)
+            raise ArtifactError(f"{candidate}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
             raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
     names = [folder.name for folder in run_folders(artifacts)]
     hint = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {hint}")
-
-
-def _locate_file(file: Path) -> Location:
-    folder = find_enclosing_bundle(file)
-    if folder is None:
-        hint = f"; make one of it: edgeformer import onnx {file} -o BUNDLE" if file.suffix == ".onnx" else ""
-        reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
-        raise ArtifactError(f"{file}: is not inside a bundle ({reason}){hint}")
-    bundle, name = Bundle.open(folder), file.resolve().relative_to(folder).as_posix()
-    for artifact in bundle.artifacts:
-        if name in (artifact.file, *artifact.parts.values()):
-            return Location(find_enclosing_run(folder), folder, artifact.id, bundle)
-    raise ArtifactError(f"{file}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")

@@ -292,9 +292,10 @@ def shipped_folder(kind: Kind) -> Path:
     return installed if installed.is_dir() else package.parent / kind
 
 
-def shipped_names(kind: Kind) -> list[str]:
-    """Names of the shipped recipes or profiles, sorted."""
-    return sorted(path.stem for path in shipped_folder(kind).glob("*.yaml"))
+def shipped_names(kind: Kind, local: Path | None = None) -> list[str]:
+    """Names of the shipped recipes or profiles, and of those in the folder ``local``, sorted."""
+    folders = [shipped_folder(kind), *([local] if local is not None else [])]
+    return sorted({path.stem for folder in folders for path in folder.glob("[!.]*.yaml")})
 
 
 def own_profiles(artifacts: Path) -> Path:
@@ -302,36 +303,22 @@ def own_profiles(artifacts: Path) -> Path:
     return artifacts / "profiles"
 
 
-def profile_names(local: Path) -> list[str]:
-    """Names of the shipped device profiles and of those in the folder ``local``, sorted."""
-    return sorted({*shipped_names("profiles"), *(path.stem for path in local.glob("[!.]*.yaml"))})
-
-
-def find(kind: Kind, name: str, local: Path | None = None, note: Callable[[str], None] | None = None) -> Path:
+def find(kind: Kind, name: str, local: Path | None = None) -> Path:
     """The file that ``name`` (a path or a shipped name) stands for.
 
     Args:
         local: a folder of the user's own files; one of the same name is used instead of the shipped one.
-        note: receives a message where a path of the clone, such as ``recipes/crt_mini.yaml``, does not exist and the
-            shipped file is used instead; None: such a path is an error. Other paths always are: a wrong path must not
-            train another recipe that has the same file name.
 
     Raises:
         RecipeError: neither exists; the message lists the shipped names.
     """
-    bare = Path(name).name
     places = [Path()]
-    if bare == name:
+    if Path(name).name == name:
         places += [folder for folder in (local, shipped_folder(kind)) if folder is not None]
     for candidate in [place / f"{name}{suffix}" for place in places for suffix in ("", ".yaml", ".yml")]:
         if candidate.is_file():
             return candidate
     names = shipped_names(kind)
-    shipped = bare.removesuffix(".yml").removesuffix(".yaml")
-    if note is not None and Path(name).parent == Path(kind) and shipped in names:
-        path = shipped_folder(kind) / f"{shipped}.yaml"
-        note(f"{name}: no such file; the shipped {_CALLED[kind]} {shipped!r} is used: {path}")
-        return path
     hint = did_you_mean(Path(name).stem, names)
     raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
 
@@ -353,14 +340,16 @@ def load_profile(
 ) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    ``note`` is that of :func:`find`; it also receives a message where a calibration of an earlier estimator is ignored.
+    Args:
+        name: None: neither a command nor a recipe's target gave one, which raises InputError.
+        local: ``<artifacts>/profiles``, where `calibrate` writes.
+        note: receives a message where a calibration of an earlier estimator is ignored.
 
-    ``local`` is ``<artifacts>/profiles``, where `calibrate` writes. Raises RecipeError; InputError where
-    neither a command nor a recipe's target gave a ``name``.
+    Raises RecipeError.
     """
     if name is None:
         raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
-    document = read_yaml(find("profiles", name, local, note))
+    document = read_yaml(find("profiles", name, local))
     profile = validate(DeviceProfile, document)
     if note is not None and profile.calibration is None and document.content.get("calibration") is not None:
         where = document.where(("calibration",))
@@ -369,19 +358,15 @@ def load_profile(
 
 
 def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Sequence[str]]) -> list[str]:
-    """Make the paths in a recipe absolute, in place.
+    """Make the paths in a recipe absolute, in place; return notes on those that were not found beside the recipe.
 
-    A relative path starts at the recipe's folder; where nothing is found there, at the folder that edgeformer was
-    started in, if it is found there. One that came with ``--set`` starts at the latter only. What could be the name of
-    a hub's model or of a run is left alone where there is no such folder.
+    A relative path starts at the recipe's folder, else at the folder that edgeformer was started in; one that came with
+    ``--set`` at the latter only. What could be the name of a hub's model or of a run is left alone.
 
     Args:
         document: the parsed file, not validated.
         folder: of the recipe.
         folders: section → its keys that name a folder, or something else.
-
-    Returns:
-        What the user should know: paths that were not found beside the recipe, but where edgeformer was started.
     """
     content, notes = document.content, []
     places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]

@@ -53,7 +53,7 @@ class Golden:
     arrays: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        problem = self._graph_problem() if any(name.startswith(INPUT) for name in self.arrays) else self._text_problem()
+        problem = self._graph_problem() if self.cases(INPUT) else self._text_problem()
         if problem is not None:
             raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
 
@@ -99,11 +99,6 @@ class Golden:
     def first(self, rows: int) -> Golden:
         """The same with its first ``rows`` rows or calls only."""
         return Golden(self.path, {name: array[:rows] if array.ndim else array for name, array in self.arrays.items()})
-
-    @property
-    def answers(self) -> Mapping[str, Array]:
-        """What its task scores outputs against: the right answers; of a graph without any FP32's outputs."""
-        return self.cases(OUTPUT) or self.arrays
 
     def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
         """What goes into the graphs, int64 [n, S] each. Raises GoldenError where one of ``names`` is not there."""

@@ -196,11 +196,6 @@ class ExitGuarantee(Frozen):
     time: ExitTime
     created: str
 
-    @property
-    def drop(self) -> float:
-        """What early exit costs in accuracy on the held-out rows themselves."""
-        return (self.lost - self.won) / self.rows
-
     def sentence(self) -> str:
         """What is promised, in words."""
         exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)

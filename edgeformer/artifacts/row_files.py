@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.artifacts.units import csv_cell
@@ -20,17 +20,6 @@ FORMATS = ("jsonl", "csv", "parquet")
 """Of files, as they are called; also their suffixes."""
 ERROR = "error"
 """The column of rows that have nothing else but what was asked."""
-
-
-class RowWriter(Protocol):
-    """What takes rows in order."""
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write some more."""
-
-    def close(self) -> None:
-        """Write what belongs behind the last row, if anything. The stream stays open."""
-        return
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ def format_named(path: Path | None, stated: str | None) -> str | None:
     return suffix
 
 
-class JsonRows(RowWriter):
+class JsonRows:
     """A JSON object per line. What a row does not have (None) is null.
 
     Args:
@@ -124,7 +113,7 @@ class JsonRows(RowWriter):
         self._stream.write((self._between if self._between != b",\n" else b"") + self._end)
 
 
-class CsvRows(RowWriter):
+class CsvRows:
     """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle) -> None:
@@ -149,8 +138,11 @@ class CsvRows(RowWriter):
             writer.writerow(cells)
         self._stream.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
+    def close(self) -> None:
+        """There is nothing behind the last row."""
 
-class ParquetRows(RowWriter):
+
+class ParquetRows:
     """A Parquet file, a row group per write; the types of the columns are those of an example."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
@@ -181,3 +173,7 @@ class ParquetRows(RowWriter):
 
     def close(self) -> None:
         self._writer.close()
+
+
+RowWriter = JsonRows | CsvRows | ParquetRows
+"""What takes rows in order: ``write`` some more, then ``close``, which leaves the stream open."""

@@ -10,33 +10,14 @@ import json
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError
-from edgeformer.cli import (
-    calibrate,
-    compare,
-    doctor,
-    evaluate,
-    exits,
-    export,
-    gate,
-    generate,
-    import_model,
-    init,
-    list_things,
-    page,
-    plan,
-    predict,
-    profile,
-    schema,
-    serve,
-    train,
-    verify,
-)  # fmt: skip
+from edgeformer.cli import import_model
 
 app = typer.Typer(
     name="edgeformer",
@@ -52,15 +33,15 @@ app = typer.Typer(
 )
 
 _PANELS = {
-    "Build": {"init": init, "train": train, "export": export},
-    "Use": {"predict": predict, "evaluate": evaluate, "generate": generate, "serve": serve, "page": page},
-    "Measure": {"profile": profile, "gate": gate, "calibrate": calibrate, "compare": compare},
-    "Check": {"plan": plan, "verify": verify, "exits": exits, "doctor": doctor},
-    "Reference": {"list": list_things, "schema": schema},
+    "Build": ("init", "train", "export"),
+    "Use": ("predict", "evaluate", "generate", "serve", "page"),
+    "Measure": ("profile", "gate", "calibrate", "compare"),
+    "Check": ("plan", "verify", "exits", "doctor"),
+    "Reference": ("list", "schema"),
 }
-for _panel, _modules in _PANELS.items():
-    for _name, _module in _modules.items():
-        app.command(_name, rich_help_panel=_panel)(_module.command)
+for _panel, _names in _PANELS.items():
+    for _name in _names:
+        app.command(_name, rich_help_panel=_panel)(import_module(f"edgeformer.cli.{_name}").command)
 app.add_typer(import_model.app, name="import", rich_help_panel="Build")
 for _command in (*app.registered_commands, *import_model.app.registered_commands):
     # Join the lines of each paragraph, because typer prints a docstring's line breaks as they are.

@@ -89,48 +89,37 @@ class Lines(Progress):
     """A line every 15 seconds, even if the work does not advance, and one for each message."""
 
     def __init__(self) -> None:
-        self._description, self._unit = "", ""
-        self._total: int | None = None
         self._fields: dict[str, float] = {}
-        self._done, self._started = 0, 0.0
-        self._last = time.monotonic()  # of the last line
+        self._done = 0
         self._ended: threading.Event | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.finish()
-        self._description, self._total, self._unit = description, total, unit
-        self._done, self._fields, self._started = 0, {}, time.monotonic()
-        self._ended = threading.Event()
-        threading.Thread(target=self._repeat, args=(self._ended,), name="progress", daemon=True).start()
+        self._done, self._fields, self._ended = 0, {}, threading.Event()
+        arguments = (self._ended, description, total, unit)
+        threading.Thread(target=self._repeat, args=arguments, name="progress", daemon=True).start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self._done += amount
         self._fields = fields or self._fields
-        if time.monotonic() - self._last >= _LINE_EVERY_S:
-            self._show()
 
-    def _repeat(self, ended: threading.Event) -> None:
-        """Print a line while the work does not advance, until the bar ends."""
-        while not ended.wait(max(0.1, self._last + _LINE_EVERY_S - time.monotonic())):
-            if time.monotonic() - self._last < _LINE_EVERY_S:
-                continue
+    def _repeat(self, ended: threading.Event, description: str, total: int | None, unit: str) -> None:
+        """Print lines until the bar ends."""
+        started = time.monotonic()
+        while not ended.wait(_LINE_EVERY_S):
+            elapsed, fields = time.monotonic() - started, dict(self._fields)
+            left_s = fields.pop("left_s", None)
+            line = f"{format_duration(elapsed)} so far"
+            if self._done:
+                of_total = f"/{total:,}" if total else ""
+                if left_s is None and total:
+                    left_s = elapsed * (total - self._done) / self._done
+                remaining = f"  {format_duration(left_s)} left" if left_s is not None else ""
+                line = f"{self._done:,}{of_total} {unit}  {_figures(fields)}{remaining}"
             try:
-                self._show()
+                self.message(f"{description}: {line}")
             except (OSError, ValueError):  # stderr is closed
                 return
-
-    def _show(self) -> None:
-        elapsed = time.monotonic() - self._started
-        figures = {name: value for name, value in self._fields.items() if name != "left_s"}
-        left_s = self._fields.get("left_s")
-        if left_s is None and self._total and self._done:
-            left_s = elapsed * (self._total - self._done) / self._done
-        if not self._done:
-            self.message(f"{self._description}: {format_duration(elapsed)} so far")
-            return
-        of_total = f"/{self._total:,}" if self._total else ""
-        remaining = f"  {format_duration(left_s)} left" if left_s is not None else ""
-        self.message(f"{self._description}: {self._done:,}{of_total} {self._unit}  {_figures(figures)}{remaining}")
 
     def finish(self) -> None:
         if self._ended is not None:
@@ -138,5 +127,4 @@ class Lines(Progress):
             self._ended = None
 
     def message(self, text: str) -> None:
-        self._last = time.monotonic()
         say(text, err=True)

@@ -18,6 +18,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.golden import OUTPUT
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import Progress, bar
@@ -118,7 +119,7 @@ class GraphSource:
         reference = Reference(
             task=bundle.task,
             golden=golden,
-            answers=golden.answers,
+            answers=golden.cases(OUTPUT) or golden.arrays,
             needed={0: self.unique_parameters},
             max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",

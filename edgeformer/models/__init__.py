@@ -150,13 +150,12 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
     Args:
         name: a path, or the name of a shipped recipe.
         overrides: ``key=value`` each.
-        note: receives a message for each path that does not lie beside the recipe, and if a missing recipe path is
-            replaced by the shipped recipe of that name. Without it, a missing path is an error.
+        note: receives a message for each path that does not lie beside the recipe.
 
     Raises:
         RecipeError: the recipe is missing or invalid.
     """
-    path = find("recipes", name, note=note)
+    path = find("recipes", name)
     document = read_yaml(path)
     apply_overrides(document, overrides or [])
     content = document.content

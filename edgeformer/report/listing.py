@@ -8,12 +8,11 @@ from typing import Any
 
 from rich.text import Text
 
-from edgeformer.artifacts.documents import load_profile, own_profiles, profile_names, shipped_names
+from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, Columns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
-from edgeformer.system.lock import remote_owner
 from edgeformer.tasks import get_task
 
 Record = dict[str, Any]
@@ -56,7 +55,7 @@ def device_records(artifacts: Path) -> list[Record]:
     """
     rows: list[Record] = []
     folder = own_profiles(artifacts)
-    for name in profile_names(folder):
+    for name in shipped_names("profiles", folder):
         try:
             profile = load_profile(name, folder)
         except RecipeError as error:  # a user's file must not hide the other profiles
@@ -122,7 +121,7 @@ def run_records(artifacts: Path) -> list[Record]:
             rows.append({"run": folder.name, "status": f"unreadable: {error}"})
             continue
         manifest, test = run.manifest, run.manifest.test
-        metric, owner = get_task(manifest.task).metric, remote_owner(folder)
+        metric = get_task(manifest.task).metric
         value = metric.of(test)
         can_leak = manifest.leaks or (test is not None and bool(test.by_exit))
         rows.append(
@@ -130,7 +129,6 @@ def run_records(artifacts: Path) -> list[Record]:
                 "run": folder.name,  # commands take this name, whatever the run was trained as
                 "status": run.status,
                 "started": manifest.started,
-                **({"locked_by": owner} if owner is not None else {}),
                 "steps": manifest.steps,
                 "split": manifest.data.split,
                 "synthetic": manifest.data.synthetic,
@@ -167,5 +165,4 @@ def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         ]
     )
     problems = [row["status"] for row in rows if "started" not in row]
-    problems += [f"{row['run']}: locked by {row['locked_by']}" for row in rows if "locked_by" in row]
     return columns.terminal("runs", lines, Text("\n".join(problems)) if problems else None)

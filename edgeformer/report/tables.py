@@ -182,7 +182,7 @@ def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Termi
             Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
             Column("thresholds", lambda row: ", ".join(f"{loop}: {p:g}" for loop, p in row[1].thresholds.items())),
             Column("may lose", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
-            Column("lost here", lambda row: 100 * row[1].drop, layout="{:.2f}"),
+            Column("lost here", lambda row: 100 * (row[1].lost - row[1].won) / row[1].rows, layout="{:.2f}"),
             Column("p", lambda row: row[1].p_value, layout="{:.3f}"),
             Column("mean loops", lambda row: row[1].mean_loops, layout="{:.2f}"),
             Column("one text", lambda row: row[1].time.early_ms.get("mean"), "ms"),

@@ -80,13 +80,6 @@ def has_live_owner(folder: Path) -> bool:
     return max(times) > time.time() - _STALE_S
 
 
-def remote_owner(folder: Path) -> str | None:
-    """Return "HOST, since TIME" for an owner on another host; None without an owner or for one on this host."""
-    owner = _read_owner(folder / LOCK_FILE)
-    is_remote = bool(owner) and owner.get("host") != platform.node()
-    return f"{owner.get('host')}, since {owner.get('since')}" if is_remote else None
-
-
 def _read_owner(file: Path) -> dict[str, Any]:
     """Return the owner record; empty without a file, or if the owner was killed before it wrote its record."""
     try:

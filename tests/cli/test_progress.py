@@ -47,8 +47,8 @@ def test_lines_come_though_the_work_does_not_advance(
         messages += capsys.readouterr().err
     assert messages.count("so far\n") >= 2
     lines.start("Epoch 1/2", 10, "samples")
-    time.sleep(0.06)
     lines.advance(5, loss=0.5, left_s=7200.0)
+    time.sleep(0.08)
     lines.finish()
     time.sleep(0.2)
     end = capsys.readouterr().err

@@ -153,7 +153,7 @@ def test_exits_writes_the_thresholds_that_predict_uses(bundle: Path, held_out: H
     assert json.loads(printed)["guarantees"][STEP] == guarantee.model_dump(mode="json")
     settings = (guarantee.rows, guarantee.split, guarantee.max_drop, guarantee.confidence)
     assert settings == (ROWS, "held-400.tsv", 0.08, 0.9)
-    assert guarantee.p_value <= guarantee.level == 0.1 and 0 <= guarantee.drop < 0.08 and guarantee.won == 0
+    assert guarantee.p_value <= guarantee.level == 0.1 and guarantee.won == 0 <= guarantee.lost < 0.08 * guarantee.rows
     assert guarantee.full_accuracy == 1.0 and guarantee.accuracy == pytest.approx(1 - guarantee.lost / ROWS)
     assert sum(guarantee.share.values()) == pytest.approx(1) and 1 <= guarantee.mean_loops < 2
     assert guarantee.mean_loops == pytest.approx(sum(int(loop) * share for loop, share in guarantee.share.items()))

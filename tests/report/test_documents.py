@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeformer.artifacts.documents import profile_names
+from edgeformer.artifacts.documents import shipped_names
 from edgeformer.artifacts.report import Candidate, NotJudged, Report, Search, Verdict
 from edgeformer.report.context import (
     ReportContext,
@@ -262,5 +262,5 @@ class TestFiles:
     def test_temporary_profiles_are_not_listed(self, tmp_path: Path) -> None:
         for name in ("mine.yaml", ".host.yaml.abc.tmp.yaml"):
             (tmp_path / name).write_text("name: mine", encoding="utf-8")
-        names = profile_names(tmp_path)
+        names = shipped_names("profiles", tmp_path)
         assert "mine" in names and not [name for name in names if name.startswith(".")]
