@@ -273,14 +273,9 @@ def read_run(folder: Path) -> RunManifest:
 
 
 def locate(argument: str | None, artifacts: Path) -> Location:
-    """Resolve a RUN argument: a run name, a run folder, a bundle folder, or an artifact file.
+    """Resolve a RUN argument: a run name, a run folder, a bundle folder, or an artifact file; None: the newest run.
 
-    Args:
-        argument: from the command line; None: the newest finished run.
-        artifacts: the folder that holds the runs.
-
-    Raises:
-        ArtifactError: nothing has that name, or it is no edgeformer run or bundle.
+    Raises ArtifactError: nothing in ``artifacts`` or of that path is a finished run or a bundle.
     """
     if argument is None:
         folders = run_folders(artifacts)

@@ -51,10 +51,6 @@ def save_fastest(report: Report, location: Location) -> None:
 
     A provider that rounds is saved only for the pick of the search, whose score was checked. Candidates are ignored if
     their measurement was not stable, or used other threads than inference does.
-
-    Args:
-        report: with or without a search.
-        location: of the report.
     """
     search, bundle, threads = report.search, location.open_bundle(), default_threads()
     if search is None or search.basis == "estimated":

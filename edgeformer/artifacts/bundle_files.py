@@ -46,14 +46,7 @@ class BundleFiles:
         self.checksums = {**manifest.files, **artifacts}
 
     def inspect(self, name: str) -> FileCheck:
-        """Compare a file with the manifest.
-
-        Args:
-            name: relative to the bundle; a file that the manifest has no checksum of is ``unexpected``.
-
-        Raises:
-            ArtifactError: it lies outside the bundle.
-        """
+        """Compare a file with the manifest. Raises ArtifactError for one outside the bundle."""
         if name in self._checks:
             return self._checks[name]
         path, sha256 = self.path(name), self.checksums.get(name)
@@ -78,14 +71,9 @@ class BundleFiles:
         return check
 
     def intact(self, name: str, need: str) -> Path:
-        """A file's path, after it was compared with the manifest.
+        """Compare a file with the manifest, and return its path.
 
-        Args:
-            name: relative to the bundle.
-            need: what it is for, for a message: "onnx-fp32 needs onnx/model.onnx".
-
-        Raises:
-            ArtifactError: it is missing, truncated, changed, not listed with a checksum, or outside the bundle.
+        Raises ArtifactError, with ``need`` ("onnx-fp32 needs onnx/model.onnx"), if it is not intact.
         """
         path, check = self.path(name), self.inspect(name)
         if check.status == "intact":
@@ -223,12 +211,7 @@ def lacks_parity(artifact: ArtifactManifest) -> bool:
 
 
 def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | None:
-    """What an artifact's records are signed with; None: the manifest does not list its file with a checksum.
-
-    Args:
-        artifact: of the bundle.
-        files: the bundle's other files → sha256: parts and weights are among them.
-    """
+    """What an artifact's records are signed with, by the bundle's ``files`` → sha256; None: it has no checksum."""
     companions = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
     sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, companions))]
     if artifact.sha256 is None or not sums:

@@ -133,12 +133,7 @@ def parse_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def read_yaml(path: Path) -> YamlDocument:
-    """Read a YAML mapping.
-
-    Raises:
-        RecipeError: the file is missing, too large, not UTF-8, not YAML, not a mapping, repeats a key, has aliases, or
-            too many or too deep values.
-    """
+    """Read a YAML mapping. Raises RecipeError: no such file, or not YAML, or aliases, repeated keys, or too much."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -324,13 +319,7 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
 
 
 def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
-    """Write a profile as :func:`load_profile` reads it, without what is not known or as everywhere.
-
-    Args:
-        device: the profile.
-        path: of the file.
-        comment: its first lines, each with ``#``.
-    """
+    """Write a profile as :func:`load_profile` reads it, without defaults, behind the lines of ``comment``."""
     document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
 

@@ -57,12 +57,7 @@ class InterruptedRun(EdgeformerError):
 
 
 class AlreadyReported(EdgeformerError):
-    """Ends this process quietly.
-
-    Args:
-        message: what the other process says.
-        exit_code: what it ends with.
-    """
+    """Ends this process quietly with the exit code of another process, which says ``message``."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -88,14 +83,9 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 
 
 def install_hint(extra: str, *, reinstall: bool = False) -> str:
-    """The command that installs edgeformer, and where it is to be run: the one wording of every message and document.
+    """Return the command that installs edgeformer with an extra, and where it is to be run.
 
-    It names the clone, never the package: edgeformer is not on the public package index, where a stranger could claim
-    its name.
-
-    Args:
-        extra: the optional packages that are wanted, ``train`` for instance.
-        reinstall: replace what is installed already.
+    It names the clone: edgeformer is not on the public package index, where a stranger could claim its name.
     """
     forced = "--force-reinstall " if reinstall else ""
     return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'
@@ -103,15 +93,7 @@ def install_hint(extra: str, *, reinstall: bool = False) -> str:
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Wrap the imports of a function whose packages come with an extra.
-
-    Args:
-        extra: its name.
-        purpose: what the packages are needed for.
-
-    Raises:
-        MissingDependencyError: one of them is not installed; the message names it and the extra.
-    """
+    """Wrap imports of packages that come with an extra. Raises MissingDependencyError, which names it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -271,12 +271,7 @@ _LARGEST = 2**63 - 1
 
 
 def read_report(path: Path) -> Report:
-    """Read and check a report.
-
-    Raises:
-        ArtifactError: missing, larger than any report, not JSON, not what a report must hold, with numbers that are
-            none (NaN, infinity) or larger than any that is measured, or edited since it was written.
-    """
+    """Read a report. Raises ArtifactError: no report, with NaN, infinite or huge numbers, or edited since written."""
     content = read_json_bytes(path)
     report = parse_manifest(Report, path, content)
 
@@ -307,13 +302,7 @@ def _checksum(document: dict[str, Any]) -> str:
 
 
 def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) -> list[str]:
-    """Return what the checksums leave open.
-
-    Args:
-        path: of the report.
-        report: that was read from it.
-        manifest: of a bundle whose artifacts are the measured ones; None: no bundle is given.
-    """
+    """Return what the checksums leave open, also against the ``manifest`` of a bundle with the measured artifacts."""
     notes = []
     if report.report_sha256 is None:
         notes.append(f"{path.name} has no checksum (written by a page or an earlier version): edits cannot be detected")

@@ -40,15 +40,9 @@ class TableStyle:
 
 
 def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> RowWriter:
-    """Return a writer of the format ``name`` (one of :data:`FORMATS`).
+    """Return a writer of the format ``name`` (one of :data:`FORMATS`). Raises MissingDependencyError without pyarrow.
 
-    Args:
-        stream: for bytes; Parquet's must be a file.
-        example: a row with every column but those of ``style``; columns that are None in it are left out of tables.
-        style: of a table.
-
-    Raises:
-        MissingDependencyError: Parquet without pyarrow.
+    ``example`` has every column but those of ``style``; columns that are None in it are left out of tables.
     """
     if name == "jsonl":
         return JsonRows(stream)

@@ -30,10 +30,7 @@ MOST_JSON_BYTES = 16 << 20
 
 
 def read_manifest(model: type[M], path: Path) -> M:
-    """Read and validate a JSON manifest.
-
-    Raises ArtifactError: missing, not JSON, or not what the manifest must hold.
-    """
+    """Read and validate a JSON manifest. Raises ArtifactError: missing, not JSON, or not what it must hold."""
     return parse_manifest(model, path, read_json_bytes(path))
 
 
@@ -62,13 +59,9 @@ NEW_RUN = ".new-run."
 
 
 def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
-    """A folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+    """Return a folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
 
-    Args:
-        or_else: what to do but choose another name, for the message.
-
-    Raises:
-        InputError: ``name`` is taken, or cannot be a folder's name; nothing can be written into ``artifacts``.
+    Raises InputError, with the remedy ``or_else``: ``name`` is taken or no folder's name; or not writable.
     """
     _require_room(f"--artifacts {artifacts}", artifacts, "choose another folder")
     if name is None:
@@ -86,10 +79,7 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Ask, before minutes of work, whether a file can be written: in a folder that is there or can be made.
-
-    Raises InputError: it cannot; the message begins with ``option``, which named it.
-    """
+    """Raise InputError, before minutes of work, if the file that ``option`` names cannot be written."""
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder; name a file in it")
     if not os.access(path, os.W_OK):
@@ -104,13 +94,9 @@ def _require_room(option: str, path: Path, instead: str) -> None:
 
 
 def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:
-    """What to type so that the unfinished run in ``folder`` goes on, quoted for this system's shell.
+    """Return what to type so that an unfinished run goes on, quoted for this system's shell.
 
-    Several processes resume together with the launcher in front of the command.
-
-    Args:
-        folder: of the run.
-        flags: that it was started with, and that its recipe does not hold.
+    ``flags``: that it was started with, and that its recipe does not hold.
     """
     words = ["edgeformer", "train", str(folder / RECIPE_FILE), "--resume", "--name", folder.name]
     if folder.parent != Path("artifacts"):

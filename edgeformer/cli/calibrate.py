@@ -41,11 +41,8 @@ def command(
     --validate-only --device NAME compares.
 
     Examples:
-
       edgeformer calibrate
-
       edgeformer calibrate --also other-run-001 --also third-run-001 --validate
-
       edgeformer calibrate --validate-only --device rtx4050
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles

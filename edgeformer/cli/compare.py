@@ -24,17 +24,12 @@ def command(
 ) -> None:
     """Put runs side by side: parameters, scores, sizes and the latency of their reports.
 
-    Times are those of one host: that of a run's newest report. Those of another provider than the usual one have its
-    name, and the threads where they are not the same in all runs.
-
-    Two reports are compared row by row, with ratios; a difference that is smaller than the noise is marked as such.
+    Times are those of one host: that of a run's newest report. Two reports are compared row by row, with ratios; a
+    difference that is smaller than the noise is marked as such.
 
     Examples:
-
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --format markdown
-
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --device host
-
       edgeformer compare before/rtx4050.json after/rtx4050.json
     """
     from edgeformer.artifacts.report import read_report

@@ -28,11 +28,7 @@ def command(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = Fa
 
 
 def capabilities(timeout_s: float = 20.0) -> list[Capability]:
-    """Return the capabilities of the machine, of every runtime (probed in parallel) and of the other extras.
-
-    Args:
-        timeout_s: time limit of one import in seconds; a slower one counts as unavailable.
-    """
+    """Return the capabilities of machine, runtimes and extras; an import that takes longer counts as unavailable."""
     from concurrent.futures import ThreadPoolExecutor
 
     from edgeformer.runtimes import all_runtimes

@@ -31,16 +31,10 @@ def command(
     Of a language model: loss and perplexity per predicted token. The run's own weights ([b]torch[/b]) and step
     artifacts (export --exit all) are scored at each exit, and with early exit over a sweep of thresholds.
 
-    Works without torch on exported artifacts, and from a bundle alone when --data names a file.
-
     Examples:
-
       edgeformer evaluate
-
       edgeformer evaluate --artifact all --split sst-test
-
       edgeformer evaluate path/to/bundle --data reviews.tsv --text comment --label stars
-
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
     from edgeformer.cli.progress import show_progress

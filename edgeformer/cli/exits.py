@@ -29,15 +29,11 @@ def command(
     Every held-out row is answered at every exit of the step bundle (export --exit all). Learn then Test picks the
     thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
     falls by more. They are written into bundle.json with the time of single texts; [b]predict --confidence auto[/b]
-    uses them. Early exit is recommended only where the 95 % interval of its time is below that of all loops.
-
-    The validation split has also chosen the epoch: rows that chose nothing are better (--split with a test set, or
-    --data). Where the rows cannot show it, nothing is written (exit code 2). Works without torch.
+    uses them. The validation split has also chosen the epoch: rows that chose nothing are better (--split, --data).
+    Where the rows cannot show it, nothing is written (exit code 2).
 
     Examples:
-
       edgeformer exits --max-drop 1%
-
       edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
     """
     from edgeformer.artifacts.units import parse_share

@@ -60,22 +60,17 @@ def command(
     the validation split, and the parameters that its file stores are counted. An artifact that fails is listed as
     rejected and left out of the bundle (exit code 3), and nothing after it is built unless --keep-going.
 
-    Export adds: what the bundle holds already and is not asked for again stays, if it was made of the same weights,
-    tokenizer, golden inputs and recipe and its files are intact. What cannot stay is listed and the bundle left as it
-    was (exit code 2), unless --replace makes it from nothing.
+    Export adds: what the bundle holds already stays, if it was made of the same model and its files are intact. What
+    cannot stay is listed and the bundle left as it was (exit code 2), unless --replace makes it from nothing.
 
-    Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle: embed, one
-    loop and readout as graphs of their own, which the host loops for as long as an input needs. A language model is
-    first probed for causality, and also gets a decode graph with caches for [b]generate[/b].
+    Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle, which the host
+    loops for as long as an input needs. A language model is first probed for causality, and gets a decode graph.
 
     RUN can be a bundle that [b]import onnx[/b] made: its artifacts are held to what the graph itself computes.
 
     Examples:
-
       edgeformer export --fp16
-
       edgeformer export --fp16 --trt --target rtx4050
-
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
     from edgeformer.artifacts.documents import own_profiles

@@ -44,13 +44,10 @@ def command(
     --max-slowdown allows, or worse in memory, size, score or drift, or lacks an artifact. Both are scored on the same
     rows: the baseline's held-out rows that the candidate was not trained on, or those of --eval-data.
 
-    Exit code 3 where a check fails; 4 where a check cannot be decided: the machine is too noisy, or can run neither, or
-    there are no rows to score both on.
+    Exit code 3 where a check fails; 4 where a check cannot be decided: too much noise, or no rows to score both on.
 
     Examples:
-
       edgeformer gate --against main/reports/host.json --max-slowdown 5% --junit gate.xml
-
       edgeformer gate path/to/candidate --against path/to/baseline --device host --artifact onnx-int8
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles

@@ -47,13 +47,9 @@ def command(
     on a CUDA card where torch sees one).
 
     Examples:
-
       edgeformer generate "The history of the town begins"
-
       edgeformer generate crt_mini-001 "In 1912 the" --temperature 0.8 --top-p 0.9 --seed 7
-
       edgeformer generate "The album was" --confidence --json
-
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
     from edgeformer.cli.console import say

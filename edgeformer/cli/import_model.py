@@ -40,9 +40,7 @@ def crt(
     --allow-leak only, and cannot generate.
 
     Examples:
-
       edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json
-
       edgeformer export crt_imported-001 --allow-leak
     """
     from edgeformer.cli.progress import show_progress
@@ -80,11 +78,8 @@ def hf(
     Weights are read from safetensors only; no code of the model is run.
 
     Examples:
-
       edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm
-
       edgeformer export minilm --fp16 --int8
-
       edgeformer profile minilm --device raspberry-pi-5
     """
     from edgeformer.cli.progress import show_progress
@@ -135,20 +130,13 @@ def onnx(
 
     The graph is copied bit for bit; verify, profile --search and export then work as for trained models.
 
-    Golden inputs are real ones with --inputs (an array of each input's name: one call, or several with an axis in
-    front), else they are drawn: floats from a standard normal distribution, or evenly from a --range; whole numbers
-    need a --range, except token ids whose table is in the graph. Sizes that are called batch or sequence (batch_size,
-    N, seq_len, …) can differ from call to call; all others need a --shape.
-
-    With --tokenizer and --labels, a graph from input_ids (and attention_mask) to logits is a classifier, which predict
-    and evaluate --data FILE understand; with --data every artifact is judged by its accuracy there.
+    Golden inputs are those of --inputs (an array of each input's name), else they are drawn: floats from a standard
+    normal distribution, or evenly from a --range; whole numbers need a --range, except token ids. Sizes called batch or
+    sequence can differ from call to call; all others need a --shape. With --tokenizer and --labels, a graph from
+    input_ids to logits is a classifier of texts; with --data every artifact is judged by its accuracy there.
 
     Examples:
-
-      edgeformer import onnx model.onnx -o bundle
-
       edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
-
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
     from edgeformer.cli.console import say

@@ -30,9 +30,7 @@ def command(
     fitted to the rows.
 
     Examples:
-
       edgeformer init reviews.csv
-
       edgeformer init tickets.tsv --text subject --label queue --source path/to/all-MiniLM-L6-v2
     """
     from edgeformer.cli.console import say

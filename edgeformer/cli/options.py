@@ -179,12 +179,7 @@ def refuse_options(context: typer.Context, names: Collection[str], reason: str) 
 def resolve_recipe(
     name: str, overrides: list[str] | None, data: Path | None, tokenizer: Path | None, progress: Progress
 ) -> Recipe:
-    """Load a recipe with its overrides, and replace its data and tokenizer by local files.
-
-    Raises:
-        RecipeError: the recipe does not exist or is invalid.
-        DataError: ``data`` lacks files that the recipe needs.
-    """
+    """Load a recipe with its overrides, and replace its data and tokenizer by local files. Raises InputError."""
     from edgeformer.artifacts.data_config import FileTokenizer
     from edgeformer.models import load_recipe
     from edgeformer.tasks import get_task
@@ -204,12 +199,8 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     """Split the arguments [RUN] TEXT… of ``command`` into the run and the texts.
 
     With ``run`` (option --run) every word is a text. Otherwise the first word is the run if it names one. A first word
-    that can only be a name (letters, digits, ``.``, ``_`` and ``-``) or a path, and is followed by texts or by standard
-    input, must be a run: a misspelt run never becomes a text for another run.
-
-    Raises:
-        InputError: the first word looks like a run and is none; the message says how to pass it as a text.
-        ArtifactError: no such run, or no runs at all.
+    that can only be a name or a path, and is followed by texts or by standard input, must be a run: a misspelt run
+    never becomes a text for another run. Raises InputError or ArtifactError: no such run.
     """
     from edgeformer.artifacts.data_config import NAME_PATTERN
     from edgeformer.run import locate, run_folders
@@ -261,11 +252,7 @@ def onnx_options(
 def locate_or_import(
     run: str | None, artifacts: Path, shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None
 ) -> Location:
-    """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``.
-
-    Raises:
-        InputError: --shape, --range or --inputs for a RUN that is no ONNX file; or RUN cannot be used.
-    """
+    """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``."""
     from edgeformer.bundle import find_enclosing_bundle
     from edgeformer.cli.progress import show_progress
     from edgeformer.run import Location, locate

@@ -36,11 +36,8 @@ def command(
     JSON, for compare and profile REPORT.json --device NAME. Nothing is sent anywhere.
 
     Examples:
-
       edgeformer page -o site
-
       edgeformer page path/to/bundle -o site --libraries node_modules --artifact onnx-int8
-
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.units import format_bytes

@@ -28,9 +28,7 @@ def command(
     that is here, else the recipe's data.expected_rows, else 1,000.
 
     Examples:
-
       edgeformer plan crt_deep_rtx4050 --device rtx4050
-
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles

@@ -76,15 +76,10 @@ def command(
     An empty text, or one whose result is not a number, gets an error instead of a result; the exit code is 3.
 
     Examples:
-
       edgeformer predict "a warm, funny and quietly moving film"
-
       edgeformer predict recurrent_sst2_fast-001 "not my kind of movie" "great fun"
-
       edgeformer predict --file reviews.csv --output labels.jsonl
-
       edgeformer predict path/to/bundle < reviews.txt
-
       edgeformer predict minilm "How do I reset my password?" --nearest questions.txt
     """
     probability: Confidence = "auto" if confidence == "auto" else None
@@ -185,17 +180,8 @@ def _predict_file(
 ) -> None:
     """Run ``predict --file``: read texts, write one row for each, report the totals.
 
-    Args:
-        source: the input file; None: standard input.
-        columns: of the input.
-        target: the output file; None: standard output.
-        format_: of the output, as the user gave it.
-        kept_columns: columns of the input to write before the answers, as the user gave them.
-        opening: artifact, confidence and runtime, as the user gave them.
-
-    Raises:
-        InputError: options that exclude each other, or an input file that cannot be read.
-        typer.Exit: 3, a row has no answer.
+    ``source`` and ``target`` are None for standard input and output; ``opening`` is artifact, confidence and runtime.
+    Raises InputError: options that exclude each other, or unreadable input; typer.Exit: 3, a row has no answer.
     """
     from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable

@@ -78,22 +78,13 @@ def command(
     language models, --min-similarity (rank correlation) of embedding models, --min-f1 of several labels at once,
     --min-cosine (with FP32's outputs) of imported ONNX files.
 
-    RUN can be any ONNX file: it becomes a bundle in DIR/wrapped, as edgeformer import onnx makes it. Sizes called batch
-    or sequence take --batch and --seq, all others a --shape; inputs of whole numbers need a --range.
-
-    REPORT.json is a report that was measured on the device itself, by this command or by a page of edgeformer page. Its
-    rows are judged for --device. An edited report is refused, and with --bundle one of other files.
+    RUN can be any ONNX file, which becomes a bundle as by edgeformer import onnx. REPORT.json is a report that was
+    measured on the device itself, by this command or by a page of edgeformer page; its rows are judged for --device.
 
     Examples:
-
       edgeformer profile --device rtx4050
-
-      edgeformer profile --device host --batch 1 --seq 16,128 --max-latency 10ms --threads 1,2
-
       edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
-
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
-
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles

@@ -23,11 +23,8 @@ def command(
     # yaml-language-server: $schema=recipe.schema.json
 
     Examples:
-
       edgeformer schema recipe
-
       edgeformer schema profile
-
       edgeformer schema recipe --format markdown
     """
     from edgeformer.cli.console import say

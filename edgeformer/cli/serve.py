@@ -36,9 +36,7 @@ def command(
     a password: leave it at the loopback address, or put a proxy in front.
 
     Examples:
-
       edgeformer serve
-
       edgeformer serve path/to/bundle --port 9000 --artifact onnx-int8
     """
     with needs_extra("serve", "serving"):

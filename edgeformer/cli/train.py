@@ -36,24 +36,15 @@ def command(
 ) -> None:
     """Train a [b]recipe[/b]; the result is a folder in artifacts/.
 
-    Before the first step its peak memory is predicted and compared with what is free (see edgeformer plan). A language
-    model is probed for leaks: outputs must not depend on later tokens.
-
-    Ctrl-C, SIGTERM or a closed terminal stop after the current step and leave a run that --resume continues (exit code
-    130). A killed one goes on from its last checkpoint: one per epoch, and every training.checkpoint_minutes.
-    Bad input writes nothing (exit code 2).
-
-    Several processes train one run with the steps of one process, see docs/scale.md; start them with torchrun or
-    accelerate launch.
+    Before the first step its peak memory is compared with what is free, and a language model is probed for leaks:
+    outputs must not depend on later tokens. Ctrl-C, SIGTERM or a closed terminal stop after the current step and leave
+    a run that --resume continues (exit code 130). A killed one goes on from its last checkpoint: one per epoch, and
+    every training.checkpoint_minutes. Several processes train one run with torchrun or accelerate launch.
 
     Examples:
-
       edgeformer train quickstart
-
       edgeformer train my_recipe.yaml --set training.epochs=3 --set data.split=glue-dev
-
       edgeformer train crt_deep_rtx4050 --data ~/wikitext-103 --tokenizer ~/gpt2/tokenizer.json
-
       torchrun --nproc-per-node 2 -m edgeformer train crt_mini
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles

@@ -25,15 +25,12 @@ def command(
     Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or not of the
     bundle; 3: an artifact computes something else here, or the one that was asked for could not be checked.
 
-    --write, on the GPU that an engine was built for: also scores the engines that export could not run, and keeps the
-    scores in targets.json beside bundle.json. Copied back into the origin's bundle, [b]profile --search[/b] uses them.
+    --write, on the GPU that an engine was built for, keeps its scores in targets.json beside bundle.json. Copied back
+    into the origin's bundle, [b]profile --search[/b] uses them.
 
     Examples:
-
       edgeformer verify path/to/bundle
-
       edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
-
       edgeformer verify path/to/bundle --write
     """
     from edgeformer.cli.progress import show_progress

@@ -112,15 +112,12 @@ def replace_exclusively(path: Path) -> Iterator[Path]:
 
 
 def new_folder(prefix: str, free: Callable[[], Path], fill: Callable[[Path], None]) -> Path:
-    """Create a folder that appears complete, under a free name; returns it.
+    """Create a folder that appears complete, under a free name; returns it. Raises OSError.
 
     Args:
         prefix: of the :func:`temporary_folder` in which the folder is filled.
         free: returns a free path; called again if another process took it. It may raise.
         fill: writes the content into the given folder, which already has its final name.
-
-    Raises:
-        OSError: the folder cannot be created.
     """
     parent = free().parent
     parent.mkdir(parents=True, exist_ok=True)
