@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.documents import load_profile, shipped_folder, shipped_names
+from edgeformer.artifacts.documents import shipped_folder, shipped_names
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import load_recipe
 from edgeformer.tasks.classification import ClassificationRecipe
@@ -89,28 +89,6 @@ def test_recipe_that_is_not_utf8(tmp_path: Path) -> None:
 def test_missing_recipe_lists_the_shipped_ones_and_the_nearest() -> None:
     with pytest.raises(RecipeError, match=r"did you mean 'quickstart'\?.*recurrent_sst2"):
         load_recipe("quikstart")
-
-
-def test_a_path_outside_of_the_clone_is_the_shipped_recipe_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    notes: list[str] = []
-    for path in ("recipes/quickstart.yaml", "./recipes/quickstart", "recipes/quickstart.yml"):
-        assert load_recipe(path, note=notes.append) == load_recipe("quickstart")
-        assert notes.pop().startswith(f"{path}: no such file; the shipped recipe 'quickstart' is used: ")
-        with pytest.raises(RecipeError, match="no such file"):  # nobody would hear of it
-            load_recipe(path)
-    profile = load_profile("profiles/rtx4050.yaml", note=notes.append)
-    assert profile == load_profile("rtx4050") and "the shipped device profile 'rtx4050' is used" in notes.pop()
-    with pytest.raises(RecipeError, match="no such file"):  # the same file name in another folder
-        load_recipe("no/such/quickstart.yaml", note=notes.append)
-    with pytest.raises(RecipeError, match=r"no recipe 'recipes/quikstart\.yaml': no such file"):
-        load_recipe("recipes/quikstart.yaml", note=notes.append)
-    local = tmp_path / "recipes" / "quickstart.yaml"
-    local.parent.mkdir()
-    local.write_text(QUICKSTART.replace("name: quickstart", "name: mine"), encoding="utf-8")
-    assert load_recipe("recipes/quickstart.yaml", note=notes.append).name == "mine" and not notes
 
 
 @pytest.mark.parametrize(

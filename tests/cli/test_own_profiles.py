@@ -53,21 +53,6 @@ def test_plan(run: Run) -> None:
     assert code == 3 and results["device"] == "mine" and results["budget_bytes"] == 2**20
 
 
-def test_shipped_paths_outside_of_the_clone(
-    artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(artifacts)
-    paths = ("recipes/quickstart.yaml", "--device", "profiles/rtx4050.yaml")
-    monkeypatch.setattr(sys, "argv", ["edgeformer", "plan", *paths, "--json"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    output = capsys.readouterr()
-    assert stop.value.code == 0 and json.loads(output.out)["device"] == "rtx4050"
-    lines = output.err.splitlines()
-    assert lines[0].startswith("recipes/quickstart.yaml: no such file; the shipped recipe 'quickstart' is used: ")
-    assert lines[1].startswith("profiles/rtx4050.yaml: no such file; the shipped device profile 'rtx4050' is used: ")
-
-
 def test_train(run: Run) -> None:
     code, results = run("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
     assert code == 2 and results["error"].startswith("--as-device") and "no device profile" not in results["error"]
