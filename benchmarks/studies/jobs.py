@@ -17,15 +17,12 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import FileTokenizer
 from edgeformer.artifacts.documents import read_yaml, validate
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, RecipeError
-from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.pretrained.source import WEIGHTS, open_source
-from edgeformer.run import locate
+from edgeformer.models.pretrained.source import open_source
 from edgeformer.tasks import get_task
 
 TRAINING_REVISION = 1
@@ -38,20 +35,14 @@ _HUB_KEYS = {"kind", "name", "config", "split", "revision", "text", "text_pair",
 
 
 class LocalSource(Frozen):
-    """Files that replace a split of a hub data set.
-
-    Attributes:
-        files: file sources as in a recipe; ``path`` is relative to the folder of ``--data``.
-        all_rows: the files have fewer rows than recipes ask for; a source's ``rows`` is left out.
-        note: how they differ from the hub's split.
-    """
+    """Files that replace a split of a hub data set."""
 
     hub: str
     config: str | None = None
     split: str = "train"
-    files: Annotated[Several[dict[str, Any]], Field(min_length=1)]
-    all_rows: bool = False
-    note: str = ""
+    files: Annotated[Several[dict[str, Any]], Field(min_length=1)]  # file sources as in a recipe, below ``--data``
+    all_rows: bool = False  # fewer rows than recipes ask for: a source's ``rows`` is left out
+    note: str = ""  # how they differ from the hub's split
 
 
 class LocalData(Frozen):
@@ -62,7 +53,6 @@ class LocalData(Frozen):
     models: dict[str, str] = Field(default_factory=dict)
 
     def stand_in(self, source: Mapping[str, Any]) -> LocalSource | None:
-        """Return the files that replace a hub source; None: there are none."""
         split = (source.get("split") or "").partition("[")[0]  # train[:1000] is a part of train
         hub = (source["name"], source.get("config"), split)
         return next((local for local in self.sources if (local.hub, local.config, local.split) == hub), None)
@@ -75,11 +65,7 @@ def load_local_data() -> LocalData:
 
 
 def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData) -> Recipe:
-    """Return the recipe on the files below ``folders``, each from the first folder that has it.
-
-    Raises:
-        DataError: the mapping has no file for something that the recipe reads from the hub, or the file is missing.
-    """
+    """Return the recipe on the files below ``folders``, each from the first folder that has it. Raises DataError."""
 
     def local_path(path: str, hub: str) -> str:
         for folder in folders:
@@ -134,30 +120,19 @@ def _hub_name(source: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study: a row and a seed.
-
-    Attributes:
-        written: the recipe as study and recipe file say; its results are found by it.
-        recipe: the same on the data that is read here.
-        sha256: of ``written``, without keys that decide nothing.
-        summary: of its data; None: it cannot be read.
-        reason: why it, or something else that the weights are made of, cannot be read; empty: all of it can.
-        origins: what the weights are made of beside the texts → sha256: tokenizer, source, teacher (or a row's key).
-        notes: what is read, part by part.
-        teacher: the job whose run teaches this one.
-    """
+    """One run of a study: a row and a seed."""
 
     row: str
     seed: int
     spec: RunSpec
-    written: Recipe
-    recipe: Recipe
-    sha256: str
-    summary: DataSummary | None
-    reason: str = ""
-    origins: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    teacher: Job | None = None
+    written: Recipe  # as study and recipe file say; its results are found by it
+    recipe: Recipe  # the same on the data that is read here
+    sha256: str  # of ``written``, without keys that decide nothing
+    summary: DataSummary | None  # of its data; None: it cannot be read
+    reason: str = ""  # why it, or something else that the weights are made of, cannot be read
+    origins: Mapping[str, str] = field(default_factory=dict)  # tokenizer, source, teacher → sha256 (or a row's key)
+    notes: tuple[str, ...] = ()  # what is read, part by part
+    teacher: Job | None = None  # whose run teaches this one
 
     @property
     def key(self) -> str | None:
@@ -170,12 +145,10 @@ class Job:
 
     @property
     def folder_name(self) -> str:
-        """Of its run: studies that need the same run share it."""
         return f"{self.written.task}-{self.written.model.kind}-{(self.key or '')[:8]}"
 
     @property
     def title(self) -> str:
-        """Row and seed, for messages."""
         return f"{self.row}, seed {self.seed}"
 
     @property
@@ -190,16 +163,9 @@ def jobs_of(
     study: Study, path: Path, artifacts: Path, folders: Sequence[Path] = (), progress: Progress = SILENT,
     *, offline: bool = False,
 ) -> list[Job]:  # fmt: skip
-    """Return all runs of a study, rows in its order.
+    """Return all runs of a study, rows in its order. ``folders``: local files in place of the hub; none: the hub.
 
-    Args:
-        path: of the study's file, beside which recipes are looked for first.
-        artifacts: the folder that holds the runs and the cache.
-        folders: local files in place of the hub; none: the hub.
-        offline: read nothing from the hub.
-
-    Raises:
-        RecipeError: a recipe does not exist, or a change does not fit it.
+    ``offline``: read nothing from the hub. Raises RecipeError: a recipe does not exist, or a change does not fit it.
     """
     jobs: dict[tuple[str, int], Job] = {}
     mapping = load_local_data() if folders else None
@@ -227,10 +193,10 @@ def jobs_of(
         if spec.teacher is not None and seed not in study.runs[spec.teacher].seeds:
             raise RecipeError(f"{path}: runs.{row}: its teacher {spec.teacher} has no seed {seed}; add it to its seeds")
         teacher = make(spec.teacher, seed) if spec.teacher is not None else None
-        placement = path.parent / spec.recipe
+        beside = path.parent / spec.recipe
         changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
         try:
-            name = str(placement) if placement.is_file() else spec.recipe
+            name = str(beside) if beside.is_file() else spec.recipe
             recipe = written = load_recipe(name, [*changes, f"seed={seed}"])
         except RecipeError as error:
             raise RecipeError(f"{path}: runs.{row}: {error}") from None
@@ -247,11 +213,8 @@ def jobs_of(
                 if teacher.key is None:
                     raise ArtifactError("what its teacher is made of cannot be read")
                 origins["teacher"] = teacher.key
-            elif (elder := getattr(recipe.training, "teacher", None)) is not None:
-                weights = locate(elder, artifacts).require_run() / MODEL_FOLDER / WEIGHTS
-                if not weights.is_file():
-                    raise ArtifactError(f"training.teacher: {elder}: has no weights ({weights})")
-                origins["teacher"] = sha256_of(weights)
+            elif getattr(recipe.training, "teacher", None) is not None:
+                raise ArtifactError("training.teacher is no row of the study; name one in the row's teacher:")
         except (EdgeformerError, OSError) as error:
             reason = str(error)
         notes = source_notes(written, mapping)

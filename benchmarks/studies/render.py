@@ -57,12 +57,7 @@ def study_markdown(table: StudyTable) -> str:
 
 
 def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list[str]:
-    """Return what a study says, as paragraphs of Markdown.
-
-    Args:
-        finding: what the figures say, not escaped.
-        pictures: their paths as seen from the document.
-    """
+    """Return what a study says, as paragraphs of Markdown; ``pictures`` are paths as seen from the document."""
     sources = "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
     papers = [f". The paper: {markdown(pick.paper)}" if pick.paper else "" for pick in table.picks]
     picks = [f"- **{markdown(pick.title)}**: {markdown(pick.reason)}" for pick in table.picks]

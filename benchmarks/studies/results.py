@@ -123,7 +123,6 @@ class Cell(Frozen):
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published value."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
 
@@ -148,7 +147,6 @@ class StudyRow(Frozen):
 
     @property
     def remark(self) -> str:
-        """Cautions, the reason for missing figures, and the note."""
         return "; ".join(part for part in (*cautions(self), self.missing or "", self.note) if part)
 
     def cell(self, name: str) -> Cell:
@@ -186,27 +184,16 @@ class StudyTable(Kept):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one job.
-
-    Attributes:
-        run: None: there are none, or nothing is trained.
-        reason: why there are none, or why some are missing.
-        state: before training: done, to score, resumable, missing or unavailable.
-    """
+    """The results of one job."""
 
     job: Job
     run: StudyRun | None
-    reason: str = ""
-    state: str = "done"
+    reason: str = ""  # why there are none, or why some are missing
+    state: str = "done"  # before training: done, to score, resumable, missing or unavailable
 
 
 class Results:
-    """Results of finished runs in files, by key.
-
-    Args:
-        artifacts: the folder that holds the runs; new results are written to its ``studies/runs``.
-        committed: also use benchmarks/results/studies.
-    """
+    """Results of finished runs in files, by key: of a folder of artifacts, and the committed ones."""
 
     def __init__(self, artifacts: Path, *, committed: bool = True) -> None:
         self.folder = artifacts / "studies" / "runs"
@@ -216,13 +203,14 @@ class Results:
         """Return the results of the same recipe, data and revision; of two files the one with most scores.
 
         Where the job's data cannot be read, results of any data count, unless there is an :meth:`ambiguity`.
-
-        Raises:
-            ArtifactError: a damaged file of that key.
         """
         if job.key is not None:
             paths = [(folder / f"{job.key}.json", origin) for folder, origin in self._origins.items()]
-            matches = [_read_run(path, origin) for path, origin in paths if path.is_file()]
+            matches = [
+                read_manifest(StudyRun, path).model_copy(update={"origin": origin})
+                for path, origin in paths
+                if path.is_file()
+            ]
         else:
             matches = [run for run in self._runs(job) if run.recipe_sha256 == job.sha256 and not self.ambiguity(job)]
 
@@ -242,10 +230,7 @@ class Results:
         ]  # fmt: skip
 
     def ambiguity(self, job: Job) -> str:
-        """Return why no results are used of a job whose data cannot be read; empty: all there are read the same.
-
-        No table mixes rows of a small sample and of all rows: recipes that say the same of their data count together.
-        """
+        """Return why no results are used of a job whose data cannot be read; empty: all there are read the same."""
         data = decisive(job.written)["data"]
         same = {run.data.fingerprint: run for run in self._runs(job) if run.recipe.get("data") == data}
         return _different_data([(run.data, run.origin) for run in same.values()]) if len(same) > 1 else ""
@@ -279,10 +264,6 @@ def _different_data(summaries: Sequence[tuple[DataSummary, str]]) -> str:
     return f"there are results of different data: {', '.join(texts)}; choose with --data, or move the others"
 
 
-def _read_run(path: Path, origin: str) -> StudyRun:
-    return read_manifest(StudyRun, path).model_copy(update={"origin": origin})
-
-
 @cache
 def runs_in(folder: Path, origin: str) -> tuple[StudyRun, ...]:
     """Return the results of single runs in a folder."""
@@ -290,5 +271,5 @@ def runs_in(folder: Path, origin: str) -> tuple[StudyRun, ...]:
     for path in sorted(folder.glob("*.json")):
         if not path.name.startswith(("times-", "data-")):
             with suppress(ArtifactError):  # a table, or another version; Results.find reports a damaged file by its key
-                runs.append(_read_run(path, origin))
+                runs.append(read_manifest(StudyRun, path).model_copy(update={"origin": origin}))
     return tuple(runs)

@@ -38,23 +38,14 @@ from edgeformer.report.columns import Column, Columns
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of the command.
+    """Options of the command."""
 
-    Attributes:
-        artifacts: the folder that holds the runs.
-        data: folders with local files in place of the hub.
-        jobs: trainings at a time.
-        train: False: nothing is trained or measured.
-        fresh: do not use the committed results.
-        command: that continues the study, for the message of an interruption.
-    """
-
-    artifacts: Path
-    data: tuple[Path, ...] = ()
-    jobs: int = 1
-    train: bool = True
-    fresh: bool = False
-    command: str = "the same command"
+    artifacts: Path  # the folder that holds the runs
+    data: tuple[Path, ...] = ()  # folders with local files in place of the hub
+    jobs: int = 1  # trainings at a time
+    train: bool = True  # False: nothing is trained or measured
+    fresh: bool = False  # do not use the committed results
+    command: str = "the same command"  # that continues the study, for the message of an interruption
 
 
 @dataclass(frozen=True)
@@ -67,12 +58,7 @@ class Plan:
 
 
 def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) -> Plan:
-    """Read a study and look up the results of its runs.
-
-    Raises:
-        RecipeError: study or recipe are not valid.
-        ArtifactError: damaged results.
-    """
+    """Read a study and look up the results of its runs. Raises RecipeError or ArtifactError."""
     study, path = load_study(name)
     offline = not (options.train or options.data)
     results = Results(options.artifacts, committed=not options.fresh)
@@ -93,12 +79,7 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
 
 
 def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) -> StudyTable:
-    """Train what is missing, measure times where the study asks for them, and write the study's folder.
-
-    Raises:
-        InterruptedRun: Ctrl-C or SIGTERM; the same command continues.
-        ArtifactError: damaged results.
-    """
+    """Train what is missing, measure times where the study asks for them, and write the study's folder."""
     study, trainer = plan.study, plan.trainer
     if options.train:
         trainer.run(plan.outcomes, options.command)

@@ -42,13 +42,7 @@ _CURVE = 200
 
 
 def missing_steps(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the commands by which a finished run gets the graphs and scores that the study needs.
-
-    Args:
-        run: its results so far.
-        folder: of the run.
-        splits: on which graphs are scored.
-    """
+    """Yield the commands by which a finished run gets the graphs and scores on ``splits`` that the study needs."""
     spec, artifacts = job.spec, ("--artifacts", str(folder.parent))
     full = {artifact.precision for artifact in run.artifacts if artifact.role == "full"}
     exits = {artifact.exit for artifact in run.artifacts if artifact.role == "exit"}
@@ -107,19 +101,12 @@ def collect(job: Job, folder: Path) -> StudyRun:
 
 @dataclass
 class Trainer:
-    """Makes the missing runs of a study.
+    """Makes the missing runs of a study. ``failed``: key of a job → reason."""
 
-    Attributes:
-        artifacts: the folder that holds the runs.
-        splits: on which graphs are scored.
-        at_a_time: trainings. Exports and scores follow one by one, because scores measure time.
-        failed: key of a job → reason.
-    """
-
-    artifacts: Path
+    artifacts: Path  # the folder that holds the runs
     results: Results
-    splits: Sequence[str]
-    at_a_time: int
+    splits: Sequence[str]  # on which graphs are scored
+    at_a_time: int  # trainings; exports and scores follow one by one, because scores measure time
     progress: Progress
     failed: dict[str, str] = field(default_factory=dict)
     _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
@@ -144,12 +131,7 @@ class Trainer:
     def run(self, outcomes: Sequence[Outcome], command: str) -> None:
         """Make every run that is missing or incomplete, teachers first; reasons of failures are in ``failed``.
 
-        Args:
-            outcomes: of all runs.
-            command: that continues the study, for the message of an interruption.
-
-        Raises:
-            InterruptedRun: Ctrl-C or SIGTERM; trainings have saved their state.
+        Raises InterruptedRun with ``command``, which continues: Ctrl-C or SIGTERM; trainings have saved their state.
         """
         jobs = [outcome.job for outcome in outcomes if outcome.state in ("missing", "resumable", "to score")]
         taught = {job.key: job for job in jobs if job.teacher is not None}
@@ -177,16 +159,14 @@ class Trainer:
         with bar(self.progress, title, len(jobs), "runs"), ThreadPoolExecutor(at_a_time) as pool:
             futures = {pool.submit(function, job): job for job in jobs}
             for future in as_completed(futures):
-                job, error = futures[future], future.exception()
-                if isinstance(error, (EdgeformerError, OSError)):
-                    self.failed[job.key or ""] = str(error)
-                    self.progress.message(f"{job.title}: failed: {error}")
-                elif error is not None:
-                    raise error
+                try:
+                    future.result()
+                except (EdgeformerError, OSError) as error:
+                    self.failed[futures[future].key or ""] = str(error)
+                    self.progress.message(f"{futures[future].title}: failed: {error}")
                 self.progress.advance()
 
     def _train(self, job: Job) -> None:
-        """Train a run, or continue it, and keep its results."""
         folder = self.artifacts / job.folder_name
         if (status := self._status(job)) != "finished":
             recipe = job.recipe
@@ -205,7 +185,6 @@ class Trainer:
         self.progress.message(f"{job.title}: trained, {run.steps:,} steps, {run.seconds:,.0f} s")
 
     def _score(self, job: Job) -> None:
-        """Export and score a finished run; a command that fails does not keep the others from being run."""
         folder, problems, tried = self.artifacts / job.folder_name, list[str](), set[tuple[str, ...]]()
         run = self.results.keep(collect(job, folder))
         while step := next((s for s in missing_steps(job, run, folder, self.splits) if s not in tried), None):
@@ -221,7 +200,6 @@ class Trainer:
             raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect")
 
     def _call(self, job: Job, arguments: Sequence[str]) -> None:
-        """Run an edgeformer command. Raises EdgeformerError where it fails."""
         log, environment = self.artifacts / "studies" / "logs" / f"{job.key}.log", dict(os.environ)
         log.parent.mkdir(parents=True, exist_ok=True)
         if arguments[0] == "train" and self.at_a_time > 1:  # they share the cores, and are not bound to the same ones
@@ -247,13 +225,7 @@ class Trainer:
             raise EdgeformerError(f"{arguments[0]} ended with exit code {code}: {lines[-1]}; see {log}")
 
     def times(self, matches: Sequence[StudyRun], timing: Timing, *, measure: bool) -> StudyTimes | None:
-        """Return the times of a study's graphs: kept ones, else measured in turns (A B C A B C …), so that changes of
-        the machine meet all graphs alike. None: there are none, and not all graphs are here.
-
-        Args:
-            matches: results of the study's runs.
-            measure: False: only kept ones.
-        """
+        """Return the times of a study's graphs, kept or measured in turns (A B C A B C …); None: there are none."""
         runs = {run.key: run for run in matches if timed_artifacts(run)}  # some are trained for their scores alone
         graphs = [(run, artifact) for run in runs.values() for artifact in timed_artifacts(run)]
         sizes = {(run.key, artifact.id): artifact.size_bytes for run in runs.values() for artifact in run.artifacts}
@@ -279,17 +251,23 @@ class Trainer:
                 location = Location(self.artifacts / run.run, bundles[run.key])
                 bundle = location.open_bundle()
                 shape = bundle.task.fit_shape(bundle.data, timing.batch, timing.seq)
-                turns[run.key, artifact].append(row_of(profile_bundle(location, device, options).rows, shape))
+                rows = profile_bundle(location, device, options).rows
+                steady = (
+                    row for row in rows if (row.batch, row.seq, row.where, row.phase) == (*shape, "host", "steady")
+                )
+                row = next((row for row in steady if row.latency_ms.p50 is not None), None)
+                turns[run.key, artifact].append(row)
                 self.progress.advance()
         entries = []
         for (run_key, artifact), rows in turns.items():
             if measured := [row for row in rows if row is not None]:
-                p50 = tuple(row.latency_ms.p50 if row is not None else None for row in rows)
-                facts: dict[str, Any] = {
-                    "stable": all(row.latency_ms.stable for row in measured),
-                    "provider": measured[-1].provider,
-                }
-                entries.append(TimedArtifact(run=run_key, artifact=artifact, p50_ms=p50, **facts))
+                entries.append(
+                    TimedArtifact(
+                        run=run_key, artifact=artifact, provider=measured[-1].provider,
+                        p50_ms=tuple(row.latency_ms.p50 if row is not None else None for row in rows),
+                        stable=all(bool(row.latency_ms.stable) for row in measured),
+                    )
+                )  # fmt: skip
         times = StudyTimes(
             key=key, batch=timing.batch, seq=timing.seq, threads=default_threads(), entries=tuple(entries),
             host=describe_host(), versions=library_versions(), code_version=code_version(), started=started,
@@ -303,9 +281,3 @@ def timed_artifacts(run: StudyRun) -> list[str]:
     """Return the graphs of a run that are measured: the whole model in each precision, and its exits in FP32."""
     kinds = (("exit", "fp32"), *(("full", artifact.precision) for artifact in run.artifacts))
     return [a.id for a in run.artifacts if a.status == "built" and (a.role, a.precision) in kinds]
-
-
-def row_of(rows: Sequence[Row], shape: tuple[int, int]) -> Row | None:
-    """Return the measured row of one shape (batch size, length) in a report; None: it could not be measured."""
-    steady = (row for row in rows if (row.batch, row.seq, row.where, row.phase) == (*shape, "host", "steady"))
-    return next((row for row in steady if row.latency_ms.p50 is not None), None)

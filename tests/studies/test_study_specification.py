@@ -136,20 +136,6 @@ def test_a_committed_run_is_found_for_every_trained_row(name: str) -> None:
         assert Results(Path("nowhere"), committed=False).find(job) is None
 
 
-def test_a_teacher_that_is_no_row_counts_with_its_weights(tmp_path: Path) -> None:
-    weights = tmp_path / "artifacts" / "elder" / "model" / "model.safetensors"
-    weights.parent.mkdir(parents=True)
-    taught = run("Taught", training__teacher="elder", training__distillation={"weight": 0.5})
-    path, keys = write(tmp_path, study("taught", {"taught": taught})), []
-    (job,) = jobs(path, tmp_path / "artifacts")
-    assert job.key is None and "elder" in job.reason
-    (tmp_path / "artifacts" / "elder" / "run.json").write_text("{}", encoding="utf-8")
-    for content in (b"one", b"two"):
-        weights.write_bytes(content)
-        keys.append(jobs(path, tmp_path / "artifacts")[0].key)
-    assert None not in keys and keys[0] != keys[1]
-
-
 def test_results_of_different_data_are_not_mixed_where_it_cannot_be_read(tmp_path: Path) -> None:
     hub = {"data.parts": {"train": [{"kind": "hub", "name": "somebody/reviews"}]}}
     path = write(tmp_path, study("far", {"far": {**run("Far", seeds=(1, 2)), "set": hub}}))

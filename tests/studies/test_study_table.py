@@ -13,9 +13,7 @@ from benchmarks.studies.render import finding_of, study_body, study_page
 from benchmarks.studies.results import Cell, Outcome, Results, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
-from benchmarks.studies.train import row_of
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.artifacts.report import Energy, Latency, Memory, Row
 from edgeformer.artifacts.scores import EarlyExitRow, Evaluation
 from edgeformer.tasks.early_exit import Rule
 from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, scores, study, table_of
@@ -112,22 +110,6 @@ def test_earlier_counts_of_different_data_are_not_used(tmp_path: Path) -> None:
     results.with_data(replace(job, summary=SUMMARY.model_copy(update={"fingerprint": "g"})))
     refused = results.with_data(unread)
     assert refused.summary is None and refused.reason.startswith("there are results of different data: ")
-
-
-def test_the_time_of_another_shape_is_nobodys() -> None:
-    def timed(batch: int, seq: int, p50: float | None) -> Row:
-        latency = Latency(status="unavailable", reason="none") if p50 is None else Latency(status="measured", p50=p50)
-        return Row(
-            artifact="onnx-fp32", precision="fp32", provider="p", where="host", phase="steady", batch=batch, seq=seq,
-            latency_ms=latency, size_bytes=1,
-            memory_bytes=Memory(status="unavailable", reason="none"),
-            energy_mj=Energy(status="unavailable", reason="none"),
-        )  # fmt: skip
-
-    rows = [timed(1, 64, 0.5), timed(1, 128, 1.0), timed(8, 128, 7.0), timed(2, 128, None)]
-    results = row_of(rows, (8, 128))
-    assert results is not None and results.latency_ms.p50 == 7.0
-    assert row_of(rows, (2, 128)) is None and row_of(rows, (8, 64)) is None
 
 
 def test_times_of_two_processors_are_not_put_side_by_side() -> None:
