@@ -6,8 +6,7 @@ import shutil
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -18,19 +17,12 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
 from edgeformer.artifacts.report import Memory
-from edgeformer.artifacts.units import parse_share
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
 from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
 from edgeformer.benchmark.gate_scores import ArtifactPair
 from edgeformer.benchmark.paired_run import (
-    Block,
-    Pair,
     Pairing,
-    PairJob,
-    PairRules,
-    Ready,
-    compare_pair,
 )
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
@@ -66,8 +58,8 @@ OPTIONS = ["--device", "host", "--threads", "1", "--batch", "1", "--seq", "8"]
 
 @pytest.fixture(scope="module")
 def failed(slower: Path, baseline: Path) -> Gate:
-    """Eight rounds are the fewest that say anything."""
-    return gated(slower, baseline)
+    """With this chance of an error, six rounds are the fewest that say anything."""
+    return gated(slower, baseline, replace(GATE, error=0.3))
 
 
 def checks(gate: Gate) -> dict[str, GateCheck]:
@@ -77,8 +69,8 @@ def checks(gate: Gate) -> dict[str, GateCheck]:
 def test_a_slower_candidate_fails_early(failed: Gate) -> None:
     latency = checks(failed)["latency"]
     assert (failed.status, failed.exit_code) == ("fail", 3)
-    assert (latency.status, latency.found, latency.rounds) == ("fail", "slower", 8)
-    assert latency.low is not None and latency.low > 0.05 and len(latency.log_ratios) == 8
+    assert (latency.status, latency.found, latency.rounds) == ("fail", "slower", 6)
+    assert latency.low is not None and latency.low > 0.05 and len(latency.log_ratios) == 6
     assert latency.candidate is not None and latency.baseline is not None and latency.candidate > latency.baseline
     assert (latency.phase, latency.batch, latency.seq) == ("steady", 1, 8)
     assert checks(failed)["size"].status == checks(failed)["memory"].status == "fail"
@@ -223,66 +215,6 @@ def test_an_artifact_that_cannot_run_is_not_ignored(
         assert latencies["other"].rounds == 1 and "name them: --artifact ID" in latencies["model"].reason
 
 
-def test_a_named_runtime_computes_both(baseline: Path) -> None:
-    with_runtime = replace(ONE, runtime="onnxruntime")
-    gate = gated(baseline, baseline, replace(GATE, longest_s=0.0001), with_runtime)
-    assert {check.name for check in gate.checks if check.provider == "CPUExecutionProvider"} == {
-        "latency",
-        "memory",
-        "score",
-    }
-    assert 'name="latency 1 × 8 with CPU"' in junit_xml(gate) and "| with" in markdown_summary(gate)
-
-
-def timed_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, longest_s: float) -> Pairing:
-    """Rounds that take so long by a clock that only they move, of a candidate that is neither faster nor slower."""
-    clock = SimpleNamespace(now=0.0)
-
-    def single(pair: object, number: int, result: Pairing) -> None:
-        clock.now += seconds
-        result.log_ratios.append(0.2 * (-1) ** number)
-
-    monkeypatch.setattr(paired_run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(paired_run, "_measure_round", single)
-    return compare_pair(cast(Pair, None), PairRules(longest_s=longest_s))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rounds", "needs_s"),
-    [(2.0, 60, None), (20.0, 9, None), (30.0, 8, None), (80.0, 8, None), (90.1, 1, 8 * 90.1)],
-)
-def test_slow_rounds_reach_the_fewest_or_are_not_started(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, needs_s: float | None
-) -> None:
-    """Three minutes: enough for all rounds of 2 s, for nine of 20 s, and for six of 30 s."""
-    result = timed_rounds(monkeypatch, seconds, 180.0)
-    assert (len(result.log_ratios), result.needs_s) == (rounds, needs_s)
-
-
-@pytest.mark.parametrize(("call_ms", "blocks"), [(1.0, 5 * ["2 50"]), (99.0, 5 * ["2 3"]), (400.0, 3 * ["1 3"])])
-def test_slow_calls_have_smaller_blocks(monkeypatch: pytest.MonkeyPatch, call_ms: float, blocks: list[str]) -> None:
-    requests: list[str] = []
-
-    class FakeClient:
-        """Answers as a worker whose calls take ``call_ms``."""
-
-        def send(self, line: str) -> None:
-            requests.append(line)
-
-        def receive(self) -> Ready | Block:
-            memory = Memory(status="unavailable", reason="not measured")
-            ready = Ready(provider="p", call_ms=call_ms, memory=memory, is_settled=True)
-            return ready if requests[-1] == "warm up" else Block(times_ms=(call_ms,))
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(paired_run, "Worker", lambda *_: FakeClient())
-    spec = cast(PairJob, SimpleNamespace(repeat=1, rules=RULES))
-    paired_run._measure_round((spec, spec), 0, Pairing())
-    assert requests == ["warm up"] * 2 + 2 * blocks
-
-
 def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:
     entry = Bundle.open(baseline).artifacts[0]
     resident = Memory(status="measured", peak=100 * 2**20, method="resident")
@@ -324,10 +256,8 @@ def with_artifacts(folder: Path, **statuses: str) -> Path:
         ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, (), {"b": "fail"}, 3),
         ({"a": "built"}, {"b": "built"}, (), {"a": "fail"}, 3),
         ({"b": "rejected"}, {"b": "rejected"}, (), {}, UNDECIDED),
-        ({"a": "built"}, {"a": "built", "b": "built"}, (), {}, UNDECIDED),
         # Named: these, in both directions, and no others.
         ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, ("b",), {"b": "fail"}, 3),
-        ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, ("a",), {}, UNDECIDED),
         ({"a": "built"}, {"a": "built", "b": "built"}, ("b",), {"b": "undecided"}, UNDECIDED),
     ],
 )
@@ -399,15 +329,3 @@ def test_checks_that_are_off_are_not_made(baseline: Path) -> None:
     assert {note.split(" (")[0] for note in gate.notes if note.startswith("not checked")} == {
         "not checked: memory", "not checked: size", "not checked: score"
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [("5%", 0.05), ("0.5 %", 0.005), ("100%", 1.0), *((text, None) for text in ("0.05", "5", "%", "-5%", "five%"))],
-)
-def test_shares_have_a_sign(text: str, share: float | None) -> None:
-    if share is not None:
-        assert parse_share(text) == pytest.approx(share)
-        return
-    with pytest.raises(ValueError, match="write it in per cent"):
-        parse_share(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark.gate import GateOptions, gate_bundles
-from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_rows, compare_figures, score_check
+from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, compare_figures, score_check
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import Encoded
-from edgeformer.data.rows import LabelledTexts, comparison_key
+from edgeformer.data.rows import comparison_key
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Location, locate
@@ -144,81 +144,6 @@ def test_data_that_changed_leave_it_undecided_with_the_remedy(
     assert check.status == "undecided" and check.candidate is None
     assert "its random-split set differs from the one recorded" in check.reason and "--eval-data FILE" in check.reason
     assert score_of(renewed, lost_rows, held_out).status == "pass"
-
-
-@pytest.fixture
-def with_given_sets(baseline: Bundle, tmp_path: Path) -> Callable[[str, int], Bundle]:
-    """Make a bundle that has the baseline's test rows as the named set, and so many of them as its training set."""
-    rows = baseline.task.set_texts(baseline.data, "random-split")
-    names = baseline.manifest.labels
-
-    def write(name: str, texts: LabelledTexts) -> dict[str, str]:
-        lines = [json.dumps({"text": a, "label": names[b]}) for a, b in zip(texts.texts, texts.labels, strict=True)]
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return {"kind": "file", "path": str(path), "text": "text", "label": "label"}
-
-    def make(name: str, trained_on: int) -> Bundle:
-        other = {"validation": "test", "test": "validation"}[name]
-        rest = baseline.task.set_texts(baseline.data, "validation")
-        train = rest if not trained_on else rows.take(np.arange(trained_on))
-        parts = {"train": [write("train", train)], name: [write(name, rows)], other: [write(other, rest)]}
-        data = {"parts": parts, "split": "imported"}
-        bundle = changed(baseline.folder, tmp_path / "read", data=data)
-        prints = {set_: bundle.task.set_texts(bundle.data, set_).fingerprint() for set_ in parts}
-        return changed(bundle.folder, tmp_path / "given", data_fingerprints=prints)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("trained_on", "rows", "reasons"),
-    [
-        (100, 200, ("without the 100 that the candidate was", "200 rows: the test set 'random-split' of both runs")),
-        (300, 0, ("the candidate was trained on all 300 of the test set 'random-split' of both runs",)),
-    ],
-)
-def test_rows_of_the_same_test_set_that_the_candidate_trained_on_are_left_out(
-    baseline: Bundle, with_given_sets: Callable[[str, int], Bundle], trained_on: int, rows: int, reasons: tuple[str]
-) -> None:
-    check = score_of(with_given_sets("test", trained_on), baseline)
-    assert check.rows == rows and all(reason in check.reason for reason in reasons)
-    assert rows or check.status == "undecided"
-
-
-def test_a_candidate_whose_training_rows_are_not_recorded_is_not_scored_on_the_baselines_rows(
-    baseline: Bundle, tmp_path: Path, held_out: Path
-) -> None:
-    """Where the validation rows are the same, the scores that export recorded still decide."""
-    prints = baseline.trained_on
-    only_test = {"random-split": prints["random-split"]}
-    unrecorded = changed(baseline.folder, tmp_path / "test", data_fingerprints=only_test)
-    check = score_of(unrecorded, baseline)
-    assert check.status == "undecided" and "does not record what it was trained on" in check.reason
-    assert "--eval-data FILE" in check.reason
-    assert score_of(unrecorded, baseline, held_out).status == "pass"
-    without_train = {name: value for name, value in prints.items() if name != "train"}
-    check = score_of(changed(baseline.folder, tmp_path / "validation", data_fingerprints=without_train), baseline)
-    assert check.status == "pass" and check.reason.startswith("as export recorded it on the same")
-
-
-def test_recorded_scores_say_nothing_of_a_provider_that_rounds(baseline: Bundle) -> None:
-    entry = baseline.artifact(FP32)
-    statuses = [
-        score_check((baseline, baseline), ArtifactPair(entry, entry), provider, "no data", 0.01, SILENT).status
-        for provider in ("CPUExecutionProvider", "openvino-cpu-bf16")
-    ]
-    assert statuses == ["pass", "undecided"]
-
-
-def test_scores_recorded_on_other_rows_do_not_count(baseline: Bundle, tmp_path: Path) -> None:
-    entry = baseline.artifact(FP32)
-    assert entry.validation is not None
-    fewer = entry.model_copy(update={"validation": entry.validation.model_copy(update={"n": entry.validation.n - 1})})
-    other = changed(baseline.folder, tmp_path / "other", data_fingerprints={**baseline.trained_on, "validation": "0"})
-    for candidate, artifact in ((baseline, fewer), (other, entry)):
-        check = score_check((baseline, candidate), ArtifactPair(entry, artifact), None, "no data", 0.01, SILENT)
-        assert check.status == "undecided" and check.reason.startswith("no rows to score both on: no data; ")
 
 
 def answers(right: int, wrong: int) -> np.ndarray[Any, Any]:
@@ -372,12 +297,3 @@ def test_the_command_scores_on_a_file_and_says_so(
         assert "200 rows: the file held_out.csv" in (tmp_path / name).read_text(encoding="utf-8").replace("\\_", "_")
     printed = run(*requested, "--max-score-loss", "off", code=0)
     assert "not checked: score (--max-score-loss off)" in printed.replace("\n", " ")
-
-
-def test_no_more_rows_are_scored_than_decide_something(
-    baseline: Bundle, held_out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgeformer.benchmark.gate_scores._MAX_ROWS", 50)
-    rows = common_rows(baseline, baseline, held_out)
-    assert isinstance(rows, CommonRows) and len(rows.texts) == 50
-    assert rows.source == "50 of the 200 rows of the file held_out.csv"

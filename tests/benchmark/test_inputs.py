@@ -10,13 +10,6 @@ from edgeformer.tasks.task import make_buffers
 from tests.runtimes.tiny_bundle import write_golden
 
 
-def test_rows_lose_their_padding(tmp_path: Path) -> None:
-    write_golden(tmp_path / "golden.npz", rows=5)
-    golden = read_golden(tmp_path / "golden.npz")
-    assert [row.size for row in golden.texts()] == [4, 5, 6, 7, 8]
-    assert all(row[0] == 1 and (row != 0).all() for row in golden.texts())
-
-
 @pytest.mark.parametrize(
     ("row", "seq", "expected"),
     [
@@ -55,10 +48,3 @@ def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> N
     (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
     assert list(buffer) == ["input_ids"]
     assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]
-
-
-def test_more_rows_than_golden_ones_are_used_in_turn() -> None:
-    golden = Golden(Path("golden.npz"), {"input_ids": np.array([[1, 2], [1, 3]])})
-    (first, second) = make_buffers(golden, batch=3, seq=2, count=2)
-    assert first["input_ids"].tolist() == [[1, 2], [1, 3], [1, 2]]
-    assert second["input_ids"].tolist() == [[1, 3], [1, 2], [1, 3]]

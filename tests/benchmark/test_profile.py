@@ -11,16 +11,13 @@ import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import MeasureRules, Report, read_report
+from edgeformer.artifacts.report import MeasureRules, Report
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
-from edgeformer.benchmark.request import question_of
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.measurement.target import Target
 from edgeformer.report.context import badge_text, verdict_sentence
-from edgeformer.report.documents import write_report
 from edgeformer.run import Location
 from edgeformer.system import nvidia
-from edgeformer.system.host import usable_cores
 from edgeformer.tasks.classification import ClassificationScore
 from tests.benchmark import search_cases
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
@@ -153,33 +150,6 @@ def test_a_damaged_file_is_an_error_before_measuring(tmp_path: Path, file: str) 
         profile_bundle(Location(None, bundle), HOST, FAST)
 
 
-def test_a_damaged_artifact_is_ignored_if_not_requested(tmp_path: Path) -> None:
-    graphs = {"model": classifier_graph(), "other": classifier_graph()}
-    bundle = write_bundle(tmp_path / "bundle", graphs)
-    (bundle / "onnx" / "other.onnx").write_bytes(b"")
-    options = replace(FAST, artifacts=("model",), batches=(1,))
-    report = profile_bundle(Location(None, bundle), HOST, options)
-    assert {row.artifact for row in report.rows} == {"model"}
-    assert report.verdict.status == "pass"
-    with pytest.raises(ArtifactError, match=r"other\.onnx"):
-        profile_bundle(Location(None, bundle), HOST, FAST)
-
-
-def test_other_busy_processes_are_noticed(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle")
-    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
-    try:
-        options = replace(FAST, batches=(1,), rules=replace(RULES, min_s=0.5, max_s=1.0))
-        report = profile_bundle(Location(None, bundle), HOST, options)
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
-    latency = next(row.latency_ms for row in report.rows if row.phase == "steady")
-    assert any("other processes used" in warning for warning in latency.warnings)
-    assert latency.stable is False
-
-
 def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
     program = (
         "import sys, edgeformer.benchmark.profile, edgeformer.measurement.worker\n"
@@ -235,13 +205,3 @@ def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path:
     nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1))
     assert nothing.search is not None and nothing.search.pick is None
     assert nothing.verdict.status == "fail" and verdict_sentence(nothing).startswith("The search picks nothing: ")
-
-
-def test_reports_of_different_questions_do_not_overwrite_each_other(on_pi: Report, tmp_path: Path) -> None:
-    location = Location(None, tmp_path)
-    write_report(on_pi, location)
-    searched = on_pi.model_copy(update={"question": question_of(replace(ONE_SHAPE, search=SearchOptions()), None)})
-    written = write_report(searched, location)
-    assert [path.name for path in written][:2] == ["raspberry-pi-5-search.json", "raspberry-pi-5-search.md"]
-    assert read_report(location.reports / "raspberry-pi-5.json").question == ""
-    assert "raspberry-pi-5-search.svg" in written[1].read_text(encoding="utf-8")

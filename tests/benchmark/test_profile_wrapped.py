@@ -121,7 +121,9 @@ def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:
 
 def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.embedding())
-    report = profiled(bundle, batches=(1,), search=SearchOptions({"cosine": 0.99}, "size"))
+    report = profiled(
+        bundle, batches=(1,), seqs=(5,), runtime="onnxruntime", search=SearchOptions({"cosine": 0.99}, "size")
+    )
     assert report.search is not None and report.search.pick == 0 and report.search.metric == "cosine"
     assert report.search.not_in_bundle[0] == "FP16 graphs: export again with --fp16 as well"
 
@@ -134,6 +136,7 @@ class QuickRules(MeasureRules):
     min_calls: int = 5
 
 
+@pytest.mark.slow
 def test_the_command_takes_any_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

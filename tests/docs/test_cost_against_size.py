@@ -32,7 +32,7 @@ def test_the_peak_is_that_of_the_call(tmp_path: Path) -> None:
     assert 0 < peak_bytes(bundle, (1, 4), 1) < 2**30
 
 
-def found() -> dict[str, Any]:
+def results() -> dict[str, Any]:
     def axis(sizes: tuple[int, ...], **more: float) -> dict[str, Any]:
         rows = [
             {"size": size, "p50_ms": 2.0 * size, "ratio": size / sizes[0], "ratio_low": 0.9, "ratio_high": 1.1,
@@ -44,12 +44,12 @@ def found() -> dict[str, Any]:
 
 
 def test_the_page_shows_every_size_and_slope() -> None:
-    page = table(found())
+    page = table(results())
     assert "64.00 ms" in page and "2.00× (0.90–1.10)" in page
     assert "1.00 (0.90)" in page and "2.0 s" in page and "1,000 MiB" in page
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure(tmp_path / "cost.png", found())
+    figure(tmp_path / "cost.png", results())
     assert (tmp_path / "cost.png").stat().st_size > 10_000

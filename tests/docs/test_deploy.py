@@ -122,17 +122,17 @@ def expected(bundle: Path, texts: Sequence[str], artifact: str = "onnx-fp32") ->
     return predict(locate(str(bundle), bundle), texts, artifact)[1]
 
 
-def same(found: list[dict[str, object]], wanted: list[Answer]) -> None:
-    assert [row["text"] for row in found] == [prediction.text for prediction in wanted]
-    assert [row["label"] for row in found] == [prediction.label for prediction in wanted]
-    assert [row["probability"] for row in found] == pytest.approx([p.probability for p in wanted], abs=PROBABILITY)
+def same(answers: list[dict[str, object]], expected: list[Answer]) -> None:
+    assert [row["text"] for row in answers] == [prediction.text for prediction in expected]
+    assert [row["label"] for row in answers] == [prediction.label for prediction in expected]
+    assert [row["probability"] for row in answers] == pytest.approx([p.probability for p in expected], abs=PROBABILITY)
 
 
-def same_labels(found: list[dict[str, object]], bundle: Path) -> None:
+def same_labels(answers: list[dict[str, object]], bundle: Path) -> None:
     target = [answer.as_dict() for answer in expected(bundle, SENTENCES[:4])]
-    assert [row["label"] for row in found] == [answer["label"] for answer in target]
+    assert [row["label"] for row in answers] == [answer["label"] for answer in target]
     assert all("food" in str(answer["label"]) for answer in target)  # the low threshold is reached, 0.5 may not be
-    assert [row["probability"] for row in found] == pytest.approx([p["probability"] for p in target], abs=PROBABILITY)
+    assert [row["probability"] for row in answers] == pytest.approx([p["probability"] for p in target], abs=PROBABILITY)
 
 
 def test_every_program_of_the_document_is_run_here() -> None:

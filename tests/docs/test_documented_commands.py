@@ -50,12 +50,12 @@ def edgeformer(
     yield run
 
 
-def follow(document: str, edgeformer: Edgeformer, before: dict[str, Callable[[], object]] | None = None) -> list[str]:
-    """Run what is to be run of a document, each line once; ``before``: what a reader does in front of a line."""
+def follow(document: str, edgeformer: Edgeformer, steps: dict[str, Callable[[], object]] | None = None) -> list[str]:
+    """Run what is to be run of a document, each line once; ``steps``: what a reader does in front of a line."""
     done: list[str] = []
     for command in (line for block in blocks(ROOT / document) if not block.language for line in block.commands()):
         if command in RUN and command not in done:
-            (before or {}).get(command, lambda: None)()
+            (steps or {}).get(command, lambda: None)()
             code = WITHOUT_BUILDER.get(command, 0) if find_spec("tensorrt_rtx") is None else 0
             edgeformer(*words(command), *RUN[command], code=code)
             done.append(command)

@@ -11,9 +11,9 @@ import pytest
 from jinja2 import UndefinedError
 
 import benchmarks.results_page.__main__ as results_page
-from benchmarks.results_page.facts import facts, minutes, serving
+from benchmarks.results_page.facts import facts, minutes
 from benchmarks.results_page.studies import studies
-from benchmarks.results_page.tables import TABLES, result
+from benchmarks.results_page.tables import TABLES
 from tests.docs.document import ROOT
 
 TEMPLATE = results_page.TEMPLATE.read_text(encoding="utf-8")
@@ -21,8 +21,8 @@ PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 
 def test_the_page_is_what_the_json_says() -> None:
-    written = results_page.PAGE.read_text(encoding="utf-8")
-    assert written == results_page.page(), "run: make results"
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    assert page == results_page.page(), "run: make results"
 
 
 def test_no_table_is_typed() -> None:
@@ -71,13 +71,6 @@ def test_what_the_template_names_must_be_there(monkeypatch: pytest.MonkeyPatch) 
         results_page.page()
 
 
-def test_a_lost_answer_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    document = result("2026-11-22-serve-load")
-    monkeypatch.setitem(document["stopped"], "half", 1)
-    with pytest.raises(ValueError, match="lost or mixed up"):
-        serving()
-
-
 def committed(folder: Path, **changes: Any) -> Path:
     """A table of the study table6 with one row."""
     cell = {"mean": 0.91, "sd": None, "n": 1, "low": None, "high": None, "published": 0.9061}
@@ -124,19 +117,3 @@ def test_the_minutes_that_readme_quotes() -> None:
     measured = minutes()
     assert f"the light model took {measured['recurrent_sst2_fast-001']:.0f} minutes on two CPU cores" in text
     assert "a quarter of an hour on two CPU cores" in text and measured["crt_mini"] == pytest.approx(15, abs=1)
-
-
-def test_the_figures_of_paper_b_are_shown() -> None:
-    section = results_page.PAGE.read_text(encoding="utf-8").partition("`make study NAME=crt-training`")[2]
-    section = section.partition("\n### ")[0]
-    for number in (1, 2, 3, 4):
-        assert f"(studies/crt-training/figure{number}.png)" in section
-        assert (ROOT / "docs" / "studies" / "crt-training" / f"figure{number}.png").is_file()
-
-
-def test_an_exit_is_shown_over_all_loops_before_the_loops_alone() -> None:
-    page = results_page.PAGE.read_text(encoding="utf-8")
-    table = page.partition("\nDecoding, crt_deep_rtx4050")[2]
-    complete = re.search(r"all loops over exit 2 +\| [\d.]+×.*, \d+ % of 4 ", table)
-    alone = table.index("loops only (embedding and head subtracted), exit 2")
-    assert complete is not None and complete.start() < alone

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gate import cases_of, fault, judged, main, minutes_left, next_case, seconds_of
+from benchmarks.gate import cases_of, fault, judged
 from edgeformer.artifacts.command_results import GateCheck
-from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
 
 CASES = cases_of(20, 10)
 SAME, LARGE, SMALL = (case.name for case in CASES)
@@ -72,40 +69,3 @@ def test_every_bar_can_be_missed(runs: list[dict[str, Any]], bars: list[str]) ->
     for run in runs:
         kept.remove(next(item for item in kept if item["case"] == run["case"] and item not in runs))
     assert missed([*kept, *runs]) == bars
-
-
-def test_no_bar_is_met_before_all_runs_are_there() -> None:
-    assert {bar["met"] for bar in judged(good(), CASES)} == {True}
-    assert {bar["met"] for bar in judged(good()[1:2], CASES)} == {None}
-
-
-def test_the_cases_take_turns_and_their_own_runs_say_how_long_the_others_take() -> None:
-    runs: list[dict[str, Any]] = []
-    while (case := next_case(runs, CASES)) is not None:
-        runs.append(run_of(case.name, seconds={SAME: 10.0, LARGE: 20.0, SMALL: 60.0}[case.name]))
-    assert [runs[:20].count(run) for run in (runs[0], runs[1], runs[2])] == [10, 5, 5] and len(runs) == 40
-    rounds_s = {SAME: 2.0, LARGE: 3.0, SMALL: 4.0}
-    assert seconds_of(CASES[1], runs[:2], rounds_s) == 3.0 * CASES[1].rounds
-    assert minutes_left(runs[:20], CASES, {}) == pytest.approx((10 * 10 + 5 * 20 + 5 * 60) / 60)
-
-
-def test_a_run_is_kept_at_once_and_never_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle, runs = write_bundle(tmp_path / "bundle", {"model": classifier_graph()}), tmp_path / "made" / "runs.jsonl"
-    arguments = [str(bundle), "--runs", str(runs), "--artifact", "model", "--seq", "8", "--threads", "1"]
-    arguments += ["--longest", "0.001", "--planted", "0"]
-    assert main([*arguments, "--same", "1", "--json", str(tmp_path / "gate.json")]) == 0
-    settings, only = map(json.loads, runs.read_text(encoding="utf-8").splitlines())
-    assert settings["artifact"] == "model" and only["case"] == SAME
-    assert {check["name"] for check in only["checks"]} == {"latency", "memory"}
-    assert json.loads((tmp_path / "gate.json").read_text(encoding="utf-8"))["runs"] == [only]
-    assert "0 runs are there; about " in capsys.readouterr().out
-    with runs.open("a", encoding="utf-8") as file:
-        file.write('{"case": "cut o')
-    main([*arguments, "--same", "1"])
-    assert "1 runs are there; about 0 minutes are left" in capsys.readouterr().out
-    main([*arguments, "--same", "2", "--minutes", "0"])
-    assert "the minutes are used up" in capsys.readouterr().out
-    assert len(runs.read_text(encoding="utf-8").splitlines()) == 2, "the line that was cut off is gone"
-    with pytest.raises(SystemExit, match="2"):
-        main([*arguments, "--same", "2", "--seq", "16"])
-    assert "of another seq" in capsys.readouterr().err

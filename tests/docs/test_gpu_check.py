@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import lzma
 import shutil
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import estimates, facts, levers, out_of_memory, six_gigabytes
-from benchmarks.gpu import pack as packing
+from benchmarks.gpu import estimates, facts, levers, out_of_memory
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import DONE, FAILED, RESULTS, UNFINISHED, Column, Options, Row, Session, perform
-from benchmarks.results_page.gpu import NONE, gpu, table
+from benchmarks.gpu.session import DONE, FAILED, UNFINISHED, Column, Options, Row, Session, perform
+from benchmarks.results_page.gpu import gpu, table
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError, InterruptedRun
-from edgeformer.artifacts.recipe import Recipe
-from edgeformer.data.synthetic import SENTENCES
 from edgeformer.models import load_recipe
 from tests.docs.document import ROOT
 
@@ -34,7 +27,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return Options(True, tmp_path / "results", tmp_path / "work", None)
 
 
-def written(options: Options, row: Row) -> dict[str, object]:
+def read_document(options: Options, row: Row) -> dict[str, object]:
     """The one file of a row."""
     (path,) = (options.out / "dry-run").glob(f"*-{row.topic}.json")
     document: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +41,7 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
         exported = options.work / row.topic / load_recipe(estimates.MODELS["light"]).name
         shutil.copytree(ROOT / "tests" / "old_format" / "classifier-v1", exported)
     assert perform(row, options) == DONE, capsys.readouterr().out
-    document = written(options, row)
+    document = read_document(options, row)
     cases = document["cases"]
     assert isinstance(cases, dict) and cases and document["complete"] is True
     assert document["dry_run"] is True and document["commit"] == "0.1.0+0123456789" and document["versions"]["torch"]  # type: ignore[index]
@@ -59,26 +52,6 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
         assert isinstance(summary, dict) and len(summary) == 2 * len(out_of_memory.PHASES)
         assert all(case["survived"] and case["noise"] == 0.0 for case in summary.values())
     assert displayed.count("\n") == len(cases) + 1 and len(displayed.splitlines()[0].split("|")) == len(row.columns) + 3
-
-
-def test_a_peak_of_tensors_is_compared_with_a_prediction_of_tensors(
-    options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A card that needs exactly what was predicted is off by nothing, however large the reserve is."""
-
-    def some_steps(session: Session, recipe: Recipe, *_: object) -> dict[str, object]:
-        planned = session.figures("plan --device rtx4050")
-        assert planned is not None and planned["breakdown"]["reserve"] > 64 * 2**20
-        peaks = {"reserved_peak_bytes": planned["peak_bytes"]}
-        peaks["measured_peak_bytes"] = planned["peak_bytes"] - planned["breakdown"]["reserve"]
-        return {**peaks, "batch_size": recipe.training.batch_size}
-
-    monkeypatch.setattr(six_gigabytes, "some_steps", some_steps)
-    row = next(row for row in ROWS if row.topic == "six-gigabytes")
-    assert perform(row, options) == DONE
-    assert written(options, row)["summary"] == {
-        "prediction_off": 0.0, "within": True, "ran_out_of_memory": False, "with_reserve_off": 0.0,
-    }  # fmt: skip
 
 
 def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options) -> None:
@@ -99,7 +72,7 @@ def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
         assert "raise SystemExit(main(ROW))" in source.read_text(encoding="utf-8")
 
 
-def made(measure: object, number: int = 1) -> Row:
+def row_of(measure: object, number: int = 1) -> Row:
     """A row that measures nothing real."""
     return Row(number, f"topic-{number}", "is it?", "yes", measure, (Column("value", "value"),), "none")  # type: ignore[arg-type]
 
@@ -117,9 +90,9 @@ def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options
         session.case("good", lambda: case("good"))
         session.case("bad", lambda: case("bad"))
 
-    row = made(measure)
+    row = row_of(measure)
     assert perform(row, options) == FAILED
-    assert written(options, row)["cases"]["bad"]["failed"] == "InputError: no such thing"  # type: ignore[index]
+    assert read_document(options, row)["cases"]["bad"]["failed"] == "InputError: no such thing"  # type: ignore[index]
     assert perform(row, options) == DONE
     assert arguments == ["good", "bad", "bad"]
     assert perform(row, replace(options, again=True)) == DONE and arguments[3:] == ["good", "bad"]
@@ -139,61 +112,11 @@ def test_a_row_that_is_stopped_keeps_its_cases_and_goes_on(options: Options) -> 
 
         session.case("second", second)
 
-    row = made(measure)
+    row = row_of(measure)
     assert perform(row, options) == UNFINISHED
-    document = written(options, row)
+    document = read_document(options, row)
     assert document["complete"] is False and document["left"] == ["second"] and [*document["cases"]] == ["first"]  # type: ignore[misc]
-    assert perform(row, options) == DONE and written(options, row)["complete"] is True
-
-
-def test_time_that_is_up_ends_a_case(options: Options) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("signals come to the main thread only")
-
-    def forever() -> dict[str, object]:
-        while True:
-            time.sleep(0.01)
-
-    row = made(lambda session: session.case("endless", forever))
-    assert perform(row, replace(options, minutes=0.003)) == UNFINISHED
-    assert written(options, row)["left"] == ["endless"]
-
-
-def test_a_changed_checkout_is_measured_from_the_start(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: list[int] = []
-    row = made(lambda session: session.case("one", lambda: arguments.append(1) or {"value": 1}))
-    monkeypatch.setattr(sessions, "code_version", lambda: "0.1.0+0123456789-dirty")
-    perform(row, options)
-    perform(row, options)
-    assert len(arguments) == 2
-
-
-def test_the_runner_goes_on_after_a_failure_and_passes_over_what_is_known(options: Options) -> None:
-    rows = [made(lambda session: None, number) for number in (1, 2, 3)]
-    perform(rows[1], options)
-    begun: list[int] = []
-
-    def start(row: Row, options: Options, minutes: float) -> int:
-        begun.append(row.number)
-        return FAILED if row.number == 1 else UNFINISHED
-
-    messages = runner.check(rows, replace(options, minutes=9.0), start)
-    assert (
-        begun == [1, 3]
-        and messages[1] == "failed"
-        and messages[2].startswith("known of this commit")
-        and "time" in messages[3]
-    )
-    assert runner.check(rows[:1], replace(options, minutes=0.1), start) == {1: "out of time: not begun"}
-
-
-def test_figures_of_a_dry_run_are_no_results(options: Options, tmp_path: Path) -> None:
-    assert gpu(tmp_path) == NONE.rstrip()
-    perform(replace(ROWS[0], measure=lambda session: None), options)
-    with pytest.raises(InputError, match="dry run"):
-        gpu(options.out)
-    with pytest.raises(SystemExit, match="dry run"):
-        runner.main(["--dry-run", "--out", str(RESULTS)])
+    assert perform(row, options) == DONE and read_document(options, row)["complete"] is True
 
 
 def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
@@ -239,50 +162,3 @@ def test_what_a_card_was_measured_to_do_becomes_verified_facts_of_its_profile(tm
         facts.verified({**document, "dry_run": True}, text)
     with pytest.raises(InputError, match="no place for launch_overhead_us"):
         facts.verified(document, text.replace("launch_overhead_us", "other"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Files of the names that are packed, with next to nothing in them."""
-    for name in packing.DATA:
-        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / name).write_text(SENTENCES[0], encoding="utf-8")
-    return tmp_path / "data"
-
-
-def test_what_is_packed_is_under_the_limit_or_nothing_is(data: Path, tmp_path: Path) -> None:
-    target = tmp_path / "brought"
-    size = packing.pack(target, data, None, (), "3.12", 1 << 20)
-    manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["size_bytes"] == size and sorted(manifest["files"]) == sorted(
-        f"data/{name}" for name in packing.DATA
-    )
-    with pytest.raises(InputError, match="may be brought; the largest file"):
-        packing.pack(target, data, None, (), "3.12", 10)
-    assert (target / "manifest.json").is_file()  # what was there before stays
-    (data / "sst2" / "dev.tsv").unlink()
-    with pytest.raises(InputError, match=r"--data: no sst2/dev\.tsv"):
-        packing.pack(target, data, None, (), "3.12", 1 << 20)
-
-
-def test_a_packed_model_keeps_the_rows_that_its_texts_use(data: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load, save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *SENTENCES[0].split()[:2], "never"]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    source, target = tmp_path / "model", tmp_path / "packed"
-    source.mkdir()
-    with pytest.raises(InputError, match=r"no config\.json"):
-        packing.copy_model(source, target, [])
-    tokenizer.save(str(source / "tokenizer.json"))
-    (source / "config.json").write_text("{}", encoding="utf-8")
-    table = torch.full((len(words), 4), 0.5)
-    save_file({"embeddings.word_embeddings.weight": table, "other": torch.ones(3)}, source / packing.WEIGHTS)
-    packing.copy_model(source, target, [data / "sst2" / "dev.tsv"])
-    results = load(lzma.decompress((target / "model.safetensors.xz").read_bytes()))
-    kept = results["embeddings.word_embeddings.weight"]
-    assert kept.dtype == torch.float16 and kept[:-1].eq(0.5).all() and kept[-1].eq(0).all()
-    assert results["other"].eq(1).all() and (target / "tokenizer.json").is_file()

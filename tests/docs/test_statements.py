@@ -71,8 +71,8 @@ def test_torch_is_where_contributing_says_and_nowhere_else() -> None:
     importers = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
     assert len(places) >= 5 and len(importers) > 20
     belongs = {name: [place for place in places if name == place or name.startswith(f"{place}/")] for name in importers}
-    assert [name for name, owners in belongs.items() if not owners] == [], "named nowhere in CONTRIBUTING"
-    assert {*places} == {place for owners in belongs.values() for place in owners}, "named, and without torch"
+    assert [name for name, owners in belongs.items() if not owners] == [], "install_lines nowhere in CONTRIBUTING"
+    assert {*places} == {place for owners in belongs.values() for place in owners}, "install_lines, and without torch"
 
 
 # Installation
@@ -102,8 +102,8 @@ def test_nothing_installs_edgeformer_by_its_name() -> None:
     read = dict(texts())
     assert len(read) > 300
     assert [f"{name}: {hit[0]}" for name, text in read.items() for hit in BY_NAME.finditer(text)] == []
-    named = ("pip install edgeformer", 'python -m pip install -q "edgeformer[rtx]"', "pip install 'edgeformer'")
-    assert all(BY_NAME.search(text) for text in (*named, "edgeformer[trt]"))
+    install_lines = ("pip install edgeformer", 'python -m pip install -q "edgeformer[rtx]"', "pip install 'edgeformer'")
+    assert all(BY_NAME.search(text) for text in (*install_lines, "edgeformer[trt]"))
     wheel = 'pip install "dist/edgeformer-0.1.0-py3-none-any.whl[train]"'
     assert not any(BY_NAME.search(text) for text in (install_hint("rtx"), install_hint("train", reinstall=True), wheel))
 
@@ -145,45 +145,24 @@ def test_the_readme_assigns_each_card_the_tensorrt_of_its_profile() -> None:
             assert series(profile) in (rtx if profile.tensorrt == "rtx" else other), profile.name
 
 
-# Windows
-
-
-def test_what_powershell_cannot_do_is_said_where_it_stands() -> None:
-    """It has no ``<``; a reader of that line must not have to find out."""
-    shell = [block for document in DOCUMENTS for block in blocks(document) if not block.language]
-    redirected = [(block.document, line) for block in shell for line in block.text.splitlines()
-                  if re.search(r"^\s*edgeformer [^#\"]* < ", line)]  # fmt: skip
-    assert redirected
-    for name, line in redirected:
-        assert "PowerShell" in line, f"{name}: {line}"
-        assert "PowerShell has no `<`" in (ROOT / name).read_text(encoding="utf-8"), name
-
-
 # Recipes, protocols and plans
 
 
-def is_part(shown: Any, complete: Any) -> bool:
-    """Whether every key that is shown has the same value in the complete document."""
-    if not isinstance(shown, dict) or not isinstance(complete, dict):
-        return bool(shown == complete)
-    return all(is_part(value, complete.get(key)) for key, value in shown.items())
+def is_part(part: Any, complete: Any) -> bool:
+    """Whether every key that is part has the same value in the complete document."""
+    if not isinstance(part, dict) or not isinstance(complete, dict):
+        return bool(part == complete)
+    return all(is_part(value, complete.get(key)) for key, value in part.items())
 
 
 @pytest.mark.parametrize("name", ["minilm_sst2", "minilm_folded_sst2"])
 def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     document = blocks(ROOT / "docs" / "pretrained.md")
     (displayed,) = [block for block in document if block.first_line == f"# in recipes/{name}.yaml"]
-    (tmp_path / "shown.yaml").write_text(displayed.text, encoding="utf-8")
-    content: Any = read_yaml(tmp_path / "shown.yaml").content
+    (tmp_path / "part.yaml").write_text(displayed.text, encoding="utf-8")
+    content: Any = read_yaml(tmp_path / "part.yaml").content
     assert content["model"]["kind"] == "pretrained" and "training" in content
     assert is_part(content, read_yaml(find("recipes", name)).content)
-
-
-def test_published_steps() -> None:
-    paragraphs, rows, micro, epochs, steps = figures(
-        r"([\d,]+) padded paragraphs / \((\d+) × (\d+)\) × (\d+) epochs = ([\d,]+)"
-    )
-    assert steps == paragraphs / (rows * micro) * epochs
 
 
 @pytest.mark.data
@@ -201,14 +180,6 @@ def test_steps_of_packed_rows(data_folder: Path) -> None:
     assert round((lengths.mean() + 1) * paragraphs / 1024) == rows == load_recipe("crt_deep_rtx4050").data.expected_rows
     assert (an_epoch, steps) == (-(-rows // 16), -(-rows // 16) * 10)
     assert np.minimum(lengths + 1, 384).mean() < 0.5 * 384, "most positions of a published row are padding"
-
-
-def test_texts_that_leak() -> None:
-    results = ROOT / "benchmarks" / "results" / "cpu-2core" / "2026-11-21-sst2.json"
-    counted = json.loads(results.read_text(encoding="utf-8"))[0]["overlap"]
-    (overlap,) = (row for row in counted if row["test_set"] == "random-split")
-    matches = figures(r"(\d+) of the ([\d,]+) test texts are also training texts, and ([\d,]+) more contain")
-    assert matches == [overlap["duplicates"], overlap["test_rows"], overlap["contained"]]
 
 
 def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
@@ -233,5 +204,5 @@ def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     )
     time = plan["time"]
     assert time["rows"] == 10 * 7059 and time["rows_from"] == "recipe"
-    shown = [f"{round(time[key] / seconds)}" for seconds in (3600, 600) for key in ("low_s", "high_s")]
-    assert [*shown, *(f"{share:.2f}" for share in time["share_of_peak"])] == list(hours_and_shares)
+    part = [f"{round(time[key] / seconds)}" for seconds in (3600, 600) for key in ("low_s", "high_s")]
+    assert [*part, *(f"{share:.2f}" for share in time["share_of_peak"])] == list(hours_and_shares)

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
+from edgeformer.artifacts.device import Calibration, DeviceProfile, FittedCase
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
@@ -264,25 +263,6 @@ def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespa
         calibrate(bundle, load_profile("host"), shapes=SHAPES, further=[bundle])
 
 
-def test_too_many_models_are_refused_before_measuring(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
-    many = [other_model(tmp_path, f"m{number}") for number in range(28)]
-    with pytest.raises(InputError, match=r"--also: 31 graphs take about 1\d minutes, .* at most 10; name fewer runs"):
-        calibrate(bundle, load_profile("host"), shapes=SHAPES, further=many)
-    assert host.jobs == []
-
-
-def test_several_models_have_fewer_shapes_and_decoders_are_timed(host: SimpleNamespace, tmp_path: Path) -> None:
-    shapes = [(1, seq) for seq in range(8, 18)]
-    graphs = {"model": classifier_graph(50, 128), "decode": classifier_graph(50, 128)}
-    folder = write_bundle(tmp_path / "long" / "bundle", graphs)
-    entries = [artifact_of(folder, "onnx/model.onnx"), artifact_of(folder, "onnx/decode.onnx", role="decode")]
-    write_manifest(folder, entries)
-    calibrate(folder, load_profile("host"), shapes=shapes, further=[other_model(tmp_path, "second")])
-    items = {(job.files.file.parts[-4], job.files.artifact.role): job.items for job in host.jobs}
-    assert items["long", "full"] == items["second", "full"] == tuple(("steady", 1, seq) for seq in range(8, 18, 2))
-    assert items["long", "decode"] == (("decode", 1, 24),), "as far as the model's texts go"
-
-
 # Validation: measuring and estimating are made up.
 
 
@@ -408,40 +388,6 @@ def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(ha
     assert error is not None and (error.kind, error.device, error.cases) == ("cpu", cpu_name(), 3)
     assert (error.median_log2, error.worst_log2) == (1.0, 2.0), "too much and too little count alike"
     assert validation(halves, device_of(), [(1, 4)]).error is None, "no stable case"
-
-
-def test_the_error_of_a_cross_validation_stays(halves: Path, machine: Machine) -> None:
-    """The same model at other shapes is estimated well, which says nothing of another model."""
-    error = EstimateError(
-        kind="cpu", device="x", cases=40, models=5, median_log2=0.2, worst_log2=0.6, spread_log2=0.5, created="then"
-    )
-    calibration = device_of().calibration
-    assert calibration is not None
-    left_out = (FittedCase(run="r", artifact="a", batch=1, seq=1, measured_ms=1.0, estimated_ms=1.3),)
-    device = device_of(calibration=calibration.model_copy(update={"error": error, "left_out": left_out}))
-    checked = validation(halves, device, [(1, 4)])
-    assert (checked.error, checked.left_out) == (error, left_out) and len(checked.validated_on) == 1
-
-
-def test_a_calibration_is_kept_where_checking_fails(
-    halves: Path, host: SimpleNamespace, machine: Machine, tmp_path: Path
-) -> None:
-    options = CalibrationOptions(True, True, ((1, 4),), None, RULES)
-    with pytest.raises(EdgeformerError):
-        machine.measured[1, 4] = None
-        improve(halves, load_profile("host"), options, tmp_path)
-    path = tmp_path / "host.yaml"
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("# Written by `edgeformer calibrate`") and "null" not in text
-    document = yaml.safe_load(text)
-    assert list(document)[:3] == ["name", "title", "kind"], "in the order of the shipped profiles"
-    assert "validated_on" not in document["calibration"] and "match" not in document
-    calibrated = load_profile("host", tmp_path)
-    assert calibrated.calibration is not None and load_profile("host").calibration is None
-    del machine.measured[1, 4]
-    device, second_path = improve(halves, calibrated, CalibrationOptions(False, True, ((1, 4),), None, RULES), tmp_path)
-    assert second_path == path and load_profile("host", tmp_path) == device
-    assert device.calibration is not None and len(device.calibration.validated_on) == 1
 
 
 CARD = "NVIDIA H100 80GB HBM3"

@@ -199,12 +199,6 @@ def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
     assert says in str(latency.reason)
 
 
-def test_threads_are_those_of_the_calibration_or_the_cores() -> None:
-    targets = (device("cuda"), device("cpu"), device("cpu", cores=None), calibrated())
-    assert [row_for(target, artifact()).threads for target in targets] == [None, 4, None, 2]
-    assert "not calibrated" in str(row_for(calibrated(spread=0.3), artifact("fp16")).latency_ms.reason)
-
-
 def test_an_item_that_was_not_listed_says_why() -> None:
     case = Case(artifact(size_bytes=None), artifact(), device())
     row = estimate_row(case, Listing(), ITEM)
@@ -282,10 +276,3 @@ def test_what_cannot_be_estimated_is_not_even_listed(
     result = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
     assert [row.latency_ms.status for row in result] == ["unavailable"] * 2
     assert all(says in str(row.latency_ms.reason) for row in result)
-
-
-def test_a_graph_of_no_nodes_and_no_known_size_takes_no_memory_of_its_own() -> None:
-    nothing, of = ItemNodes(item=ITEM, nodes=(), runs=1, feed_bytes=640), artifact(size_bytes=None, sharing=None)
-    row = estimate_row(Case(of, of, device()), Listing(items={ITEM: nothing}), ITEM)
-    assert row.memory_bytes == estimate_memory(of, device(), 0, 0.0, 640)
-    assert row.size_bytes == 0

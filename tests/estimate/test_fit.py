@@ -101,13 +101,6 @@ def test_memory_that_was_never_read_has_its_measured_bandwidth_or_the_caches() -
     assert fitted(near).operators["fp32"]["MatMul"].of_memory == pytest.approx(0.5)
 
 
-def test_noise_in_small_amounts_of_memory_does_not_make_memory_slow() -> None:
-    """Weights just beyond a quarter of the cache are read from memory in part: ten times as slow is not believed."""
-    slow = TRUE.model_copy(update={"of_memory": 0.1})
-    barely = [timed((product(*size),), true=slow, weights=9.0 * MIB) for size in SIZES]
-    assert fitted(barely).operators["fp32"]["MatMul"].of_memory == pytest.approx(1 / 1.5, rel=0.2)
-
-
 def test_an_operator_that_was_only_small_costs_what_its_class_costs_when_it_is_large() -> None:
     true = Efficiency(overhead_us=2.0, of_bandwidth=1.0)
     adds = [timed((NodeWork("elementwise", "Add", 0.0, 0.0, 2.0**power),), true=true) for power in range(10, 24)]
@@ -122,22 +115,6 @@ def test_an_operator_that_was_only_small_costs_what_its_class_costs_when_it_is_l
     large = replace(adds[-1], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, 2.0**23),))
     device = fit(DEVICE, [*adds, *casts], CALL_US, BARE)
     assert 1 <= estimated_us(device, large) / adds[-1].call_us < 4, "160 times as long by the casts alone"
-
-
-def test_only_products_are_limited_by_arithmetic() -> None:
-    sizes = np.random.default_rng(0).uniform(1e5, 1e6, size=(12, 2))
-    works = [NodeWork("elementwise", "Add", float(operations), 0.0, float(moved)) for operations, moved in sizes]
-    true = Efficiency(overhead_us=2.0, of_peak=0.5, of_bandwidth=1.0)
-    efficiency = fitted([timed((work,), true=true) for work in works]).operators["fp32"]["Add"]
-    assert efficiency.of_peak is None and efficiency.overhead_us > 0
-
-
-def test_precisions_are_fitted_apart_and_an_unfitted_one_has_no_rates() -> None:
-    slower = TRUE.model_copy(update={"overhead_us": 9.0})
-    calibration = fitted([*calls_of(), *calls_of(true=slower, artifact=artifact("int8"))])
-    assert calibration.operators["int8"]["MatMul"].overhead_us == pytest.approx(9.0)
-    assert calibration.operators["fp32"]["MatMul"].overhead_us == pytest.approx(4.0)
-    assert "fp16" not in calibration.efficiencies
 
 
 def test_nodes_that_cannot_be_those_of_their_call_are_left_out() -> None:

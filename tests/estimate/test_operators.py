@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
-from edgeformer.estimate.operators import count_node, count_nodes, fuse, stored_weight_bytes, total, trust_of
+from edgeformer.estimate.operators import count_node, count_nodes, fuse, stored_weight_bytes, total
 from edgeformer.estimate.roofline import Rates, range_us
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 
@@ -129,35 +129,6 @@ def test_classes(op: str, cls: str, per_element: int, reduces: bool) -> None:
     work, elements = count_node(node(op, [(2, 16, 64)], (2, 16, 64))), 2 * 16 * 64
     assert (work.cls, work.operations, work.reduces) == (cls, per_element * elements, reduces)
     assert work.bytes == (0 if op == "Reshape" else 2 * 4 * elements)
-
-
-@pytest.mark.parametrize(
-    ("op", "output", "dtype", "host"),
-    [("Shape", (300,), "int64", True), ("Add", (64,), "int64", True), ("Add", (65,), "int64", False),
-     ("Add", (64,), "float", False)],
-)  # fmt: skip
-def test_bookkeeping_on_shapes_is_the_hosts(op: str, output: Shape, dtype: str, host: bool) -> None:
-    assert count_node(node(op, [output], output, dtype=dtype)).host_only is host
-
-
-@pytest.mark.parametrize(
-    ("weights", "inputs", "quantized"),
-    [("int8", "uint8", True), ("uint8", "uint8", True), ("float", "int8", False)],
-)
-def test_products_with_weights_in_int8_are_quantized(weights: str, inputs: str, quantized: bool) -> None:
-    weight = Tensor(weights, (64, 192))
-    product = ExecutedNode(
-        "MatMulInteger", "n", (Tensor(inputs, (16, 64)), weight), (Tensor("int32", (16, 192)),), weight.bytes, 1.0
-    )
-    assert count_node(product).quantized is quantized
-
-
-@pytest.mark.parametrize(
-    ("op", "trust"),
-    [("MatMul", "checked"), ("ReduceMean", "checked"), ("Resize", "window"), ("NonMaxSuppression", "unknown")],
-)
-def test_operators_that_were_checked(op: str, trust: str) -> None:
-    assert trust_of(node(op, [(8, 8), (8, 8)], (8, 8))) == trust
 
 
 def test_a_range_is_wider_where_nothing_was_checked() -> None:

@@ -19,7 +19,7 @@ from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_cha
 from edgeformer.measurement.worker import End
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.system.host import cpu_name, stated_cache_bytes
+from edgeformer.system.host import cpu_name
 
 
 def test_onnx_accepts_them() -> None:
@@ -72,14 +72,6 @@ def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(
     size, source = cache_bytes(products_at(*rates), stated_mib and stated_mib << 20)
     assert size == mib << 20
     assert source == ("as Linux says" if mib == stated_mib else source) and source
-
-
-def test_the_stated_cache_is_the_largest_that_linux_lists(tmp_path: Path) -> None:
-    assert stated_cache_bytes(tmp_path) is None
-    for index, size in enumerate(("32K", "16384K", "512K", "none")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size + "\n", encoding="ascii")
-    assert stated_cache_bytes(tmp_path) == 16 * 2**20
 
 
 def test_host_facts_are_the_fastest_products_with_their_source() -> None:

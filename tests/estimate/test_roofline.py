@@ -127,17 +127,6 @@ def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: flo
     assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high, rel=1e-9)
 
 
-def test_the_high_end_reads_weights_that_fit_once_from_memory_and_then_from_the_cache() -> None:
-    reads = NodeWork("gemm", "MatMul", 0.0, 9e3, 0.0)
-    cached = range_us([reads] * 3, CPU, 9e3, fused=False)[1]
-    assert cached == pytest.approx(1.0 + 2 * 0.45 + 3 * 12.0, rel=1e-9)
-    too_large = range_us([reads] * 3, replace(CPU, cache_bytes=9e3), 18e3, fused=False)[1]
-    assert too_large == pytest.approx(3 * 1.0 + 3 * 12.0)
-    half_held = range_us([reads] * 3, replace(CPU, cache_bytes=18e3), 9e3, fused=False)[1]
-    assert half_held == pytest.approx(3 * 1.0 + 3 * 12.0), "not all of them fit"
-    assert range_us([reads], CPU, HELD, fused=False)[1] == pytest.approx(1.0 + 12.0), "no more than are read"
-
-
 def test_a_gpu_fuses_at_the_low_end_and_engines_also_at_the_high_end() -> None:
     """Two additions become one kernel; naming a shape is none."""
     tiny = NodeWork("elementwise", "Add", 0.0, 0.0, 9e3)
@@ -151,30 +140,6 @@ def test_a_gpu_fuses_at_the_low_end_and_engines_also_at_the_high_end() -> None:
         low, high = range_us(works, CPU, HELD, fused=fused)
         assert low == pytest.approx(2 * 9e3 / 80e9 * 1e6 + 64 / 80e9 * 1e6 + 3 * 3.0)
         assert high == pytest.approx(2 * 1.0 + 64 / 9e9 * 1e6 + 3 * 12.0)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "cores", "share"),
-    [
-        (64, 64, 1, 1.0),
-        (64, 64, 20, 0.10),  # one tile on one of twenty, but kernels split the inner size
-        (64, 640, 20, 0.5),
-        (65, 640, 20, 1.0),
-        (192, 448, 20, 21 / 40),  # 21 tiles: the second wave has one
-        (640, 0, 20, 0.5),
-        (64, 641, 20, 11 / 20),
-        (64, 640, None, 1.0),
-    ],
-)
-def test_a_small_product_keeps_few_multiprocessors_busy(
-    rows: int, columns: int, cores: int | None, share: float
-) -> None:
-    rates = replace(GPU, cores=cores, overhead_us=0.0)
-    work = NodeWork("gemm", "MatMul", 7e6, 0.0, 0.0, rows, columns)
-    assert range_us([work], rates, 0.0, fused=False)[1] == pytest.approx(400.0 / share)
-    assert range_us([work], replace(rates, gpu=False), 0.0, fused=False)[1] == pytest.approx(400.0)
-    sums = replace(work, cls="elementwise")
-    assert range_us([sums], rates, 0.0, fused=False)[1] == pytest.approx(2000.0), "no product, no tiles"
 
 
 def fact(value: Any) -> Any:
@@ -226,12 +191,6 @@ def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, h
     assert result.status == "estimated" and ("CUDA context" in str(result.method)) == (device.kind == "cuda")
 
 
-def test_memory_on_a_gpu_of_unknown_context_is_not_estimated() -> None:
-    result = memory(graph(), profile("cuda", None))
-    assert (result.status, result.peak) == ("unavailable", None)
-    assert result.reason == "device profile 'made-up' does not say context_bytes"
-
-
 PEAKS = Peaks(fp32=fact(1e11), fp16=fact(4e11), fp16_fp32_accumulate=fact(2e11), int8=fact(8e11))
 
 
@@ -261,13 +220,6 @@ def test_rates_of_a_precision(kind: str, precision: str, peak: float, sure: floa
     )  # fmt: skip
 
 
-def test_rates_without_some_facts() -> None:
-    """A processor without INT8 instructions is at best twice as fast with it."""
-    peaks = PEAKS.model_copy(update={"int8": None})
-    rates = rates_of(device("cpu", peaks=peaks, cache_bytes=None, cores=None), "int8")
-    assert (rates.peak, rates.sure_peak, rates.cache_bytes, rates.cores) == (2e11, 1e11, 0, None)
-
-
 @pytest.mark.parametrize("missing", ["bandwidth_bytes_per_s", "launch_overhead_us"])
 def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None:
     with pytest.raises(EdgeformerError) as host_error:
@@ -277,13 +229,6 @@ def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None
         with pytest.raises(EdgeformerError) as absent:
             rates_of(elsewhere, "fp32")
         assert str(absent.value) == f"device profile 'made-up' does not say {missing}"
-
-
-def test_a_peak_that_is_needed_is_named() -> None:
-    with pytest.raises(EdgeformerError, match=r"'made-up' does not say peaks\.fp32"):
-        rates_of(device("cpu", peaks=Peaks()), "fp32")
-    with pytest.raises(EdgeformerError, match=r"does not say peaks\.int8$"):
-        rates_of(device("cuda", peaks=PEAKS.model_copy(update={"int8": None})), "int8")
 
 
 ERROR = EstimateError(kind="cpu", device="x", cases=1, median_log2=0.1, worst_log2=0.2, created="now")

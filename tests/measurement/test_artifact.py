@@ -16,7 +16,6 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
-from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import (
     Item,
     MeasureJob,
@@ -106,32 +105,6 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(lang
         ]
     )
     assert all(f"takes at most {POSITIONS}" in str(row.latency_ms.reason) for row in rows[-2:])
-
-
-# A clock for which every import, and every JSON file that is read, takes a quarter of an hour. Opening a session of a
-# tiny graph really takes milliseconds.
-SLOW_TO_PREPARE = """
-import sys, time
-late_s, real = 0.0, time.perf_counter
-time.perf_counter = lambda: real() + late_s
-def hear(event, arguments):
-    global late_s
-    if event == "import" or event == "open" and str(arguments[0]).endswith(".json"):
-        late_s += 1000.0
-from edgeformer.measurement import worker
-sys.addaudithook(hear)
-worker.run_worker()
-"""
-
-
-def test_load_ms_excludes_imports_and_manifests(monkeypatch: pytest.MonkeyPatch, language: Path) -> None:
-    monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", SLOW_TO_PREPARE])
-    rows = measure_language(language, "onnx-fp32-step", (1, 8))
-    assert [(row.phase, row.latency_ms.status) for row in rows] == [
-        (phase, "measured") for phase in ("cold", "steady", "decode")
-    ]
-    times_ms = [row.load_ms if row.phase == "cold" else row.conditions["load_ms"] for row in rows]
-    assert all(0 < (ms or 0) < 1e6 for ms in times_ms), times_ms
 
 
 def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
@@ -250,25 +223,6 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     assert steady.latency_ms.stable is False and steady.latency_ms.n >= 20
     assert 10 <= (steady.latency_ms.p50 or 0) < 50 <= steady.conditions["repeated_p50_ms"]
     assert any(warning.startswith("not confirmed: ") for warning in steady.latency_ms.warnings)
-
-
-SPINS = """
-import threading
-from edgeformer.measurement import worker
-def spin():
-    while True:
-        sum(range(1000))
-threading.Thread(target=spin, daemon=True).start()
-worker.run_worker()
-"""
-
-
-@pytest.mark.slow
-def test_a_thread_that_spins_in_the_worker_is_reported(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
-    rules = replace(RULES, min_s=0.4, max_s=1.0)
-    _, steady = run_as(monkeypatch, bundle, SPINS, items=(("steady", 1, 8),), rules=rules)
-    assert steady.latency_ms.status == "measured" and steady.latency_ms.stable is False
-    assert any("where the artifact was given 1 thread" in warning for warning in steady.latency_ms.warnings)
 
 
 @pytest.mark.parametrize(

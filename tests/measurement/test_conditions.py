@@ -12,7 +12,6 @@ import pytest
 
 from edgeformer.measurement import conditions
 from edgeformer.measurement.conditions import CpuReading, CpuUse, doubts, used_between
-from edgeformer.runtimes import provider_facts
 from edgeformer.system import nvidia
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -42,14 +41,6 @@ def use(**changes: object) -> CpuUse:
 )
 def test_too_much_other_work_is_a_disturbance(changes: dict[str, object], cores: int, disturbed: bool) -> None:
     assert use(**changes).disturbed(cores, 1) is disturbed
-
-
-def test_threads_of_a_provider_with_its_own_pool_are_not_counted() -> None:
-    crowd = use(own_cores=7.5, busy_threads=dict.fromkeys(range(8), 0.9))
-    assert provider_facts(CPU).counts_threads and not provider_facts(CUDA).counts_threads
-    assert not crowd.disturbed(16, None)
-    assert crowd.warnings(None) == []
-    assert crowd.disturbed(16, 1)
 
 
 def test_graphs_that_run_in_turns_have_threads_each() -> None:

@@ -111,14 +111,3 @@ def test_without_any_figure_there_is_a_reason_and_no_number(
     machine(**answers)
     memory, by_name = measured()
     assert (memory.status, memory.peak, by_name) == ("unavailable", None, {}) and reason in str(memory.reason)
-
-
-def test_the_card_is_read_by_its_uuid_only(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(card=(1000, 1000))
-    assert gpu_memory_in_use(None) == {}
-    monkeypatch.setattr(nvidia, "card_used_bytes", {"GPU-1": 1000, "GPU-2": 2000}.get)
-    monkeypatch.setattr(nvidia, "uses_wddm", {"GPU-1": False, "GPU-2": True}.get)
-    assert gpu_memory_in_use("GPU-2") == {"card (NVML)": 2000}
-    for uuid, hidden in (("GPU-1", False), ("GPU-2", True)):
-        memory, _ = gpu_memory(uuid, {"card (NVML)": 900})
-        assert ("WDDM" in str(memory.method)) is hidden

@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.studies.figures import draw_study
 from benchmarks.studies.render import finding_of, study_body, study_page
-from benchmarks.studies.results import Cell, Outcome, Results, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.scores import EarlyExitRow, Evaluation
 from edgeformer.tasks.early_exit import Rule
-from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, scores, study, table_of
+from tests.studies.tiny_study import graph, job_of, results_of, run, scores, study, table_of
 
 
 def test_exits_are_measured_against_the_whole_model() -> None:
@@ -101,17 +101,6 @@ def test_labels_are_counted_in_the_data_and_nothing_is_trained() -> None:
     assert row.missing == "is on the hub"
 
 
-def test_earlier_counts_of_different_data_are_not_used(tmp_path: Path) -> None:
-    content = study("made", {"sst2": run("SST-2")}, table={"rows": "labels", "columns": ["rows"]})
-    job, results = job_of(Study.model_validate(content, strict=False), "sst2"), Results(tmp_path, committed=False)
-    unread = replace(job, summary=None, reason="is on the hub")
-    results.with_data(job)
-    assert results.with_data(unread).summary == job.summary
-    results.with_data(replace(job, summary=SUMMARY.model_copy(update={"fingerprint": "g"})))
-    refused = results.with_data(unread)
-    assert refused.summary is None and refused.reason.startswith("there are results of different data: ")
-
-
 def test_times_of_two_processors_are_not_put_side_by_side() -> None:
     def scored(host: str) -> StudyRun:
         rows = (scores("torch", "test"), scores("onnx-fp32", "test", ms_per_sample=0.5, host=host))
@@ -154,12 +143,6 @@ def test_what_was_asked_for_has_its_line_with_a_reason() -> None:
     assert int8.cells["accuracy"].published == 0.8 and int8.cells["accuracy"].mean is None
     alone = Outcome(job, None, "has no results")
     assert [line.at for line in rows_of(specification, [alone], None)] == ["fp32", "fp16", "int8"]
-
-
-def test_one_run_is_one_seed_however_often_it_is_named() -> None:
-    item = results_of("k", evaluation=Evaluation(rows=(scores("torch", "test", accuracy=0.9),)))
-    _, (line,) = table_of({"columns": ["accuracy"]}, {"model": [item, item, item]})
-    assert (line.keys, line.cells["accuracy"].n, line.cells["accuracy"].sd) == (("k",), 1, None)
 
 
 TEXT = """
@@ -210,14 +193,3 @@ def test_two_lines_of_a_run_are_compared_seed_by_seed() -> None:
     assert apart((1.0, 2.0, 3.0), (0.9, 1.91, 2.89)) == "True"
     assert apart((1.0, 2.0, 3.0), (1.1, 1.9, 2.9)) == "False"
     assert apart((1.0,), (0.9,)) == apart((1.0, 2.0), (1.0, 2.0)) == "False"
-
-
-def test_chance_is_the_error_of_a_difference_of_two_shares() -> None:
-    rows = [line(name, accuracy=Cell(mean=0.8), rows=Cell(mean=n)) for name, n in (("wide", 100.0), ("small", 400.0))]
-    assert finding("{{ '%.4f' | format(chance('wide', 'small', 'test', 'accuracy')) }}", *rows) == "0.0447"
-
-
-def test_times_in_turns_have_no_standard_error_to_differ_by() -> None:
-    means = {"wide": 1.0, "small": 1.01}
-    rows = [line(name, speedup=Cell(mean=mean, n=3, low=0.7, high=1.3)) for name, mean in means.items()]
-    assert finding("{{ clear('wide', 'small', 'test', 'speedup') }}", *rows) == "False"
