@@ -165,6 +165,7 @@ def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> N
     assert is_part(content, read_yaml(find("recipes", name)).content)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_steps_of_packed_rows(data_folder: Path) -> None:
     """As many rows as 50,000 paragraphs of WikiText-2's length fill, 16 of them a step, and ten epochs."""
@@ -182,6 +183,7 @@ def test_steps_of_packed_rows(data_folder: Path) -> None:
     assert np.minimum(lengths + 1, 384).mean() < 0.5 * 384, "most positions of a published row are padding"
 
 
+@pytest.mark.slow
 def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     peak, precision, budget, usable, context, mib = stated(
         "docs/language-models.md",
