@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,7 @@ NO_PICTURE = f"matplotlib is not installed: {install_hint('plots')}"
 
 def can_draw() -> bool:
     """Return whether matplotlib is installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        return False
-    return True
+    return util.find_spec("matplotlib") is not None
 
 
 def literal(text: str) -> str:
@@ -56,13 +51,9 @@ def shorten_name(name: str) -> str:
 
 @contextmanager
 def drawing(path: Path, title: str, panels: int, size: tuple[float, float]) -> Iterator[list[Any]]:
-    """Yield axes side by side; write them if the block ends without an error.
+    """Yield axes side by side; write them as PNG if the block ends without an error.
 
-    Args:
-        path: of the PNG.
-        title: above all axes, not read as markup. A title wider than the figure gets more lines, and the figure grows.
-        panels: number of axes.
-        size: width and height in inches.
+    ``size`` is in inches; the figure grows with the lines of its ``title``, which is not read as markup.
     """
     # Figure instead of pyplot: no display, no global state, nothing to close.
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from edgeformer.artifacts.report import Latency, Memory, Report, Row
@@ -58,16 +57,31 @@ class Picture:
 
 def draw_pictures(report: Report) -> list[Picture]:
     """Return the charts of a report in order; a chart that cannot be drawn says why."""
+    names = dict.fromkeys(row.artifact for row in report.rows)
+    timed = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50 is not None]
+    peaks = []  # each artifact's largest memory over all shapes: measured ones first, then estimated ones
+    for status in ("measured", "estimated"):
+        for name in names:
+            memories = [row.memory_bytes for row in report.rows if row.artifact == name]
+            if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
+                peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
+    ranked = ranked_candidates(report.search) if report.search is not None else []
+    drawn: dict[str, Sequence[Any]] = {
+        "latency": [row for row in timed if row.latency_ms.status == "measured"][:MAX_ROWS],
+        "estimates": [row for row in timed if row.latency_ms.status == "estimated"][:MAX_ROWS],
+        "memory": peaks,
+        "sizes": [*names],
+        "search": [row for row in ranked if None not in (row.candidate.score, row.candidate.latency_ms)],
+    }
     pictures = []
     for name, chart in CHARTS.items():
         if (name == "search" and report.search is None) or (name == "estimates" and report.on_target):
             continue
-        svg, entries = None, chart.entries(report)
-        missing = None if entries else chart.missing
+        svg, missing = None, None if drawn[name] else chart.missing
         if not canvas.can_draw():
             missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-        elif entries:
-            svg = _draw_svg(name, report, entries)
+        elif drawn[name]:
+            svg = _draw_svg(name, report, drawn[name])
         pictures.append(Picture(name, chart.title, chart.caption, svg, missing))
     return pictures
 
@@ -107,39 +121,10 @@ def _draw_svg(name: str, report: Report, entries: Sequence[Any]) -> str:
     return re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
 
 
-# Data of the charts
-
-
 def _colours_of(report: Report) -> dict[str, str]:
     """Return the colour of each artifact, the same in every chart."""
     names = dict.fromkeys(row.artifact for row in report.rows)
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
-
-
-def _timed_rows(report: Report, status: str) -> list[Row]:
-    """Return the steady rows whose time has ``status`` (``measured`` or ``estimated``), at most :data:`MAX_ROWS`."""
-    rows = [row for row in report.rows if row.phase != "cold" and row.latency_ms.p50 is not None]
-    return [row for row in rows if row.latency_ms.status == status][:MAX_ROWS]
-
-
-def _memory_peaks(report: Report) -> list[tuple[str, Memory]]:
-    """Return each artifact's largest memory over all shapes: measured ones first, then estimated ones."""
-    peaks = []
-    for status in ("measured", "estimated"):
-        for name in _colours_of(report):
-            memories = [row.memory_bytes for row in report.rows if row.artifact == name]
-            if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
-                peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
-    return peaks
-
-
-def _drawn_candidates(report: Report) -> list[RankedCandidate]:
-    """Return the candidates that have a score and a time, numbered as in the tables."""
-    ranked = ranked_candidates(report.search) if report.search is not None else []
-    return [row for row in ranked if row.candidate.score is not None and row.candidate.latency_ms is not None]
-
-
-# Charts, on matplotlib axes
 
 
 def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
@@ -312,11 +297,10 @@ def _label_rows(axis: Any, names: Sequence[str], ends: Sequence[float] | None) -
 
 
 class Chart(NamedTuple):
-    """A chart: what it draws, why it cannot be drawn without entries, and its height in inches."""
+    """A chart: why there may be none, and its height in inches, which grows with what it draws."""
 
     title: str
     caption: str
-    entries: Callable[[Report], Sequence[Any]]
     missing: str
     height: float
     height_per_entry: float
@@ -328,27 +312,27 @@ CHARTS = {
         "Latency",
         "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
         "half, the gap is the median.",
-        partial(_timed_rows, status="measured"), "no time was measured", 0.9, 0.27, _draw_times,
+        "no time was measured", 0.9, 0.27, _draw_times,
     ),
     "estimates": Chart(
         "Estimated latency",
         "Not measured: every bar is the range that the estimator gives, its middle marked.",
-        partial(_timed_rows, status="estimated"), "nothing was estimated", 1.0, 0.27, _draw_times,
+        "nothing was estimated", 1.0, 0.27, _draw_times,
     ),
     "memory": Chart(
         "Memory against the budget",
         "The peak that an artifact adds to a process, at its largest shape. Solid: measured here; hatched: estimated "
         "for the device.",
-        _memory_peaks, "no memory is known", 1.1, 0.3, _draw_memory,
+        "no memory is known", 1.1, 0.3, _draw_memory,
     ),
     "sizes": Chart(
         "What the files are made of",
         "Bytes of embeddings, layers (a shared block once), heads and the rest.",
-        lambda report: [*_colours_of(report)], "there are no artifacts", 1.1, 0.3, _draw_sizes,
+        "there are no artifacts", 1.1, 0.3, _draw_sizes,
     ),
     "search": Chart(
         "Score against latency",
         "Bubbles are as large as the file; the dotted line is the Pareto front, whose numbers are named below.",
-        _drawn_candidates, "no candidate has a score and a time", 3.7, 0.07, _draw_search,
+        "no candidate has a score and a time", 3.7, 0.07, _draw_search,
     ),
 }  # fmt: skip

@@ -29,9 +29,6 @@ _MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)
 """Half the 95 % interval of a median, in standard deviations / √n."""
 
 
-# Two reports
-
-
 def report_of(location: Location, device: str) -> Report:
     """Return the report of a run or bundle for a device. Raises ArtifactError if there is none."""
     path = location.reports / f"{device}.json"
@@ -47,15 +44,9 @@ def report_of(location: Location, device: str) -> Report:
 def compare_reports(first: Report, second: Report) -> Record:
     """Compare every row of two reports, matched by artifact, where, phase, batch and sequence length.
 
-    If a report has several rows of one shape (thread counts or runtimes), provider and threads are matched too.
-
-    Args:
-        first: report A.
-        second: report B, which is called slower or faster.
-
-    Returns:
-        ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), their ``ratio``
-        b/a, ``noise`` (smallest significant relative difference), ``mark`` and ``status`` of both.
+    If a report has several rows of one shape (thread counts or runtimes), provider and threads are matched too. Return
+    ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), ``ratio`` b/a,
+    ``noise`` (smallest significant relative difference), ``mark`` (b is slower…) and ``status`` of both.
     """
     names = ["artifact", "where", "phase", "batch", "seq"]
     if any(len({attrgetter(*names)(row) for row in report.rows}) < len(report.rows) for report in (first, second)):
@@ -162,9 +153,6 @@ def format_pairs(compared: Record, style: Style) -> str:
     if rows:
         table = _PAIRS.markdown(named_rows) if is_markdown else _PAIRS.plain(named_rows)
     return f"{head}\n\n{table}"
-
-
-# Runs
 
 
 def run_records(locations: Sequence[Location]) -> list[Record]:

@@ -28,22 +28,15 @@ NO_ENDS = (None, None)
 NO_REASON = "no reason was given"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
+_CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
 _MAX_WARNING_LINES = 2
 """Rows with warnings that get a line each in the terminal; more are counted in one line."""
-
-
-# Figures
 
 
 def figure_text(
     value: float | None, unit: Unit, ends: tuple[float | None, float | None] | None = None, *, range_only: bool = False
 ) -> Text:
-    """Format a figure for people: ``1.23 ms``, ``≈ 1.23 ms (0.80 to 1.90)`` in italics, or a dash.
-
-    Args:
-        ends: range of an estimate; None: not an estimate.
-        range_only: write ``≈ 0.80 to 1.90 ms`` instead.
-    """
+    """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
     if value is None or ends is None:
         return Text(format_value(value, unit))
     if None in ends:
@@ -68,14 +61,6 @@ def check_text(check: Check, *, range_only: bool = False) -> Text:
     return figure_text(check.value, _CHECK_UNITS.get(check.unit, ""), ends, range_only=range_only)
 
 
-_CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
-
-
-def check_shape(check: Check) -> str:
-    """Batch × tokens of the call that a check judges; empty for a file's size."""
-    return "" if check.batch is None else f"{check.batch} × {check.seq}"
-
-
 def shape_text(row: Row, report: Report) -> str:
     """Batch × tokens of a row; ``per token`` for decode rows, and the threads if the report compares thread counts.
 
@@ -95,8 +80,6 @@ def thread_text(threads: int) -> str:
     """``1 thread``, ``2 threads``."""
     return f"{threads} thread{'s' if threads != 1 else ''}"
 
-
-# Columns
 
 # First what a narrow window shows without scrolling. In HTML a status is in the cell of its figure.
 LAYOUTS = {
@@ -175,7 +158,7 @@ CHECKS: Columns[Check] = Columns(
         Column("result", "status", mark=True),
         Column("artifact"),
         Column("limit", number=True, text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
-        Column("at", "batch", text=check_shape),
+        Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
         Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
         Column("why", "reason", flows=True, dash=""),
@@ -271,9 +254,6 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
     return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
 
 
-# Sentences
-
-
 def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Group (name, reason) pairs by reason, in order; equal names count once."""
     groups: dict[str, dict[str, None]] = {}
@@ -288,12 +268,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def verdict_status(report: Report, *, basis: bool = False) -> str:
-    """Return the status for headlines: ``fail``, ``pass``, or ``pass (size and memory only)``.
-
-    Args:
-        report: whose verdict it is.
-        basis: add ``estimated`` if checks rest on estimates, as the badge does.
-    """
+    """Return the status for headlines: ``fail``, ``pass (size and memory only)``; ``basis``: add ``estimated``."""
     verdict = report.verdict
     remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
     if basis and verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
@@ -397,9 +372,6 @@ def missing_measurements(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-# Facts
-
-
 def _plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
@@ -451,11 +423,7 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[s
 
 
 class ReportContext:
-    """Everything that the documents of one report show; they only lay it out.
-
-    ``mark`` is the verdict's CSS class; ``gaps`` are pairs of what was not measured, and why; ``facts`` are of the
-    device profile.
-    """
+    """Everything that the documents of one report show; ``mark`` is the verdict's CSS class."""
 
     def __init__(self, report: Report) -> None:
         self.report = report

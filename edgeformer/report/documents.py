@@ -32,7 +32,6 @@ from edgeformer.report.context import (
     ReportContext,
     badge_markdown,
     candidate_columns,
-    check_shape,
     metric_named,
     split_sizes,
     thread_text,
@@ -137,10 +136,7 @@ def as_html(context: ReportContext) -> str:
 
 
 def badge_svg(context: ReportContext) -> str:
-    """Return a self-contained SVG, 20 pixels high: green, red or grey; brown for a pass that is partial.
-
-    The text has a fixed length in every font.
-    """
+    """Return a self-contained SVG, 20 pixels high, whose text has a fixed length in every font."""
     labels = ("edgeformer", visible(context.badge))
     widths = [round(len(label) * _CHARACTER_WIDTH) + _BADGE_PADDING for label in labels]
     centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
@@ -186,7 +182,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
         table = context.columns("terminal device").terminal(title, estimated, Text(context.estimates or ""))
         console.print(table)
 
-    shapes = {check_shape(check) for check in checks} - {""}
+    shapes = {f"{check.batch} × {check.seq}" for check in checks if check.batch is not None}
     is_imported = any(row.inputs for row in rows)
     shape = f", at {next(iter(shapes))} (batch × tokens)" if len(shapes) == 1 and not is_imported else ""
     shape_column = ("at",) if len(shapes) > 1 else ()

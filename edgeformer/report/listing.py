@@ -18,19 +18,11 @@ from edgeformer.tasks import get_task
 Record = dict[str, Any]
 
 
-def _scaled(name: str, key: str, unit: float, suffix: str = "") -> Column[Record]:
-    """Return a column of ``key`` in multiples of ``unit``, with three digits."""
-
-    def cell(row: Record) -> str | None:
-        value = row.get(key)
-        if value is None:
-            return None
-        return f"{value / unit:,.0f}{suffix}" if value >= 100 * unit else f"{value / unit:.3g}{suffix}"
-
-    return Column(name, cell, number=True)
-
-
-# Recipes
+def _scaled(value: float | None, unit: float, suffix: str = "") -> str | None:
+    """Format a value in multiples of ``unit``, with three digits."""
+    if value is None:
+        return None
+    return f"{value / unit:,.0f}{suffix}" if value >= 100 * unit else f"{value / unit:.3g}{suffix}"
 
 
 def recipe_records() -> list[Record]:
@@ -43,9 +35,6 @@ def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
     columns: Columns[Record] = Columns(map(Column, rows[0]))
     return columns.terminal("recipes", rows)
-
-
-# Devices
 
 
 def device_records(artifacts: Path) -> list[Record]:
@@ -94,18 +83,15 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         [
             Column("name"),
             Column("kind"),
-            _scaled("memory", "usable_memory_bytes", 2**30, " GiB"),
-            _scaled("GB/s", "bandwidth_bytes_per_s", 1e9),
-            _scaled("FP16 TFLOP/s", "fp16_ops_per_s", 1e12),
+            Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
+            Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
+            Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
             Column("W", number=True),
             Column("calibrated"),
             Column("problem", flows=True),
         ]
     )
     return columns.drop_empty(lines, "problem").terminal("devices", lines)
-
-
-# Runs
 
 
 def run_records(artifacts: Path) -> list[Record]:
@@ -160,7 +146,7 @@ def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
             Column("run"),
             Column("status", mark=True),
             Column("started"),
-            _scaled("params", "parameters", 1e6, " M"),
+            Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
             Column("score"),
         ]
     )

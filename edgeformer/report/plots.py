@@ -21,11 +21,7 @@ _DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
-    """Write a PNG with size and score of each artifact and, for looped models, the drift from loop to loop.
-
-    Returns:
-        ``path``; None if matplotlib is not installed.
-    """
+    """Write a PNG with each artifact's size and score, and the drift of loops; return None without matplotlib."""
     if not can_draw():
         return None
     artifacts = [artifact for artifact in bundle.artifacts if artifact.size_bytes]
@@ -79,16 +75,10 @@ def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
 
 
 def draw_learning_curve(run: Path) -> Path | None:
-    """Write ``plots/learning_curve.png``.
+    """Write ``plots/learning_curve.png`` and return its path; None without matplotlib.
 
     A model with exits gets four panels as in paper B: loss, metric of each exit, shares of early exit, metric over
-    loops; the last three show the kept weights on the validation set, and are empty without a validation score.
-
-    Returns:
-        Path of the learning curve; None if matplotlib is not installed.
-
-    Raises:
-        ArtifactError: metrics.jsonl is damaged or, for an imported run, missing.
+    loops; the last three are of the validation set. Raises ArtifactError if metrics.jsonl is damaged or missing.
     """
     if not can_draw():
         return None

@@ -27,9 +27,6 @@ _EXAMPLE_WIDTH = 40
 """Characters of an example from a data file."""
 
 
-# Runs and bundles
-
-
 def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
     """Return a task's column for rows that have its figures, or from whose score ``score_of`` takes them."""
     layout = "{:,}" if column.places is None else f"{{:,.{column.places}f}}"
@@ -115,9 +112,6 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     return columns.terminal(title, bundle.artifacts, Text(scored_on) if scored_on is not None else None)
 
 
-# Scores and early exit
-
-
 def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> TerminalTable[EvaluationRow]:
     """Return scores and time per sample of artifacts; ``rows`` are of one task, ``name`` is the run's or bundle's."""
     tasks = all_tasks()
@@ -170,12 +164,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
 
 
 def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> TerminalTable[tuple[str, ExitGuarantee]]:
-    """Return a line per step artifact: allowed and observed score drop of early exit, and its times.
-
-    Args:
-        name: the run's.
-        guarantees: artifact id → guarantee.
-    """
+    """Return a line per step artifact: allowed and observed score drop of early exit, and its times."""
     columns: Columns[tuple[str, ExitGuarantee]] = Columns(
         [
             Column("artifact", itemgetter(0)),
@@ -191,9 +180,6 @@ def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Termi
         ]
     )
     return columns.terminal(f"{name}: early exit with a guarantee", guarantees.items())
-
-
-# Data files and plans
 
 
 def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts]:
@@ -289,11 +275,8 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
                 capability["detail"], ("\n" if capability["detail"] and capability["remedy"] else ""),
                 (f"→ {capability['remedy']}" if capability["remedy"] else "", "dim"))),
         ]
-    )
+    )  # fmt: skip
     return columns.terminal("What works on this machine", capabilities)
-
-
-# Verification and calibration
 
 
 def print_verification(verification: Verification, console: Console) -> None:

@@ -31,12 +31,8 @@ State = TypeVar("State")
 class LoopEngine(Protocol[State]):
     """Computes for a :class:`Decoder`, and caches keys, values and convolution inputs of earlier tokens.
 
-    A ``State`` is usually the hidden states of consecutive tokens, [B, n, C].
-
-    Attributes:
-        stops: loops after which it can stop, in ascending order; the last one is the model's last loop.
-        max_positions: tokens of the longest text; None: not known.
-        session: opened graphs that compute; the decoder closes them.
+    A ``State`` is usually the hidden states of consecutive tokens, [B, n, C]. ``stops`` are the loops after which it
+    can stop, in ascending order; ``session`` are opened graphs that compute, which the decoder closes.
     """
 
     provider: str
@@ -206,7 +202,6 @@ class StepSession(GraphSession):
 
     Args:
         parts: embed, loop, readout… → file; only the readouts of requested exits are opened.
-        loops: number of loops of the model.
         open_part: opens a graph file; None: with ONNX Runtime on the CPU.
         early, exits: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; with ``early`` the result has ``loops``
             int64 [batch]; the largest of ``exits`` is the last loop that is run.

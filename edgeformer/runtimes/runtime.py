@@ -44,13 +44,10 @@ class ArtifactFiles:
     """An artifact's files, verified against the manifest.
 
     Attributes:
-        artifact: the manifest's entry.
         file: the artifact's main file; external weights lie in the same folder.
-        parts: step artifacts: embed, loop, readout… → file.
-        loops: step artifacts: number of loops of the model.
+        parts, loops: step artifacts: embed, loop, readout… → file, and the model's number of loops.
         max_positions: longest text that the model takes; None: not known.
-        golden: to measure it: its golden inputs.
-        task: to measure it: name of the task, which turns golden inputs into calls.
+        golden, task: to measure it: its golden inputs, and the task that turns them into calls.
         axes: to measure it: input → what sizes each of its axes; empty: text.
     """
 
@@ -134,7 +131,7 @@ class BuildJob:
         bundle: the bundle's folder; built files go to its folder ``ENGINES_FOLDER``.
         graphs: the ONNX artifacts that passed their checks, of every role and precision; the builder selects from them.
         precision: requested precision of the source graphs.
-        max_length: tokens of the recipe's longest text; ``max_positions``: of the model's longest sequence.
+        max_length, max_positions: tokens of the recipe's longest text, and of the model's longest sequence.
         note: adds a line to the bundle's notes.
         module: returns the torch module behind the full graph of ``precision``, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
@@ -160,7 +157,6 @@ class Builder(ABC):
 
     Attributes:
         name: name for ``export --build``.
-        formats: formats of the artifacts that it builds.
         needs_device: it builds for one device and requires its profile.
         joins: a precision of ``export`` that also selects this builder, if it can build here and has calibration rows.
     """
@@ -230,12 +226,9 @@ class Runtime(ABC):
     """A runtime that opens artifacts.
 
     Attributes:
-        name: name of its package.
         formats: artifact formats that it opens by default; empty: it opens no artifact of a bundle.
         reads: formats of other runtimes that it also opens, if one of its providers is requested.
         distributions: packages whose versions a run, a bundle and a report record.
-        builders: builders of its formats.
-        facts: its providers.
         fuses: it compiles the whole graph, so that estimates count no launch and copy per node.
         session_modules: modules that opening an artifact imports.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,14 +39,8 @@ def check_inputs(
 ) -> dict[str, Array]:
     """Return the inputs of a call that a graph has, after checking their types and shapes.
 
-    Args:
-        graph: the file's name, for messages.
-        types: name → type of every input of the graph.
-        inputs: all inputs of the call; a :class:`DeviceCache` is not checked.
-        max_positions: longest sequence that the model takes; None: not known.
-
-    Raises:
-        InputError: an input is missing, empty, of another type or shape, or too long.
+    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Raises InputError: an input is
+    missing, empty, of another type or shape, or longer than ``max_positions``.
     """
     for name, (dtype, axes) in types.items():
         if name not in inputs:
@@ -76,11 +69,7 @@ def check_inputs(
 
 
 class Session(Protocol):
-    """An opened artifact. Use it as a context manager, or call :meth:`close` when done.
-
-    A runtime implements :meth:`run` and :meth:`close`. The other methods are optional and return "not known" by
-    default.
-    """
+    """An opened artifact, a context manager. Runtimes implement :meth:`run` and :meth:`close`; the rest is optional."""
 
     provider: str
     """The runtime's name of the provider: ``CPUExecutionProvider``, ``torch-cpu``…"""
@@ -121,9 +110,7 @@ class Session(Protocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

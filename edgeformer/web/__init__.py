@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -49,14 +49,9 @@ _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedd
 
 @dataclass(frozen=True)
 class PageOptions:
-    """Options of a page.
+    """Options of a page: folder of the npm packages (None: from a CDN), artifacts, providers and shapes (empty: all).
 
-    Attributes:
-        libraries: folder with the libraries' npm packages; None: the page loads the libraries from a CDN.
-        artifacts: ids to publish; empty: all that a browser can run.
-        providers: execution providers of ONNX Runtime Web; empty: all.
-        shapes: batch size and tokens that the page offers to measure at; empty: the defaults.
-        allow_leak: publish a language model that sees future tokens; the page says so.
+    ``allow_leak``: publish a language model that sees future tokens; the page says so.
     """
 
     libraries: Path | None = None
@@ -69,18 +64,12 @@ class PageOptions:
 def publish(
     bundle: Bundle, output: Path, options: PageOptions, artifact: str | None = None, progress: Progress = SILENT
 ) -> PageManifest:
-    """Write the page of a bundle. An existing page is replaced; any other existing folder is an error.
-
-    Args:
-        bundle: its files are compared with their checksums before they are copied.
-        output: the page's folder.
-        artifact: the artifact that the RUN argument names.
+    """Write the page of a bundle; ``artifact``: named by the RUN argument. An existing page is replaced.
 
     Raises:
         InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing, or
             the model cannot take a shape.
         ArtifactError: a file of the bundle is missing or changed.
-        OSError: the page cannot be written.
     """
     output = output.resolve()  # "." has no name for temporary folders next to it
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -103,7 +92,15 @@ def publish(
             builder = _PageBuilder(temporary, bundle, options.libraries)
             manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
             write_json(temporary / SITE_FILE, manifest)
-            _write_site(temporary, manifest)
+            for asset in package_files("edgeformer.web").joinpath("site").iterdir():
+                if asset.name.endswith((".js", ".css")):
+                    (temporary / asset.name).write_bytes(asset.read_bytes())
+            loader = PackageLoader("edgeformer.web", "site")
+            page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
+            hosts = "" if manifest.offline else f" {CDN}"
+            html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
+            write_text(temporary / _TEMPLATE, html)
+            write_text(temporary / "_headers", _HEADERS)
     for entry in left_out:
         progress.message(f"{entry.artifact}: not in the page: {entry.reason}")
     return manifest
@@ -176,6 +173,25 @@ class _PageBuilder:
             for runtime in RUNTIMES
             if not providers or runtime.provider in providers
         )
+        artifacts = []
+        for artifact in selected:
+            bundle.check(artifact)
+            assert artifact.file is not None and artifact.role in ("full", "exit")
+            weights = sorted(external_files(bundle.contents.path(artifact.file)))
+            folder = PurePosixPath(artifact.file).parent
+            artifacts.append(
+                PageArtifact(
+                    id=artifact.id,
+                    precision=artifact.precision,
+                    role=artifact.role,
+                    exit=artifact.exit,
+                    size_bytes=artifact.size_bytes or 0,
+                    graph=self._copy(artifact.file),
+                    weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
+                    masked="attention_mask" in artifact.inputs or not artifact.inputs,
+                    reader=artifact.companions,
+                )
+            )
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
             run=manifest.run,
@@ -192,7 +208,7 @@ class _PageBuilder:
             pairs=reads_pairs(task, bundle.data) is True,
             silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
             readers={artifact.companions: self._reader(artifact, answers=answers) for artifact in selected},
-            artifacts=tuple(self._artifact(artifact) for artifact in selected),
+            artifacts=tuple(artifacts),
             left_out=left_out,
             providers=page_providers,
             tokenizers=self._library(TOKENIZER_LIBRARY) if answers else None,
@@ -217,24 +233,6 @@ class _PageBuilder:
                 artifacts={a.id: SubjectArtifact(role=a.role, sha256=a.sha256) for a in selected},
                 manifest_sha256=manifest.manifest_sha256,
             ),
-        )
-
-    def _artifact(self, artifact: ArtifactManifest) -> PageArtifact:
-        """Copy an artifact's graph and external weights. Raises ArtifactError if the bundle is damaged."""
-        self.bundle.check(artifact)
-        assert artifact.file is not None and artifact.role in ("full", "exit")
-        weights = sorted(external_files(self.bundle.contents.path(artifact.file)))
-        folder = PurePosixPath(artifact.file).parent
-        return PageArtifact(
-            id=artifact.id,
-            precision=artifact.precision,
-            role=artifact.role,
-            exit=artifact.exit,
-            size_bytes=artifact.size_bytes or 0,
-            graph=self._copy(artifact.file),
-            weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
-            masked="attention_mask" in artifact.inputs or not artifact.inputs,
-            reader=artifact.companions,
         )
 
     def _reader(self, artifact: ArtifactManifest, *, answers: bool) -> PageReader:
@@ -281,20 +279,3 @@ class _PageBuilder:
         path.write_bytes(content)
         sha256 = f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
         return PageFile(url=quote(name), integrity=sha256, size_bytes=len(content))
-
-
-def _write_site(folder: Path, manifest: PageManifest) -> None:
-    """Write the HTML, CSS and JavaScript of the page."""
-    for asset in package_files("edgeformer.web").joinpath("site").iterdir():
-        if asset.name.endswith((".js", ".css")):
-            (folder / asset.name).write_bytes(asset.read_bytes())
-    libraries = [file for provider in manifest.providers for file in (provider.script, provider.glue, provider.binary)]
-    libraries += [manifest.tokenizers] if manifest.tokenizers is not None else []
-    addresses = [urlsplit(file.url) for file in libraries]
-    hosts = dict.fromkeys(f"{address.scheme}://{address.netloc}" for address in addresses if address.netloc)
-    loader = PackageLoader("edgeformer.web", "site")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template(_TEMPLATE)
-    html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts="".join(f" {host}" for host in hosts))
-    write_text(folder / _TEMPLATE, html)
-    write_text(folder / "_headers", _HEADERS)

@@ -56,7 +56,7 @@ def test_rtx_builds_for_a_card_that_is_not_here(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("device", "title", "alternative"),
     [
-        ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "TensorRT of JetPack, on the Jetson itself"),
+        ("jetson-orin-nano-8gb", "NVIDIA Jetson Orin Nano 8GB", "(on a Jetson: JetPack's)"),
         ("h200", "NVIDIA H200", "tensorrt, on that very GPU"),
         ("t4", "NVIDIA Tesla T4", "tensorrt, on that very GPU"),
         ("gtx1650", "NVIDIA GeForce GTX 1650", "tensorrt, on that very GPU"),

@@ -139,7 +139,7 @@ def test_a_page_is_replaced_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(publishing, "_write_site", fail)
+        patch.setattr(publishing, "write_text", fail)
         publish(bundle, site, options)
     assert (site / "stale.txt").exists() and (site / "model/onnx/model.onnx").exists(), "the old page stays whole"
     publish(bundle, site, PageOptions(fake_libraries, ("onnx-int8",), ("wasm",)))

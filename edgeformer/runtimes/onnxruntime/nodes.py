@@ -43,12 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ExecutedNode:
-    """One node as executed in one call, or averaged over several calls.
-
-    Attributes:
-        parameter_bytes: size of the inputs that are constants of the graph (weights, tables, shapes).
-        duration_us: mean over the faster half of the calls, in microseconds; includes the profiler's overhead.
-    """
+    """One executed node: the size of its constant inputs, and the mean duration over the faster half of the calls."""
 
     op: str
     name: str
@@ -59,15 +54,10 @@ class ExecutedNode:
 
 
 class ProfiledGraph:
-    """An ONNX graph opened with ONNX Runtime's profiler enabled.
+    """An ONNX graph opened with ONNX Runtime's profiler; ``inputs``: name → ONNX type and shape (None: dynamic).
 
     With ``prepacked`` weights, products are as fast as in production; without, events show the weights' shapes.
-
-    Attributes:
-        inputs: name → ONNX type and shape; None for a dynamic axis.
-
-    Raises:
-        ArtifactError: ONNX Runtime cannot open it.
+    Raises ArtifactError if ONNX Runtime cannot open it.
     """
 
     def __init__(self, path: Path, threads: int = 1, *, prepacked: bool = False) -> None:
@@ -93,11 +83,7 @@ class ProfiledGraph:
         }
 
     def list_nodes(self, *feeds: Mapping[str, Array], calls: int = 1) -> list[tuple[ExecutedNode, ...]]:
-        """Run every feed ``calls`` times, end the session, and return the executed nodes of each feed in order.
-
-        Raises:
-            InputError: the graph refuses a feed.
-        """
+        """Run every feed ``calls`` times, end the session, and return the nodes of each feed. Raises InputError."""
         try:
             for feed in feeds:
                 for _ in range(calls):

@@ -82,8 +82,7 @@ PROVIDERS = {
 def default_provider(kind: Kind | None = None) -> str:
     """Choose the provider: TensorRT-RTX on RTX cards if ONNX Runtime supports it, else CUDA on NVIDIA cards, else CPU.
 
-    The TensorRT provider is never chosen: it builds an engine for minutes when a graph is opened. For a ``kind`` of
-    device of another system, it is the ordinary provider.
+    Never TensorRT's, which builds an engine for minutes. With a ``kind``: the ordinary one on another system.
     """
     if kind is not None:
         return CUDA if kind == "cuda" else CPU
@@ -105,11 +104,7 @@ def default_provider(kind: Kind | None = None) -> str:
 
 @cache
 def load_cuda_libraries() -> str | None:
-    """Load the CUDA and cuDNN libraries of pip's nvidia packages, once, because the loader does not search there.
-
-    Return the libraries that could not be loaded; None if all were, or if this ONNX Runtime has no CUDA or is older
-    than 1.21.
-    """
+    """Load CUDA and cuDNN from pip's nvidia packages, where the loader does not search; return what is missing."""
     import onnxruntime as ort
 
     preload = getattr(ort, "preload_dlls", None)
@@ -150,8 +145,7 @@ def rtx_plugin() -> RtxPlugin:
 def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
     """Return the RTX provider's options for a graph: a folder for compiled kernels, and the expected shapes.
 
-    By default the provider compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1. That
-    default range applies if a dynamic axis is not ``batch``, ``sequence`` or ``past``.
+    By default it compiles again in every process, and plans each axis from 0 to 32,767, tuned for 1.
     """
     from edgeformer.artifacts.files import sha256_of
     from edgeformer.artifacts.onnx_outline import read_outline
@@ -191,8 +185,7 @@ def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:
 def describe(answer: Answer | None, driver: str | None, plugin: Answer | None = None) -> list[Capability]:
     """Describe ONNX Runtime, every built-in provider and those of NVIDIA cards, in alphabetical order.
 
-    ``driver`` is why CUDA's driver cannot be used, ``plugin`` the probe of onnxruntime-ep-nv-tensorrt-rtx (None: it is
-    not installed).
+    ``driver``: why CUDA's driver cannot be used. ``plugin``: probe of the RTX plugin; None: it is not installed.
     """
     from edgeformer.system import nvidia
     from edgeformer.system.capability import Capability, driver_too_old, installed_version

@@ -44,7 +44,7 @@ class OnnxSession(Graph):
     Args:
         path: the .onnx file; external weights lie in the same folder.
         provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
-        threads: threads of one operator; None takes :func:`~edgeformer.system.host.default_threads`.
+        threads: threads of one operator; None: all that this process may use.
         max_positions: longest sequence of the model's positional table; None: not known.
         in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
             Otherwise the four graphs of a step bundle took 2 to 3 times as long on 2 cores.

@@ -113,13 +113,8 @@ class Int8Builder(Builder):
 def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     """Return an ``onnx.ModelProto`` in FP32 quantised to INT8 with NNCF; weights are stored once, as INT8.
 
-    Args:
-        calls: calibration inputs, one row each.
-        for_tensorrt: use zero points of 0, the only ones that TensorRT supports, and 8-bit weights, because its sums do
-            not overflow.
-
-    Raises:
-        EdgeformerError: NNCF cannot quantise it.
+    ``calls`` are calibration inputs of one row. ``for_tensorrt``: with zero points of 0, the only ones that TensorRT
+    supports, and 8-bit weights, because its sums do not overflow. Raises EdgeformerError if NNCF cannot quantise it.
     """
     logger = logging.getLogger("nncf")
     level = logger.level

@@ -168,7 +168,6 @@ def fuse_rotations(model: Any) -> int:
     from openvino import opset13 as ops
 
     tables: dict[Any, Any] = {}
-
     rotations = [(node, match) for node in model.get_ordered_ops() if (match := _match_rotation(node)) is not None]
     for node, (x, cos, sin) in rotations:
         for table in (cos, sin):  # [S, D / 2] to [1, 1, S, D]

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.session import Graph
 
 _PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
-_JETSON_CAPABILITIES = ("5.3", "6.2", "7.2", "8.7", "11.0")
-"""Compute capabilities that only Jetsons have."""
-
 RTX_INT8 = (
     "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
     "INT8 for weights only: they may be no faster than FP16. This is not measured; compare both with edgeformer "
@@ -103,12 +100,9 @@ class TensorRTBuilder(Builder):
         if problem is None:
             return Target("tensorrt", device.name, capability, note=note)
         if not is_rtx:
-            alternative = "tensorrt, on that very GPU"
-            if capability in _JETSON_CAPABILITIES:
-                alternative = "TensorRT of JetPack, on the Jetson itself"
             reason = (
                 f"TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. Use "
-                f"{alternative}; here {problem}"
+                f"tensorrt, on that very GPU (on a Jetson: JetPack's); here {problem}"
             )
         elif capability in supported:
             reason = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"

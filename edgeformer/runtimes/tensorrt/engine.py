@@ -1,7 +1,6 @@
 """Build a TensorRT engine of an ONNX graph and check it without running it.
 
-tensorrt-rtx, TensorRT 10 and TensorRT 11 are built the same way: the graph determines the precision, because networks
-are strongly typed. (TensorRT 11 removed the builder flags for FP16: an FP32 graph silently gives an FP32 engine.)
+The graph determines the precision, because networks are strongly typed.
 """
 
 from __future__ import annotations

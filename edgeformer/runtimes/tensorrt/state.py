@@ -67,10 +67,8 @@ _MIN_VERSIONS: dict[Package, tuple[int, int]] = {"tensorrt-rtx": (1, 3), "tensor
 class TensorRTState:
     """State of one TensorRT package on this system.
 
-    Attributes:
-        version: None if the package is missing or its libraries do not load.
-        problems: part (package, libraries, driver, device, builder) → problem.
-        capabilities: compute capabilities that it builds for; empty: only the GPU's.
+    ``problems``: by part (package, libraries, driver, device, builder). ``capabilities``: compute capabilities that it
+    builds for; empty: only the GPU's.
     """
 
     name: Package
@@ -85,10 +83,7 @@ class TensorRTState:
         return self.problems.keys().isdisjoint({"package", "libraries"})
 
     def missing(self, *, to_build: bool = False) -> str:
-        """Return what is missing to run or build engines: ``package: not installed; driver: …``. Empty: nothing.
-
-        tensorrt-rtx builds without driver and device.
-        """
+        """Return what is missing to run or build (tensorrt-rtx: without a driver) engines; empty: nothing."""
         parts = ["package", "libraries", *(["builder"] if to_build else [])]
         if not to_build or self.name != "tensorrt-rtx":
             parts += ["driver", "device"]
@@ -177,10 +172,7 @@ def measured_on() -> dict[str, str]:
 
 @cache
 def tensorrt_log(trt: ModuleType) -> Any:
-    """Return the logger of a TensorRT package, which prints nothing.
-
-    TensorRT uses the first logger of a process only, so there is one per package.
-    """
+    """Return the logger of a TensorRT package, which prints nothing. TensorRT uses only the first of a process."""
 
     class Log(trt.ILogger):  # type: ignore[misc,name-defined]
         """Latest (severity, text) except VERBOSE ones, the builder's listing of the latest engine's layers, and an

@@ -25,12 +25,7 @@ from edgeformer.runtimes.tensorrt.state import measured_on
 def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
     """Compile a job's module for this system's GPU, write the engine, and return its ``built_for``.
 
-    The module becomes one engine; an unsupported operator fails the compilation. Its outputs are called ``output0``…;
-    :class:`~edgeformer.runtimes.tensorrt.session.TensorRTSession` renames them.
-
-    Args:
-        inputs: names of the module's arguments, all int64 [batch, sequence].
-        job: its module is in the requested precision, which the engine uses; it is moved to the GPU and back.
+    ``inputs`` are the module's arguments, all int64 [batch, sequence]. The engine's outputs are called ``output0``…
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
     module: nn.Module = job.module()

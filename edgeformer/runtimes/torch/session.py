@@ -54,12 +54,10 @@ class TorchSession(Session):
 
 
 class TorchEngine(LoopEngine[torch.Tensor]):
-    """Loop engine on a model with caches; stops after every loop. A state is [B, n, C] on the model's device.
+    """Loop engine on a model with caches, whose state is [B, n, C] on its device.
 
-    Args:
-        model: has ``loops``, ``max_positions``, ``device``; ``embed(ids, start, keep=…)`` → [B, n, C] for tokens
-            int64 [B, n] from position ``start``; ``run_loop(number, state, keep=…)`` with loops counted from 0; and
-            ``logits(state [B, C], loop)`` → float32 [B, V].
+    The model has ``embed(ids [B, n], start, keep=…)``, ``run_loop(number from 0, state, keep=…)``, ``logits(state
+    [B, C], loop)`` → float32 [B, V], ``loops``, ``max_positions`` and ``device``.
     """
 
     def __init__(self, model: Any) -> None:
