@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -73,7 +74,7 @@ def command(
         say(prompt, end="")
     generation = generate(location, prompt, options, (lambda piece: say(piece, end="")) if streaming else None)
     if as_json:
-        opt.print_json(generation.as_dict())
+        opt.print_json(asdict(generation))
         return
     typer.echo("" if streaming else prompt + generation.text)  # in a pipe the text is the result, as it is
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""

@@ -120,7 +120,7 @@ def command(
     else:
         reason = "is for classifiers, and --nearest for embedding models; leave out one of them"
         opt.refuse_options(context, ("pair", "confidence"), reason)
-    from edgeformer.inference.predict import TextList, compare_texts, open_predictor_for, predicts_vectors
+    from edgeformer.inference.predict import TextList, compare_texts, open_predictor, predicts_vectors
 
     location, texts = opt.split_run_and_texts(arguments, artifacts, run, "predict")
     if not texts and not sys.stdin.isatty():
@@ -138,7 +138,7 @@ def command(
     if pairs and len(pairs) not in (1, len(texts)):
         raise InputError(f"--pair: {len(pairs)} second texts for {len(texts)} texts; give one for all, or one for each")
     inputs = [*zip(texts, pairs * (len(texts) if len(pairs) == 1 else 1), strict=True)] if pairs else [*texts]
-    with open_predictor_for(location, inputs, artifact, probability, runtime) as model:
+    with open_predictor(location, artifact, probability, runtime, texts=inputs) as model:
         window = model.answering.read(inputs)
         answers = model.answering.answers(window, model.answering.run(model.run, window))
         rows = [answer.as_dict() for answer in answers]

@@ -165,8 +165,8 @@ def audit_portability(paths: Sequence[Path]) -> Portability:
     foreign = Counter(f"{node.domain}:{node.op_type}" for node in nodes if node.domain)
     control_flow = Counter(node.op_type for node in nodes if node.op_type in ("Loop", "If", "Scan"))
     shapes = {str(value.name): value.shape or () for model in models for value in model.graph.inputs}
-    axes = {name: tuple(dim.value for dim in shape if not isinstance(dim, int)) for name, shape in shapes.items()}
-    axes = {name: tuple(filter(None, names)) for name, names in axes.items()}
+    named = {name: [dim.value for dim in shape if not isinstance(dim, int)] for name, shape in shapes.items()}
+    axes = {name: tuple(filter(None, names)) for name, names in named.items()}
     denormals = of_weights = 0
     for tensor in [value.const_value for model in models for value in model.graph.initializers.values()]:
         if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT:

@@ -1,7 +1,6 @@
 """Export: write the artifacts of a trained run, or of a bundle that ``import onnx`` made.
 
-One pipeline: trace or read the FP32 graph → convert to each precision → build engines → measure parity and scores →
-manifest. The reference is torch FP32 for a run and the FP32 graph for an imported one.
+Trace or read the FP32 graph → convert to each precision → build engines → measure parity and scores → manifest.
 """
 
 from __future__ import annotations
@@ -141,10 +140,9 @@ def _build_engines(
 def remove_rejected(
     folder: Path, artifacts: Sequence[ArtifactManifest], protected: Collection[str] = ()
 ) -> list[ArtifactManifest]:
-    """Delete the files of artifacts that were not built, weights beside them too, and return the entries without them.
+    """Delete the files of artifacts that were not built, except ``protected``, and return the entries without them.
 
     Clients find graphs by name, not in bundle.json: a rejected graph must not lie where they would load it.
-    ``protected``: names of files that no artifact lists, but that stay.
     """
     no_files: dict[str, object] = {"file": None, "parts": {}, "sha256": None, "weights_file": None}
     entries = [entry if entry.status == "built" else entry.model_copy(update=no_files) for entry in artifacts]

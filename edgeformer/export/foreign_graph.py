@@ -106,10 +106,9 @@ def read_foreign(path: Path) -> ForeignGraph:
         if domain not in _RUNTIME_DOMAINS and (domain, operator) not in outline.functions
     ]
     if unknown:
-        listed = ", ".join(unknown[:_MAX_LISTED]) + (", …" if len(unknown) > _MAX_LISTED else "")
         raise InputError(
-            f"{path}: has operators of its own that no runtime here knows: {listed}; export the model with standard "
-            "ONNX operators"
+            f"{path}: has operators of its own that no runtime here knows: {', '.join(unknown[:_MAX_LISTED])}; export "
+            "the model with standard ONNX operators"
         )
     ports = [("input", port) for port in outline.inputs] + [("output", port) for port in outline.outputs]
     for kind, port in ports:

@@ -64,9 +64,6 @@ _BOUNDED_RESULT = {"Softmax", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "Erf", "
 _SMALL_CONSTANT = 16
 """Elements of a constant that may be stored in both types."""
 
-MaxAbs = Mapping[str, float]
-"""Value of the outermost graph → largest absolute number on the golden inputs; missing values are unknown."""
-
 
 @torch.inference_mode()
 def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
@@ -146,7 +143,7 @@ def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
     return copied
 
 
-def convert_to_fp16(model: onnx_ir.Model, max_abs: MaxAbs) -> onnx_ir.Model:
+def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_ir.Model:
     """Convert an FP32 graph where that is safe, by :func:`max_abs_values`; ``model`` is left unchanged.
 
     Raises EdgeformerError if no node can compute in FP16.
@@ -182,7 +179,7 @@ class _Conversion:
     """State of one conversion: FP32 value → its FP16 copy, and values that hold numbers beyond FP16's range."""
 
     main: onnx_ir.Graph
-    max_abs: MaxAbs
+    max_abs: Mapping[str, float]
     halves: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
     out_of_range: set[onnx_ir.Value] = field(default_factory=set)
 

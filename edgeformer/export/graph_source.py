@@ -195,16 +195,11 @@ class GraphSource:
             raise EdgeformerError("an imported graph has no torch module; build its engine from the graph: --trt")
 
         return BuildJob(
-            bundle=folder,
-            graphs=graphs,
-            precision="fp16" if self.options.fp16 else self.base[0].precision,
-            max_length=manifest.max_length,
-            max_positions=manifest.max_positions or manifest.max_length,
-            progress=self.progress,
-            note=self.notes.append,
-            module=no_module,
+            bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else self.base[0].precision,
+            max_length=manifest.max_length, max_positions=manifest.max_positions or manifest.max_length,
+            progress=self.progress, note=self.notes.append, module=no_module,
             shapes={name: (smallest[name], shape, largest[name]) for name, shape in best.items()},
-        )
+        )  # fmt: skip
 
     def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
         """Link what stays, and describe the new folder: bundle.json. Reports in the folder are not listed."""

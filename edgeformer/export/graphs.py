@@ -40,14 +40,10 @@ class WeightsFile:
             self._offsets[key] = (self._file.tell(), len(content))
             self._file.write(content)
         offset, length = self._offsets[key]
+        name, shape = tensor.name or "", onnx_ir.Shape(tensor.shape.numpy())
+        folder = str(self.path.parent)
         return onnx_ir.ExternalTensor(
-            self.path.name,
-            offset,
-            length,
-            tensor.dtype,
-            shape=onnx_ir.Shape(tensor.shape.numpy()),
-            name=tensor.name or "",
-            base_dir=str(self.path.parent),
+            self.path.name, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder
         )
 
 

@@ -176,20 +176,11 @@ def _write_manifest(
     names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
     update = {"parity": parity, "score": score, "validation": validation}
     manifest = BundleManifest(
-        run=graph.name,
-        task=task.name,
-        created=now(),
-        max_positions=None,
-        parameters=graph.outline.parameters,
-        synthetic=False,
-        data_fingerprints={},
-        made_from={graph.path.name: str(job.entry.sha256)},
-        wrapped=graph.path.name,
-        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH},
-        artifacts=(job.entry.model_copy(update=update),),
-        code_version=code_version(),
-        **facts,
-    )
+        run=graph.name, task=task.name, created=now(), max_positions=None, parameters=graph.outline.parameters,
+        synthetic=False, data_fingerprints={}, made_from={graph.path.name: str(job.entry.sha256)},
+        wrapped=graph.path.name, artifacts=(job.entry.model_copy(update=update),), code_version=code_version(),
+        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH}, **facts,
+    )  # fmt: skip
     return seal(job.folder, manifest)
 
 
@@ -308,11 +299,7 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
 def import_onnx(
     path: Path, folder: Path, options: OnnxImportOptions | None = None, progress: Progress = SILENT
 ) -> BundleManifest:
-    """Make a bundle of an .onnx file; nothing is written beside the file.
-
-    Args:
-        path: of the file; its external weights are copied, too.
-        folder: of the bundle; an existing one is replaced only when the new one is complete.
+    """Make a bundle of an .onnx file; an existing one is replaced only when the new one is complete.
 
     Raises:
         InputError: a shape or range is missing, an operator or type is not supported, or identical calls give

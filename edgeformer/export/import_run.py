@@ -133,9 +133,7 @@ class HfOptions:
 def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Path:
     """Make a finished run of the model in a folder, or of that name on the hub, and return its folder.
 
-    Raises:
-        InputError: model, tokenizer, data, labels or name cannot be used; nothing was written.
-        ArtifactError: a file of the model is missing or damaged.
+    Raises InputError for unusable arguments, ArtifactError for a missing or damaged file; nothing was written then.
     """
     source = open_source(name)
     last_part = Path(name).resolve().name if Path(name).is_dir() else name.rsplit("/", 1)[-1]
@@ -315,11 +313,7 @@ class ImportOptions:
 
 
 def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
-    """Make a finished run of a checkpoint, and return its folder.
-
-    Raises:
-        InputError: checkpoint, tokenizer, data or name cannot be used; nothing was written.
-    """
+    """Make a finished run of a checkpoint, and return its folder. Raises InputError; nothing was written then."""
     free = partial(free_folder, options.artifacts, options.name, _NAME, or_else="")
     free()  # fails early if the name is taken
     weights = read_weights(path)

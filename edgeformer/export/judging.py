@@ -77,11 +77,9 @@ class Reference:
     """FP32 answers on the golden inputs, which artifacts are compared with.
 
     Attributes:
-        golden: golden inputs and answers.
         answers: right answers, as the task scores them.
         logits: exit → torch FP32 logits of the golden inputs, float32 [rows or tokens, C]; empty for an imported graph,
             whose answers are in ``golden``.
-        data: the task's data section, for the score.
         exits: loops that answer, in rising order; the last one is the full graph.
         needed: exit → parameters that its graph needs.
         loops: how often a step artifact runs its loop graph; None without step artifacts.
@@ -289,21 +287,14 @@ class Judge:
         inputs, outputs = describe_io(graphs[LOOP])
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
-        entry = {
-            "id": self.variant.id(name),
-            "file": files[LOOP],
-            "format": ONNX,
-            "precision": self.variant.precision,
-            "trimmed": self.variant.trimmed,
-            "vocabulary": self.vocabulary,
-            "size_bytes": size_bytes,
-            "weights_file": self.variant.weights if (self.folder / self.variant.weights).is_file() else None,
-            "inputs": inputs,
-            "outputs": outputs,
-            "parts_bytes": {**parts, "other": max(0, size_bytes - sum(parts.values()))},
-        }
-        status = {"status": "rejected" if reason else "built", "reason": reason}
-        return ArtifactManifest.model_validate({**entry, **audit, **fields, **status})
+        variant = self.variant
+        return ArtifactManifest(
+            **{**audit, **fields, "status": "rejected" if reason else "built", "reason": reason},
+            id=variant.id(name), file=files[LOOP], format=ONNX, precision=variant.precision, trimmed=variant.trimmed,
+            vocabulary=self.vocabulary, size_bytes=size_bytes, inputs=inputs, outputs=outputs,
+            weights_file=variant.weights if (self.folder / variant.weights).is_file() else None,
+            parts_bytes={**parts, "other": max(0, size_bytes - sum(parts.values()))},
+        )  # fmt: skip
 
 
 def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int) -> dict[str, Any]:

@@ -157,8 +157,8 @@ def trim_subject(
 ) -> TrimmedModel:
     """Trim a model's embedding table to the tokens that its training text uses. Raises InputError, DataError.
 
-    The golden inputs are the model's, renumbered; a removed token becomes the unknown one. References are those of the
-    trimmed model in torch, so parity is about the graphs. The cost of trimming is in the validation score.
+    Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed model in
+    torch: the cost of trimming is in the validation score.
     """
     trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
     special = special_ids(trimmed.tokenizer)
@@ -197,7 +197,6 @@ class RunSource:
         folder: of the bundle.
         exits: that become graphs, as requested.
         facts: the task's fields of bundle.json.
-        trimmed: the model with a trimmed vocabulary, where it is requested.
         sources: file of the run that artifacts are made of → sha256.
         validations: whether the vocabulary is trimmed → scorer of the validation split.
     """
@@ -305,11 +304,7 @@ class RunSource:
         )
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
-        """Trace, write and judge the graphs of every variant. A variant that cannot be made is rejected.
-
-        The FP32 model is converted to FP16 in place, so that there is one copy of the weights. INT8 is made on the disk
-        of the new bundle: the system's temporary folder may be small.
-        """
+        """Trace, write and judge the graphs of every variant; the FP32 model is converted to FP16 in place."""
         needs_steps = self.options.exits == "all" or any(old.role == "step" for old in previous.rebuilt.values())
         small = self.trimmed.subject if self.trimmed is not None else None
         with bar(self.progress, "Tracing the FP32 graphs", None):
@@ -351,27 +346,21 @@ class RunSource:
         """What builders get."""
         subject = self.subject
         return BuildJob(
-            bundle=folder,
-            graphs=graphs,
-            precision="fp16" if self.options.fp16 else "fp32",
-            max_length=subject.recipe.data.tokens_at_once,
-            max_positions=subject.recipe.model.max_positions,
-            progress=self.progress,
-            note=self.notes.append,
+            bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else "fp32",
+            max_length=subject.recipe.data.tokens_at_once, max_positions=subject.recipe.model.max_positions,
+            progress=self.progress, note=self.notes.append,
             module=lambda: subject.adapter.whole(subject.model).eval(),
             calibration=self.calibration_calls,
             judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
-        )
+        )  # fmt: skip
 
     @property
     def calibration_problem(self) -> str | None:
         """Why there are no texts of the training split to calibrate with; None: they may be read."""
-        task = self.subject.task
-        if task.predicts is None:
-            return f"rows of the training split are read of texts with labels only, not for a {task.noun}"
-        if self.run.manifest.data.fingerprints.get("train") is None:
-            return "what the model was trained on is not known"
-        return None
+        if self.subject.task.predicts is None:
+            return f"only texts with labels calibrate, not those of a {self.subject.task.noun}"
+        is_known = self.run.manifest.data.fingerprints.get("train") is not None
+        return None if is_known else "what the model was trained on is not known"
 
     def calibration_calls(self) -> Calls:
         """Read a fixed sample of the training texts, as inputs of one row each. Raises DataError."""
@@ -409,22 +398,10 @@ class RunSource:
         graphs = {artifact.file for artifact in artifacts}
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         return BundleManifest(
-            run=run.run,
-            task=run.task,
-            created=now(),
-            **self.facts,
-            notes=(*self.notes, *kept_notes),
-            made_from=self.sources,
-            exits=spec.trained_exits(recipe.model),
-            loops=spec.loops(recipe.model),
-            leaks=self.subject.leaks,
-            max_positions=recipe.model.max_positions,
-            parameters=run.parameters,
-            synthetic=run.data.synthetic,
-            target=recipe.target,
-            data=recipe.data,
-            data_fingerprints=run.data.fingerprints,
+            run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
+            made_from=self.sources, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
+            leaks=self.subject.leaks, max_positions=recipe.model.max_positions, parameters=run.parameters,
+            synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
+            data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),
             files={name: sha256_of(folder / name) for name in names if name not in graphs},
-            artifacts=tuple(artifacts),
-            code_version=code_version(),
-        )
+        )  # fmt: skip

@@ -134,10 +134,7 @@ class Evaluator:
             outcome = records.leave(thresholds, rule)
             self.early_exit.append(
                 EarlyExitRow(
-                    artifact=last.artifact,
-                    provider=last.provider,
-                    split=last.split,
-                    n=last.n,
+                    **last.model_dump(include={"artifact", "provider", "split", "n", "leaks"}),
                     rule=rule,
                     threshold=value,
                     thresholds={str(loop): threshold for loop, threshold in thresholds.items()},
@@ -146,7 +143,6 @@ class Evaluator:
                     accuracy=outcome.right,
                     perplexity=perplexity_of(outcome.loss) if outcome.right is None else None,
                     share=outcome.share,
-                    leaks=last.leaks,
                 )
             )
 

@@ -58,9 +58,7 @@ class GuaranteeOptions:
 def calibrate_exits(
     location: Location, options: GuaranteeOptions, progress: Progress = SILENT
 ) -> dict[str, ExitGuarantee]:
-    """Choose thresholds for each step artifact, measure the time they save, and write both into bundle.json.
-
-    Return artifact id → guarantee.
+    """Choose thresholds for each step artifact, time them, and write both into bundle.json: artifact id → guarantee.
 
     Raises:
         InputError: no step artifact, a task whose answers are not right or wrong, or training rows.
@@ -126,33 +124,21 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
             )
         raise DataError(f"{set_name}: {problem}")
     return ExitGuarantee(
-        max_drop=options.max_drop,
-        confidence=1 - options.risk,
-        method=METHOD,
+        max_drop=options.max_drop, confidence=1 - options.risk, method=METHOD, split=set_name, rows=count,
         thresholds={str(loop): value for loop, value in promised.thresholds.items()},
-        split=set_name,
         reused=rows.data is None and rows.split == "validation",  # it has chosen the epoch and judged INT8
-        rows=count,
-        lost=promised.lost,
-        won=promised.won,
-        p_value=promised.p_value,
-        level=promised.level,
-        accuracy=full_accuracy - (promised.lost - promised.won) / count,
-        full_accuracy=full_accuracy,
+        lost=promised.lost, won=promised.won, p_value=promised.p_value, level=promised.level,
+        accuracy=full_accuracy - (promised.lost - promised.won) / count, full_accuracy=full_accuracy,
         mean_loops=float(np.dot(promised.shares, records.exits)),
         share={str(loop): share for loop, share in zip(records.exits, promised.shares, strict=True)},
-        time=_measure_time(candidate, evaluator, promised.thresholds, progress),
-        created=now(),
-    )
+        time=_measure_time(candidate, evaluator, promised.thresholds, progress), created=now(),
+    )  # fmt: skip
 
 
 def _measure_time(
     candidate: Candidate, evaluator: Evaluator, thresholds: Mapping[int, float], progress: Progress
 ) -> ExitTime:
-    """Time single texts with early exit, with all loops of the step artifact, and in the full graph.
-
-    The sessions take turns on every text, so that a change of the machine's speed affects all of them.
-    """
+    """Time single texts with early exit, with all loops of the step artifact, and in the full graph, in turns."""
     bundle, step, provider = candidate.owner, candidate.artifact, candidate.provider
     assert isinstance(bundle, Bundle) and step is not None
     full_graphs = [
@@ -192,20 +178,15 @@ def _measure_time(
     quickest_ms = graph_ms if graph_is_faster else all_loops_ms
     low, high = bootstrap_interval(lambda sample: early_ms[sample].sum() / quickest_ms[sample].sum(), len(early_ms))
     return ExitTime(
-        provider=used_provider,
-        host=cpu_name(),
-        threads=default_threads(),
-        rows=len(early_ms),
-        early_ms=_summarize(early_ms),
-        full_ms=_summarize(all_loops_ms),
+        provider=used_provider, host=cpu_name(), threads=default_threads(), rows=len(early_ms),
+        early_ms=_summarize(early_ms), full_ms=_summarize(all_loops_ms),
         ratio=float(early_ms.sum() / all_loops_ms.sum()),
         full_graph=full_graph.id if full_graph is not None else None,
         full_graph_ms=_summarize(graph_ms) if full_graph is not None else {},
         quickest=full_graph.id if full_graph is not None and graph_is_faster else candidate.id,
         quickest_ratio=float(early_ms.sum() / quickest_ms.sum()),
-        ratio_low=low,
-        ratio_high=high,
-    )
+        ratio_low=low, ratio_high=high,
+    )  # fmt: skip
 
 
 def _summarize(times_ms: NDArray[np.float64]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,16 +137,6 @@ class GenerateOptions:
         if self.exit is not None and self.early is not None:
             raise InputError("either a fixed exit or exit by confidence, not both")
 
-    def thresholds(self, name: str, exits: Sequence[int]) -> dict[int, float]:
-        """Return loop → smallest top probability at which a token answers, in rising order; the last one is 0."""
-        if self.exit is not None and self.exit not in exits:
-            raise InputError(f"--exit {self.exit}: {name} has exits after the loops {', '.join(map(str, exits))}")
-        if self.early is None:
-            return {self.exit or exits[-1]: 0.0}
-        if len(exits) == 1:
-            raise InputError(f"--confidence: {name} has no exit before its last loop")
-        return {**self.early.thresholds(exits), exits[-1]: 0.0}
-
 
 @dataclass(frozen=True)
 class Generation:
@@ -176,10 +166,6 @@ class Generation:
     tokens_per_s: float | None
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the fields for JSON output."""
-        return asdict(self)
-
 
 def generate(
     location: Location, prompt: str, options: GenerateOptions, on_text: Callable[[str], None] | None = None
@@ -192,7 +178,6 @@ def generate(
     Raises:
         InputError: no causal language model, no such exit or artifact, or a text that is too long.
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
-        MissingDependencyError: torch is needed and not installed.
     """
     artifact, runtime = options.artifact or location.artifact, options.runtime
     model = _select_model(location, artifact)
@@ -202,7 +187,14 @@ def generate(
     else:
         exits, trained_length = model.manifest.exits, model.manifest.max_length
         max_positions = model.manifest.max_positions or trained_length
-    thresholds = options.thresholds(model.name, exits)
+    if options.exit is not None and options.exit not in exits:
+        raise InputError(f"--exit {options.exit}: {model.name} has exits after the loops {', '.join(map(str, exits))}")
+    # Loop → smallest top probability at which a token answers, in rising order.
+    thresholds = {options.exit or exits[-1]: 0.0}
+    if options.early is not None:
+        if len(exits) == 1:
+            raise InputError(f"--confidence: {model.name} has no exit before its last loop")
+        thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
     tokenizer = model.reader().tokenizer
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
@@ -210,10 +202,7 @@ def generate(
     if len(ids) > max_positions:
         raise InputError(f"the prompt has {len(ids)} tokens; the model takes at most {max_positions}")
     available = max_positions - len(ids) + 1  # the last new token is never read
-    limits = (
-        f"the prompt has {len(ids)} tokens and the model takes at most {max_positions}, so at most {available} can be "
-        "written"
-    )
+    limits = f"of {max_positions} tokens that it takes the prompt has {len(ids)}: at most {available} can be written"
     if options.max_tokens is not None and options.max_tokens > available:
         raise InputError(f"--max-tokens {options.max_tokens}: {limits}")
     notes = [limits] if options.max_tokens is None and available < DEFAULT_TOKENS else []
@@ -264,21 +253,12 @@ def generate(
     emit(stream.push())
     later_tokens, later_seconds = len(tokens) - 1, seconds - prompt_seconds
     return Generation(
-        run=location.name,
-        artifact=artifact_id,
-        prompt=prompt,
-        text="".join(pieces),
-        prompt_tokens=len(ids),
-        tokens=tuple(tokens),
-        loops=tuple(loops),
-        mean_loops=sum(loops) / len(loops),
-        stopped="boundary" if tokens[-1] == plain.boundary else "max_tokens",
-        provider=decoder.provider,
-        prompt_seconds=prompt_seconds,
-        seconds=seconds,
+        run=location.name, artifact=artifact_id, prompt=prompt, text="".join(pieces), prompt_tokens=len(ids),
+        tokens=tuple(tokens), loops=tuple(loops), mean_loops=sum(loops) / len(loops),
+        stopped="boundary" if tokens[-1] == plain.boundary else "max_tokens", provider=decoder.provider,
+        prompt_seconds=prompt_seconds, seconds=seconds, notes=tuple(notes),
         tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
-        notes=tuple(notes),
-    )
+    )  # fmt: skip
 
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
@@ -329,13 +309,11 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
     listed = ", ".join(ids) or "nothing"
     entry = next((entry for entry in bundle.artifacts if entry.id == artifact), None)
-    if entry is not None and entry.role in _DECODER_ROLES and (all_loops or entry.role == "step"):
-        return entry
-    why = "is no artifact of the bundle"
-    if entry is not None:
-        why = "reads whole texts and keeps nothing of earlier tokens"
-        if entry.role == "decode":
-            why = "takes all loops for every token; --exit and --confidence need a step artifact"
+    why = "is no artifact of the bundle" if entry is None else "reads whole texts and keeps nothing of earlier tokens"
+    if entry is not None and entry.role in _DECODER_ROLES:
+        if all_loops or entry.role == "step":
+            return entry
+        why = "takes all loops for every token; --exit and --confidence need a step artifact"
     raise InputError(
         f"--artifact {artifact}: {why}; {name} writes with {listed}; missing ones are made with: {command}"
     )

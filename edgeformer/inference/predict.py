@@ -196,34 +196,23 @@ def predict(
         InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a
             step artifact (``auto``: without a guarantee).
     """
-    with open_predictor_for(location, texts, artifact, confidence, runtime) as model:
+    with open_predictor(location, artifact, confidence, runtime, texts=texts) as model:
         return model.id, model.answer(texts)
 
 
 @contextmanager
-def open_predictor_for(
-    location: Location,
-    texts: Sequence[Text],
-    artifact: str | None = None,
-    confidence: Confidence = None,
-    runtime: str | None = None,
-) -> Iterator[Predictor]:
-    """Check the texts and open a model for them. Arguments and errors are those of :func:`predict`."""
-    if not texts:
-        raise InputError("no text given; pass it as an argument, or lines on standard input")
-    for text in texts:
-        for part in (text,) if isinstance(text, str) else text:
-            require_unicode("a text", part)
-    check_answerable(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
-    with open_predictor(location, artifact, confidence, runtime) as model:
-        yield model
-
-
-@contextmanager
 def open_predictor(
-    location: Location, artifact: str | None = None, confidence: Confidence = None, runtime: str | None = None
-) -> Iterator[Predictor]:
-    """Open a model that passed :func:`check_answerable`. Arguments and errors are those of :func:`predict`."""
+    location: Location, artifact: str | None = None, confidence: Confidence = None, runtime: str | None = None,
+    *, texts: Sequence[Text] | None = None,
+) -> Iterator[Predictor]:  # fmt: skip
+    """Open a model for ``texts``, or one that passed :func:`check_answerable`. See :func:`predict`."""
+    if texts is not None:
+        if not texts:
+            raise InputError("no text given; pass it as an argument, or lines on standard input")
+        for text in texts:
+            for part in (text,) if isinstance(text, str) else text:
+                require_unicode("a text", part)
+        check_answerable(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:

@@ -94,16 +94,16 @@ class Refusal(BaseModel):
 def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
     """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
     try:
-        message = PredictRequest.model_validate_json(body)
+        content = PredictRequest.model_validate_json(body)
     except ValidationError as error:
         problems = []
         for problem in error.errors()[:5]:
             location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
             problems.append(f"{location}: {message}" if location else message)
         raise RefusedError(422, "; ".join(problems)) from None
-    texts, pairs = message.texts or [str(message.text)], message.pairs
-    if message.pair is not None:
-        pairs = [message.pair]
+    texts, pairs = content.texts or [str(content.text)], content.pairs
+    if content.pair is not None:
+        pairs = [content.pair]
     rows: list[Text] = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
     if len(rows) > limits.texts:
         raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
@@ -150,17 +150,11 @@ def openapi(name: str, limits: Limits) -> dict[str, object]:
         "requestBody": {**body("texts", "PredictRequest"), "required": True},
         "responses": responses,
     }
-    summaries = {"/healthz": "It answers; 503 while it stops", "/metrics": "Counts for Prometheus"}
-    watched = {
-        path: {"get": {"summary": text, "responses": {"200": {"description": text}}}}
-        for path, text in summaries.items()
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": f"edgeformer serve: {name}", "version": __version__},
-        "paths": {"/predict": {"post": predict}, **watched},
-        "components": {"schemas": document["$defs"]},
-    }
+    paths: dict[str, object] = {"/predict": {"post": predict}}
+    for path, text in ("/healthz", "It answers; 503 while it stops"), ("/metrics", "Counts for Prometheus"):
+        paths[path] = {"get": {"summary": text, "responses": {"200": {"description": text}}}}
+    info = {"title": f"edgeformer serve: {name}", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": document["$defs"]}}
 
 
 _PAGE = files(__package__) / "page"
@@ -176,12 +170,7 @@ _PAGE_HEADERS = {
 def application(
     model: Predictor, engine: Engine, limits: Limits, metrics: Metrics, hosts: Sequence[str], origins: Sequence[str]
 ) -> Starlette:
-    """Return the ASGI application.
-
-    Args:
-        hosts: accepted Host headers, against DNS rebinding; empty: any.
-        origins: sites whose pages may read the answers; empty: only its own page.
-    """
+    """Return the ASGI application; ``hosts`` (against DNS rebinding) and ``origins`` are as in ``ServeOptions``."""
     running = 0
 
     async def read_body(request: Request) -> bytes:
@@ -290,11 +279,7 @@ class ServeOptions:
 def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str], None]) -> int:
     """Answer until SIGTERM or Ctrl-C, finish the accepted requests, and return the number of responses.
 
-    ``ready`` is called with the model and the server's address once it listens.
-
-    Raises:
-        InputError: the address cannot be used, or the model cannot be served.
-        ArtifactError: no artifact can run here, or a file is damaged.
+    ``ready`` is called with the model and the server's address once it listens. Raises InputError, ArtifactError.
     """
     metrics = Metrics()
     # Requests on the machine itself (health checks); older versions of starlette cut [::1]:8000 at its first colon.

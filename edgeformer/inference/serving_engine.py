@@ -78,12 +78,7 @@ class Metrics:
 
 @contextmanager
 def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Predictor]:
-    """Open an artifact of a bundle to answer whole texts; ``artifact``: its id; None: the first that runs here.
-
-    Raises:
-        InputError: a model without labels or vectors, an unknown artifact, or one that takes a text token by token.
-        ArtifactError: none can run here, or a file is damaged.
-    """
+    """Open an artifact (None: the first that runs here) to answer whole texts. Raises InputError, ArtifactError."""
     location = Location(None, bundle.folder, opened=bundle)
     check_answerable(location, None, pairs=None)
     with open_predictor(location, artifact) as model:
@@ -123,11 +118,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, texts: Sequence[Text]) -> Future[list[Answer]]:
-        """Queue one request; its future has one answer per text. A future that is cancelled in time is not run.
-
-        Raises:
-            RefusedError: 503, the queue is full, or the engine is closing.
-        """
+        """Queue one request, whose future may be cancelled. Raises RefusedError (503) if full or closing."""
         request = _Request(texts, Future())
         with self._changed:
             if self._closing:

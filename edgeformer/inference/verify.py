@@ -186,10 +186,7 @@ def _answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
 
 
 def score_drop(bundle: Bundle, artifact: ArtifactManifest, scores: Mapping[str, Any]) -> str | None:
-    """Return by how much an artifact's score is worse than the FP32 graph's on the same rows, if more than allowed.
-
-    ``scores``: ``validation`` and ``score``, as in the manifest.
-    """
+    """Return by how much an artifact's score is worse than the FP32 graph's on the same rows, if more than allowed."""
     references = [entry for entry in bundle.artifacts if entry.is_graph and entry.precision == "fp32"]
     same_exit = [entry for entry in references if (entry.role, entry.exit) == (artifact.role, artifact.exit)]
     reference = next((entry for entry in same_exit if not entry.trimmed), None)

@@ -113,7 +113,7 @@ def test_sampling(language_run: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
-        ("Tea", {"max_tokens": 96}, "--max-tokens 96: the prompt has 3 tokens .* at most 96, so at most 94"),
+        ("Tea", {"max_tokens": 96}, "--max-tokens 96: of 96 tokens that it takes the prompt has 3: at most 94"),
         ("#" * 400, {"max_tokens": 1}, "the prompt has 401 tokens; the model takes at most 96"),
         (PROMPT, {"exit": 7}, "--exit 7: tiny has exits after the loops 1, 2, 3"),
         ("a\udc80", {}, "not valid Unicode"),
