@@ -27,7 +27,7 @@ from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.models import load_recipe
 from edgeformer.models.weights import load_model
 from edgeformer.run import Location, locate, read_run
-from edgeformer.tasks import language_modeling
+from edgeformer.tasks import task
 from edgeformer.tasks.early_exit import SWEEP
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.export.language_run import (
@@ -234,7 +234,7 @@ def test_word_perplexity_of_a_text_file(language_run: Path, tmp_path: Path) -> N
 
 def test_scores_do_not_depend_on_the_batch(language_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (large,) = rows_of(language_run, artifact="onnx-fp32", split="validation").values()
-    monkeypatch.setattr(language_modeling, "LOGITS_BYTES", 4 * WORDS * 100)
+    monkeypatch.setattr(task, "LOGITS_BYTES", 4 * WORDS * 100)
     (small,) = rows_of(language_run, artifact="onnx-fp32", split="validation").values()
     assert large.batch is not None and small.batch is not None and small.batch < large.batch
     assert small.loss == pytest.approx(large.loss, abs=1e-6) and small.n == large.n

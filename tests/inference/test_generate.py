@@ -258,7 +258,7 @@ def test_a_run_without_a_bundle_generates_with_torch(copied: Path) -> None:
         ({"artifact": "nothing"}, "tiny writes with onnx-fp32-decode, onnx-fp32-step, .*, torch"),
         ({"artifact": "onnx-fp32-decode", "exit": EXIT}, "takes all loops for every token; .* need a step artifact"),
         ({"exit": 9}, "--exit 9: tiny has exits after the loops 1, 2"),
-        ({"max_tokens": 90}, "the model takes at most 80"),
+        ({"max_tokens": 90}, "of 80 tokens that it takes .* at most 72 can be written"),
     ],
 )
 def test_bad_options_for_a_bundle(exported: Path, changes: dict[str, Any], message: str) -> None:
