@@ -43,10 +43,10 @@ def model_of(recipe: LanguageRecipe) -> Any:
     """With random weights, the same in every process."""
     import torch
 
-    from edgeformer.models.crt.adapter import build_crt
+    from edgeformer.models.crt.model import CRT
 
     torch.manual_seed(0)
-    return build_crt(recipe.model).eval()
+    return CRT(recipe.model).eval()
 
 
 def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:

@@ -33,7 +33,6 @@ from torch.utils.checkpoint import checkpoint
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import Batch, Losses
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import CHUNK_TOKENS, combine_exit_losses
 from edgeformer.models.crt.model import CRT, DilatedConv, attention
 from edgeformer.system.host import cpu_name, now
@@ -174,7 +173,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def measure(recipe: Any, precision: str, rounds: int, steps: int) -> dict[str, Any]:
     """Process and wall milliseconds per step, round by round; a first round warms up and is not counted."""
-    models = [build_crt(recipe.model).train() for _ in range(2)]
+    models = [CRT(recipe.model).train() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     loss = model_spec_of(recipe).adapter.loss(models[1], recipe, None)
     both = {

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from edgeformer.models import load_recipe
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.torch.session import torch_decoder
 from edgeformer.system.host import cpu_name, now
@@ -123,7 +122,7 @@ def main() -> None:
     if arguments.context + arguments.tokens * (arguments.rounds + 1) > recipe.model.max_positions:
         raise SystemExit(f"context and new tokens are more than the model's {recipe.model.max_positions} positions")
     torch.manual_seed(0)
-    model = build_crt(recipe.model).eval()
+    model = CRT(recipe.model).eval()
     result = measure(model, arguments.context, arguments.rounds, arguments.tokens)
     speed = result["uncached_over_cached"]
     print(f"cached is {speed['median']:.1f}× faster per token (from {speed['low']:.1f} to {speed['high']:.1f})")

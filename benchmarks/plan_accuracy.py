@@ -65,7 +65,6 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     from edgeformer.artifacts.manifest import DataSummary
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.data.encoding import Prepared
-    from edgeformer.models.adapter import BuildTarget
     from edgeformer.tasks import get_task
     from edgeformer.training.distributed import connect
     from edgeformer.training.loop import TrainingLoop
@@ -77,7 +76,7 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
     get_task(recipe.task).prepare = lambda *parameters: data  # this process trains nothing else
     processes = connect(recipe, "cpu", sharded=False)
-    return TrainingLoop(Objective(recipe, folder, BuildTarget("cpu", processes.precision), SILENT), processes)
+    return TrainingLoop(Objective(recipe, folder, SILENT), processes)
 
 
 def random_rows(recipe: Any, rows: int) -> Any:

@@ -141,8 +141,10 @@ class Run:
         from edgeformer.runtimes.torch.session import TorchSession
 
         if every_exit:
+            from edgeformer.models.tracing import Exits
+
             names = self.task.golden_names[0]
-            return TorchSession(adapter.exits(model), names, outputs=tuple(map(exit_logits, self.exits)))
+            return TorchSession(Exits(model), names, outputs=tuple(map(exit_logits, self.exits)))
         scorer: Any = adapter.scorer(model)
         return TorchSession(scorer, scorer.inputs, scorer.optional)
 

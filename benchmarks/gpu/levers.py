@@ -45,7 +45,6 @@ LEVERS = {
     "checkpointing: cycles": Lever(("training.checkpointing=cycles",)),
     "whole logits": Lever(("training.chunked_loss=false",)),
     "no checkpointing, whole logits": Lever(("training.checkpointing=none", "training.chunked_loss=false")),
-    "attention: varlen": Lever(("model.attention=varlen",)),
     "attention: math": Lever(within=math_attention),
     "padded paragraphs": Lever(("data.mode=paragraphs",)),
     "AdamW: foreach": Lever(("training.optimizer.kernels=foreach",)),
@@ -66,7 +65,7 @@ LEVERS = {
     "encoder, torch.compile, CUDA graphs": _encoder("training.compile={shapes: 4, cuda_graphs: true}"),
 }
 
-TRIED = (AS_IT_IS, "attention: varlen", "attention: math", "AdamW: loop", "fp32, TF32", "encoder")
+TRIED = (AS_IT_IS, "attention: math", "AdamW: loop", "fp32, TF32", "encoder")
 """In a dry run. Nothing is compiled: that takes a minute."""
 STEPS = {RECIPE: (WIKITEXT_2_STEPS, 12, 3), ENCODER: (None, 80, 4)}
 """Recipe → its data as it is brought, steps, and steps between two lines of the log: a shape that is compiled within a

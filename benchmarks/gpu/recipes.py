@@ -165,10 +165,9 @@ def model_of(recipe: Any, device: str) -> Any:
     import torch
 
     from edgeformer.models import model_spec_of
-    from edgeformer.models.adapter import BuildTarget
 
     torch.manual_seed(0)
-    return model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))[0].eval().to(device)
+    return model_spec_of(recipe).adapter.build(recipe).eval().to(device)
 
 
 def in_format(model: Any, format_: str) -> Any:

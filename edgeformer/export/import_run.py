@@ -39,10 +39,11 @@ from edgeformer.data.sources import imported_data, local_text_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
 from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
-from edgeformer.models.adapter import BuildTarget, ModelAdapter, count_parameters
+from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.crt.adapter import build_crt, probe_causality
+from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
+from edgeformer.models.crt.model import CRT
 from edgeformer.models.pretrained import MODEL
 from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, read_object
 from edgeformer.models.weights import MODEL_FOLDER, save_model
@@ -56,7 +57,7 @@ from edgeformer.tasks.scoring import answer_rows
 
 def write_run(
     free_folder: Callable[[], Path], recipe: Recipe, model: nn.Module, prepared: Prepared[Any], *,
-    attention: AttentionUse, origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
+    origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
     causality: Causality | None = None,
 ) -> Path:  # fmt: skip
     """Write the run's folder, which appears when it is complete, and return it. Raises InputError.
@@ -75,7 +76,8 @@ def write_run(
             run=folder.name, status="finished", task=recipe.task, recipe=recipe.name,
             reason=f"imported from {origin}{checksum}; golden inputs {golden_origin}",
             recipe_sha256=recipe.fingerprint(), started=moment, finished=moment, parameters=count_parameters(model),
-            vocabulary=recipe.model.vocab_size, precision="unknown", attention=attention, data=prepared.summary,
+            vocabulary=recipe.model.vocab_size, precision="unknown", data=prepared.summary,
+            attention=AttentionUse(requested="sdpa", used="sdpa"),
             tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality,
             versions=library_versions(), code_version=code_version(),
             host={**describe_host(), "threads": torch.get_num_threads()},
@@ -180,7 +182,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         notes.append(_THRESHOLDS)
     recipe = _encoder_recipe(slug, source, options, task, data)
     adapter = model_spec_of(recipe).adapter
-    model, attention = adapter.build(recipe, BuildTarget(for_export=True))
+    model = adapter.build(recipe)
     missing = adapter.start(model, recipe)
     if missing:
         raise ArtifactError(
@@ -193,7 +195,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
     return write_run(
-        free, recipe, model, prepared, attention=attention, origin=Path(name).name, sha256=source.weights_sha256(),
+        free, recipe, model, prepared, origin=Path(name).name, sha256=source.weights_sha256(),
         golden_origin=golden_origin,
     )  # fmt: skip
 
@@ -318,7 +320,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     free()  # fails early if the name is taken
     weights = read_weights(path)
     config = infer_config(weights, str(path))
-    model = build_crt(config)
+    model = CRT(config)
     model.load_state_dict(convert_weights(weights, config, str(path)))
     model.eval()
     published = load_recipe(_PUBLISHED_RECIPE).model_dump()
@@ -357,7 +359,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         rows = TextRows(ids, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden_origin = "from a short built-in English text, not from the model's own data"
     try:
-        causality = probe_causality(model)
+        causality = ADAPTER.causality(model)
     except ValueError as error:
         raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
     return write_run(
@@ -365,7 +367,6 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         recipe,
         model,
         Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA),
-        attention=AttentionUse(requested="sdpa", used="sdpa"),
         origin=path.name,
         sha256=sha256_of(path),
         golden_origin=golden_origin,

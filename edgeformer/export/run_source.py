@@ -44,6 +44,7 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.tracing import Exits
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
@@ -106,7 +107,7 @@ def _with_references(
 ) -> Exportable:
     """Compute torch FP32's answers to the inputs; the arguments are those of :class:`Exportable`."""
     task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
-    exits: Any = adapter.exits(model)
+    exits = Exits(model)
     with torch.inference_mode():
         outputs = exits(*map(torch.from_numpy, inputs.values()))
     count = len(exits.exits)
@@ -285,8 +286,7 @@ class RunSource:
             if problem is not None and note not in self.notes:
                 self.notes.append(note)
         if self.options.fp16:
-            exits = subject.adapter.exits(subject.model)
-            self.max_activation = max_abs_activation(exits, *subject.inputs.values())
+            self.max_activation = max_abs_activation(Exits(subject.model), *subject.inputs.values())
             self.notes.append(_FP16_NOTE)
 
     def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> Judge:
@@ -312,7 +312,7 @@ class RunSource:
             traced = {False: subject.adapter.trace(subject.model, inputs, steps=needs_steps)}
         if small is not None:
             with bar(self.progress, "Tracing the trimmed FP32 graphs", None):
-                traced[True] = small.adapter.trace_trimmed(small.model, inputs, traced[False])
+                traced[True] = small.adapter.trace(small.model, inputs, steps=False, base=traced[False])
         for variant in requested_variants(self.options):
             subject = small if variant.trimmed and small is not None else self.subject
             requested = set(self.exits) | {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
@@ -325,7 +325,7 @@ class RunSource:
                     convert_weights_to_fp16(subject.model)
                     with bar(self.progress, "Making the FP16 graphs", None):
                         steps = needs_steps and not variant.trimmed
-                        graphs = subject.adapter.trace_fp16(subject.model, inputs, graphs, steps=steps)
+                        graphs = subject.adapter.trace(subject.model, inputs, steps=steps, base=graphs)
                 if not has_steps:
                     graphs = replace(graphs, steps={})
                 if variant.precision == "int8" or variant.precision == "int4":

@@ -8,20 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.manifest import AttentionUse, Causality
+from edgeformer.artifacts.manifest import Causality
 from edgeformer.artifacts.recipe import TrainingConfig
-from edgeformer.models.tracing import Exits, Graphs
+from edgeformer.models.tracing import Graphs
 from edgeformer.tasks import Prepared
 
 M = TypeVar("M", bound=nn.Module)
 
 Batch = Mapping[str, Tensor]
-"""The task's arrays by name, int64 [B, …], and what :meth:`ModelAdapter.batch` added."""
+"""The task's arrays by name, int64 [B, …]."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,6 @@ Loss = Callable[[nn.Module, Batch], Losses]
 
 
 @dataclass(frozen=True)
-class BuildTarget:
-    """Device and number format that a model is built for.
-
-    Attributes:
-        for_export: the model will be traced; only exportable operators may be used.
-    """
-
-    device_type: str = "cpu"
-    precision: str = "fp32"
-    for_export: bool = False
-
-
-@dataclass(frozen=True)
 class ParameterSettings:
     """Optimizer settings of a parameter: factor on the learning rate, and whether weight decay applies."""
 
@@ -59,11 +44,15 @@ class ParameterSettings:
 
 
 class ModelAdapter(ABC):
-    """Torch half of a model kind. ``model`` arguments are modules that :meth:`build` returned."""
+    """Torch half of a model kind. ``model`` arguments are modules that :meth:`build` returned.
+
+    A module has ``exits``, the loops after which it can answer, and ``every_exit``: graph inputs → logits of each of
+    them, then the state after every loop.
+    """
 
     @abstractmethod
-    def build(self, recipe: Any, place: BuildTarget) -> tuple[nn.Module, AttentionUse]:
-        """Build the model with fresh weights from torch's global generator; also return the attention in use."""
+    def build(self, recipe: Any) -> nn.Module:
+        """Build the model with fresh weights from torch's global generator."""
 
     def pinned(self, recipe: Any) -> Any:
         """Return the recipe with the checksum of the weights that training starts from, for reproducible runs."""
@@ -76,25 +65,19 @@ class ModelAdapter(ABC):
         """
         return ()
 
-    def state_shape(self, recipe: Any) -> tuple[int, int] | None:
-        """Return number and width of the states from ``model(…, states=True)``, which distillation compares, if any."""
-        return None
-
     def learning(self, model: Any, training: TrainingConfig) -> Iterator[ParameterSettings]:
         """Yield every parameter once with its optimizer settings; by default weight decay applies to matrices only."""
         for parameter in model.parameters():
             yield ParameterSettings(parameter, decays=parameter.ndim >= 2)
 
-    def batch(self, recipe: Any, arrays: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-        """Add to a micro-batch what :meth:`loss` needs besides, before it moves to the device."""
-        return arrays
-
-    @abstractmethod
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
-        """Return the training loss, and apply the recipe's settings that change the model's training.
+        """Return the training loss, by default a classifier's, and apply settings that change the model's training.
 
         ``prepared`` is None if memory is planned without data.
         """
+        from edgeformer.models.distillation import classification_loss
+
+        return classification_loss(recipe, prepared)
 
     def scorer(self, model: Any) -> Any:
         """Return a module on the same weights for scoring: it returns logits, or a dict with losses.
@@ -103,33 +86,20 @@ class ModelAdapter(ABC):
         """
         return model
 
-    @abstractmethod
-    def exits(self, model: Any) -> Exits:
-        """Return a module on the same weights: graph inputs → logits of every exit, then the state after every loop."""
-
     def needed(self, model: Any) -> dict[int, int]:
         """Return exit → number of parameters in its graph, each counted once; by default every exit uses all."""
-        return dict.fromkeys(self.exits(model).exits, count_parameters(model))
+        return dict.fromkeys(model.exits, count_parameters(model))
 
     @abstractmethod
-    def trace(self, model: Any, inputs: Sequence[str], *, steps: bool) -> Graphs:
+    def trace(self, model: Any, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None) -> Graphs:
         """Convert the model, in FP32 or FP16, to ONNX graphs. Raises EdgeformerError if torch cannot.
 
         Args:
-            inputs: input names, in the order of :meth:`exits`.
+            inputs: input names, in the order of ``every_exit``.
             steps: also return the parts that a host can loop.
+            base: graphs to derive these from, if that is faster: of an FP16 model before its conversion; of a trimmed
+                one before :meth:`trim` in the same precision, where the results must be bit-identical.
         """
-
-    def trace_fp16(self, model: Any, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool) -> Graphs:
-        """Do as :meth:`trace` for a model that was converted to FP16 in place; its FP32 graphs can be reused."""
-        return self.trace(model, inputs, steps=steps)
-
-    def trace_trimmed(self, model: Any, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
-        """Do as :meth:`trace` for a model from :meth:`trim`, without steps and with bit-identical results.
-
-        ``untrimmed`` are graphs of the untrimmed model in the same precision, whose parts can be reused.
-        """
-        return self.trace(model, inputs, steps=False)
 
     def whole(self, model: Any) -> Any:
         """Return the model as one module from inputs to the last exit's logits."""

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.workspace import RECIPE_FILE, TOKENIZER_FILE
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
 from edgeformer.models import model_spec_of, read_run_recipe
-from edgeformer.models.adapter import Batch, BuildTarget, Loss, Losses
+from edgeformer.models.adapter import Batch, Loss, Losses
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
 
@@ -108,22 +108,19 @@ class _Teacher:
         positions = teacher.model.max_positions
         if positions < recipe.data.max_length:
             raise RecipeError(f"{where}: takes {positions} tokens; set data.max_length: {positions}")
-        adapter = model_spec_of(teacher).adapter
         if recipe.training.distillation.states:
             remedy = "set training.distillation.states: 0"
-            shape, student_shape = adapter.state_shape(teacher), model_spec_of(recipe).adapter.state_shape(recipe)
-            if shape is None or student_shape is None:
+            if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
                 raise RecipeError(f"{where}: states can be compared between pretrained encoders only; {remedy}")
-            (states, width), (student_states, student_width) = shape, student_shape
-            if width != student_width:
-                raise RecipeError(f"{where}: its states are {width} wide, the student's {student_width}; {remedy}")
-            if states % student_states:
+            (states, width), (student_states, student_width) = (
+                (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
+            )
+            if width != student_width or states % student_states:
                 raise RecipeError(
-                    f"{where}: has {states} stages, of which none stands for each of {student_states} iterations; "
-                    f"{remedy}, or fold into another number"
+                    f"{where}: its {states} states are {width} wide, which do not match {student_states} of "
+                    f"{student_width}; {remedy}, or fold into another number"
                 )
-        self.model, _ = adapter.build(teacher, BuildTarget())
-        self.model.eval().requires_grad_(False)
+        self.model = model_spec_of(teacher).adapter.build(teacher).eval().requires_grad_(False)
         self._cache: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)

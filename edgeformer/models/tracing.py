@@ -97,10 +97,10 @@ class Exits(Piece):
         outputs: names of its results.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], exits: Sequence[int], loops: int) -> None:
-        super().__init__(model, forward)
-        self.exits = tuple(exits)
-        self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, loops + 1)))
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, model.every_exit)
+        self.exits = tuple(model.exits)
+        self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, self.exits[-1] + 1)))
 
 
 def state_name(loop: int) -> str:

@@ -14,7 +14,6 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import replacing, write_json, write_text
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import model_spec_of, read_run_recipe
-from edgeformer.models.adapter import BuildTarget
 from edgeformer.tasks import Prepared, get_task
 
 MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
@@ -40,7 +39,7 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
 def load_model(run: Path) -> nn.Module:
     """Load a run's trained model, in evaluation mode on the CPU. Raises RecipeError or ArtifactError."""
     recipe = read_run_recipe(run)
-    model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))
+    model = model_spec_of(recipe).adapter.build(recipe)
     load_weights(model, run / MODEL_FOLDER / WEIGHTS)
     return model
 

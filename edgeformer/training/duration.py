@@ -327,7 +327,6 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
         started: ``time.monotonic()`` at the start of the process.
     """
     # Only the child process imports torch.
-    from edgeformer.models.adapter import BuildTarget
     from edgeformer.training.checkpoint import Position
     from edgeformer.training.distributed import connect
     from edgeformer.training.objective import Objective, without_teacher
@@ -338,7 +337,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     # A training compiles once, which takes as long as all timed steps.
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
     processes = connect(recipe, "cpu" if use_cpu else "auto", sharded=False)
-    objective = Objective(recipe, cache, BuildTarget(processes.device.type, processes.precision), SILENT)
+    objective = Objective(recipe, cache, SILENT)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared
     stepper = Stepper(objective, processes, len(plan) * epochs)
     starting_s = time.monotonic() - started

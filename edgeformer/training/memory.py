@@ -27,7 +27,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import BuildTarget, run_scorer
+from edgeformer.models.adapter import run_scorer
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
 from edgeformer.training.duration import StepWork
@@ -206,7 +206,7 @@ def _trace_step(
         optimizer's step. Of several micro-batches it is the last: the gradients of those before exist already.
     """
     task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
-    model, _ = adapter.build(recipe, BuildTarget(for_export=True))  # the kernel of attention does not change the memory
+    model = adapter.build(recipe)
     if device_kind == "cuda":
         adapter.match_cuda_memory(model)
         use_cuda_dropout(model)
@@ -281,7 +281,7 @@ def _validation_peak(recipe: Recipe) -> dict[Kind, int]:
     key = recipe.model_dump_json(include={"task", "data", "model"})
     if key not in _VALIDATION_PEAKS:
         task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
-        model, _ = adapter.build(recipe, BuildTarget(for_export=True))
+        model = adapter.build(recipe)
         model.eval()
         ledger = MemoryLedger([*model.parameters(), *model.buffers()])
         with ledger.recording("activations"), torch.no_grad():

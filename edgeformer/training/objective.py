@@ -20,7 +20,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Batch, BuildTarget, Losses, run_scorer
+from edgeformer.models.adapter import Batch, run_scorer
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, get_task
@@ -78,9 +78,7 @@ class Objective:
     """A model with initial weights, its data and its loss. The weights depend on the recipe's seed only.
 
     Args:
-        recipe: what is trained.
         cache: folder of encoded data.
-        place: device and number format of the model.
         is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
 
     Raises:
@@ -88,16 +86,12 @@ class Objective:
             ``allow_leak``.
     """
 
-    def __init__(
-        self, recipe: Recipe, cache: Path, place: BuildTarget, progress: Progress, *, is_resumed: bool = False
-    ) -> None:
+    def __init__(self, recipe: Recipe, cache: Path, progress: Progress, *, is_resumed: bool = False) -> None:
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
-        self._place, self.per_token = place, self.task.unit == "tokens"  # what the loss is a mean of
-        self._initialize(recipe)
-        if self.attention.reason:
-            requested, used = self.attention.requested, self.attention.used.upper()
-            progress.message(f"model.attention: {requested} is not used, torch {used} instead: {self.attention.reason}")
+        self.per_token = self.task.unit == "tokens"  # what the loss is a mean of
+        set_seed(recipe.seed)
+        self.model = adapter.build(recipe)
         fresh = () if is_resumed else adapter.start(self.model, recipe)
         if fresh:
             progress.message(f"the source has no weights for {', '.join(fresh)}: training starts them afresh")
@@ -113,10 +107,11 @@ class Objective:
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)
         if fitted is not recipe:  # the same weights as a recipe that states this vocabulary size
             self.recipe = recipe = fitted
-            self._initialize(recipe)
+            set_seed(recipe.seed)
+            self.model = adapter.build(recipe)
             adapter.start(self.model, recipe)
             adapter.causality(self.model, recipe.seed)
-        self._loss = adapter.loss(self.model, recipe, self.prepared)
+        self.losses = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
         self._compiled_lengths: NDArray[np.int64] | None = None
@@ -126,14 +121,6 @@ class Objective:
             if self._pad_to is None and not recipe.data.stream:  # a stream does not know its longest row
                 longest = min(longest, int(rows.sizes(np.arange(len(rows))).max(initial=1)))
             self._compiled_lengths = padded_lengths(longest, 1 if self._pad_to is not None else compile_.shapes)
-
-    def _initialize(self, recipe: Recipe) -> None:
-        set_seed(recipe.seed)
-        self.model, self.attention = self.model_spec.adapter.build(recipe, self._place)
-
-    def build(self) -> nn.Module:
-        """Return another model of the same kind, with other weights."""
-        return self.model_spec.adapter.build(self.recipe, self._place)[0]
 
     def steps(self, epoch: int) -> Sequence[NDArray[np.int64]]:
         """Return the row numbers of each optimizer step, which depend on seed and epoch only, so a run can resume."""
@@ -154,12 +141,7 @@ class Objective:
         if (lengths := self._compiled_lengths) is not None:
             index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
             arrays = pad_batch(arrays, int(lengths[index]), self.prepared.pad)
-        arrays = self.model_spec.adapter.batch(self.recipe, arrays)
         return _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None), weight
-
-    def losses(self, model: nn.Module, batch: Batch) -> Losses:
-        """Return the summed losses of a micro-batch, with gradients. ``model`` is as Accelerate wrapped it."""
-        return self._loss(model, batch)
 
     def evaluate(
         self,

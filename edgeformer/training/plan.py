@@ -16,7 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import BuildTarget, count_parameters
+from edgeformer.models.adapter import count_parameters
 from edgeformer.training.duration import StepWork, planned_data, planned_time
 from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.training.objective import with_teacher, without_teacher
@@ -131,8 +131,7 @@ def context_of(device: DeviceProfile) -> tuple[int, str]:
 def count_offline(recipe: Recipe) -> int:
     """Count the parameters of a recipe's model without allocating them (meta device)."""
     with torch.device("meta"):
-        model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))
-    return count_parameters(model)
+        return count_parameters(model_spec_of(recipe).adapter.build(recipe))
 
 
 class Change(NamedTuple):

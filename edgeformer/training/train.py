@@ -25,7 +25,7 @@ from edgeformer.artifacts.errors import (
     did_you_mean,
 )
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
-from edgeformer.artifacts.manifest import MemoryUse, RunManifest
+from edgeformer.artifacts.manifest import AttentionUse, MemoryUse, RunManifest
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
@@ -33,7 +33,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
-from edgeformer.models.adapter import BuildTarget, count_parameters
+from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.weights import MODEL_FOLDER, load_weights, save_model
 from edgeformer.run import read_run, run_folders
@@ -144,10 +144,9 @@ def _train(
     with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
         memory = _plan_memory(recipe, options, processes)
     with processes.failing_together(), processes.local_main_first():
-        place = BuildTarget(processes.device.type, processes.precision)
         has_checkpoint = resumed_folder is not None and Checkpoints(resumed_folder).any
         cache = options.artifacts / ".cache" / "tokens"
-        objective = Objective(recipe, cache, place, progress, is_resumed=has_checkpoint)
+        objective = Objective(recipe, cache, progress, is_resumed=has_checkpoint)
     processes.require_equal(
         {
             "the recipe's fingerprint": recipe.fingerprint(),
@@ -366,7 +365,7 @@ class RunRecord:
                 parameters=count_parameters(loop.plain_model),
                 vocabulary=recipe.model.vocab_size,
                 precision=loop.processes.precision,
-                attention=objective.attention,
+                attention=AttentionUse(requested="sdpa", used="sdpa"),
                 data=objective.prepared.summary,
                 tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
                 leaks=objective.causality is not None and objective.causality.leaks,
@@ -463,7 +462,9 @@ class RunRecord:
         manifest = self._updated_manifest()  # before scoring adds to the peak
         objective, processes, position = self.loop.objective, self.loop.processes, self.loop.position
         # Shards cannot load a checkpoint's weights.
-        model = objective.build().to(processes.device) if processes.sharded else self.loop.plain_model
+        model = self.loop.plain_model
+        if processes.sharded:
+            model = objective.model_spec.adapter.build(objective.recipe).to(processes.device)
         if position.best_value is None:
             raise ArtifactError(f"{self.loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
         load_weights(model, self.loop.checkpoints.best)

@@ -18,7 +18,8 @@ from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
 from edgeformer.models import recipe_type
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.crt.adapter import build_crt, probe_causality
+from edgeformer.models.crt.adapter import ADAPTER
+from edgeformer.models.crt.model import CRT
 from edgeformer.models.layers import TokenBatchNorm
 from edgeformer.models.weights import save_model
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -78,7 +79,7 @@ def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Pa
     recipe = recipe or language_recipe(mode="packed")
     data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Silent())
     torch.manual_seed(0)
-    model = _everything_random(build_crt(recipe.model))
+    model = _everything_random(CRT(recipe.model))
     (folder / "model").mkdir(parents=True)
     save_model(folder / "model", model, recipe, data)
     write_text(folder / "recipe.yaml", recipe.to_yaml())
@@ -114,7 +115,7 @@ def _everything_random(model: nn.Module) -> nn.Module:
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepared[TextRows]) -> RunManifest:
-    causality = probe_causality(model)
+    causality = ADAPTER.causality(model)
     return RunManifest(
         run=name,
         status="finished",

@@ -31,8 +31,8 @@ from edgeformer.export.quantize import (
 )
 from edgeformer.export.variants import ExportOptions
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.graphs import compose_decode, trace_pieces
+from edgeformer.models.crt.model import CRT
 from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import write_language_run
@@ -355,7 +355,7 @@ LOOPS = 2
 @pytest.fixture(scope="module")
 def written_out() -> onnx_ir.Model:
     torch.manual_seed(0)
-    model = build_crt(small_config(loops=LOOPS, exits=(), cycles=1)).eval()
+    model = CRT(small_config(loops=LOOPS, exits=(), cycles=1)).eval()
     return compose_decode(model, trace_pieces(model)[1])
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edgeformer.models.crt.model import CausalAttention, attention, document_mask
-from edgeformer.models.encoder.adapter import flash
-from edgeformer.models.encoder.model import sdpa
-from edgeformer.models.layers import MASKED
+from edgeformer.models.crt.model import CausalAttention, document_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -63,40 +58,3 @@ def test_packed_documents_attend_as_if_they_were_alone() -> None:
         packed = layer(x, document_mask(positions))
         alone = torch.cat([layer(part) for part in x.split(lengths, dim=1)], dim=1)
     assert torch.allclose(packed, alone, atol=2e-2)
-
-
-@pytest.mark.parametrize("format_", [*HALF, torch.float32])
-def test_documents_apart_are_computed_by_flash_as_behind_a_mask(format_: torch.dtype, ampere: None) -> None:
-    """In float32, which flash does not compute, by the memory-efficient kernel."""
-    lengths, kernel = ([5, 17, 74], [90, 1, 5]), SDPBackend.FLASH_ATTENTION
-    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths]).cuda()
-    begins = F.pad((positions.flatten() == 0).nonzero()[:, 0], (0, 1), value=positions.numel())
-    slope = torch.randn(2, 4, 96, 64, device="cuda", dtype=format_)
-    results = []
-    for documents, kernels in (
-        (document_mask(positions), [SDPBackend.MATH]),
-        (begins, [kernel if format_ in HALF else SDPBackend.EFFICIENT_ATTENTION]),
-    ):
-        torch.manual_seed(1)
-        qkv = [vector.clone().requires_grad_() for vector in vectors(format_)]
-        with sdpa_kernel(kernels):
-            result = attention(*qkv, documents)
-        result.backward(slope)
-        results.append([result.detach(), *(vector.grad for vector in qkv if vector.grad is not None)])
-    tolerance = 2 * HALF.get(format_, 1e-4)
-    for masked, alone in zip(*results, strict=True):
-        assert (masked.double() - alone.double()).norm() <= tolerance * masked.double().norm()
-
-
-@pytest.mark.parametrize("format_", HALF)
-def test_the_package_flash_attn_computes_what_sdpa_computes(format_: torch.dtype) -> None:
-    if find_spec("flash_attn") is None:
-        pytest.skip("the package flash-attn, which is built from source, is not installed")
-    q, k, v = vectors(format_)
-    real = torch.ones(2, 96, device="cuda")
-    real[1, 40:] = 0
-    mask = (1 - real.to(format_))[:, None, None, :] * MASKED
-    for attention_mask in (None, mask):
-        fast, usual = flash(q, k, v, attention_mask, 0.0), sdpa(q, k, v, attention_mask, 0.0)
-        kept = slice(None) if attention_mask is None else slice(0, 40)
-        assert torch.allclose(fast[:, :, kept], usual[:, :, kept], atol=HALF[format_], rtol=HALF[format_])

@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.gpu.recipes import in_format
 from edgeformer.models import load_recipe
-from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.model import CachedLoops
+from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.encoder.model import EncoderClassifier
 from tests.conftest import SMALL_LANGUAGE
@@ -64,7 +63,7 @@ def test_a_cuda_graph_answers_for_new_inputs(encoder: EncoderClassifier) -> None
 def test_cached_decoding_computes_what_the_whole_text_does() -> None:
     recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
     torch.manual_seed(0)
-    model = build_crt(recipe.model).eval().cuda()
+    model = CRT(recipe.model).eval().cuda()
     ids = torch.randint(0, 400, (2, 20), device="cuda")
     kept = CachedLoops(model)
     for start, stop in ((0, 15), *((place, place + 1) for place in range(15, 20))):

@@ -155,15 +155,6 @@ def test_other_kernels_of_adamw_learn_the_same(kernels: str, tmp_path: Path) -> 
     assert other == pytest.approx(fused, rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_documents_apart_learn_what_masked_ones_learn(precision: str, tmp_path: Path) -> None:
-    if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("bf16 products need compute capability 8.0")
-    half = f"training.precision={precision}"
-    masked, alone = learned(tmp_path, half), learned(tmp_path, half, "model.attention=varlen")
-    assert alone == pytest.approx(masked, rel=1e-3 if precision == "fp32" else 1e-2)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("graphs", ["false", "true"])
 @pytest.mark.parametrize("checkpointing", ["none", "loop"])

@@ -16,8 +16,9 @@ from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe, recipe_type
-from edgeformer.models.crt.adapter import build_crt, probe_causality
+from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.loss import full_loss
+from edgeformer.models.crt.model import CRT
 from edgeformer.models.weights import save_model
 from edgeformer.system.host import now
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -53,7 +54,7 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     plain = PlainText(tokenizer)
     ids = torch.tensor([[plain.boundary, *plain.encode(TEXT).ids, plain.boundary]])
     torch.manual_seed(0)
-    crt = build_crt(recipe.model).train()
+    crt = CRT(recipe.model).train()
     optimizer = torch.optim.AdamW(crt.parameters(), lr=1e-2)
     for _ in range(steps):
         loss, _ = full_loss(crt, crt(ids[:, :-1]), ids[:, 1:], 0.5)
@@ -68,7 +69,7 @@ def write_language_run(folder: Path, steps: int = 40, **model: Any) -> Path:
     summary = DataSummary(split="given", synthetic=False, rows={"train": 1}, fingerprint="0")
     save_model(folder / "model", crt, recipe, Prepared(tokenizer, plain.boundary, rows, rows, {}, summary))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")), encoding="utf-8")
-    causality = probe_causality(crt)
+    causality = ADAPTER.causality(crt)
     manifest = RunManifest(
         run=folder.name,
         status="finished",

@@ -30,9 +30,9 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, ModelSpec, model_spec_of
-from edgeformer.models.adapter import BuildTarget, Losses, ModelAdapter, count_parameters, run_scorer
+from edgeformer.models.adapter import Losses, ModelAdapter, count_parameters, run_scorer
 from edgeformer.models.layers import convert_weights_to_fp16
-from edgeformer.models.tracing import Graphs, extract_outputs, state_name
+from edgeformer.models.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -73,8 +73,7 @@ class Case:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        exits: Any = self.adapter.exits(self.model)
-        return tuple(exits.exits)
+        return Exits(self.model).exits
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -96,7 +95,7 @@ class Case:
 def make_case(recipe: Recipe, folder: Path) -> Case:
     """Build a case whose data is cached in ``folder``."""
     torch.manual_seed(0)
-    model, _ = model_spec_of(recipe).adapter.build(recipe, BuildTarget(for_export=True))
+    model = model_spec_of(recipe).adapter.build(recipe)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -110,7 +109,7 @@ def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
 @torch.inference_mode()
 def torch_outputs(case: Case, inputs: Arrays, model: nn.Module | None = None) -> dict[str, NDArray[Any]]:
     """Run the module with all exits; results by the names of the graph's outputs."""
-    exits: Any = case.adapter.exits(model or case.model)
+    exits = Exits(model or case.model)
     tensors = as_tensors(inputs)
     results = exits(*(tensors[name] for name in case.input_names))
     return {name: tensor.numpy() for name, tensor in zip(exits.outputs, results, strict=True)}
@@ -178,7 +177,7 @@ def check_initial_weights(case: Case) -> None:
 
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return case.adapter.build(case.recipe, BuildTarget())[0]
+        return case.adapter.build(case.recipe)
 
     first, second, other = (build(seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
@@ -214,7 +213,7 @@ def check_loss(case: Case) -> None:
 def check_exits(case: Case) -> None:
     """Exits rise, the last one is the full model; outputs are logits of each, then the state after every loop."""
     spec, model, exits = case.model_spec, case.recipe.model, case.exits
-    module: Any = case.adapter.exits(case.model)
+    module = Exits(case.model)
     loops, trained = spec.loops(model), spec.trained_exits(model)
     assert list(exits) == sorted(set(exits)) and exits[-1] == loops
     assert set(trained) <= set(exits) and (not trained or trained[-1] == loops)
@@ -252,7 +251,7 @@ def check_scorer(case: Case) -> None:
 def check_graphs(case: Case, folder: Path) -> None:
     """Graphs of all exits compute what torch does, up to ``max_positions`` tokens, and store what they need once."""
     graphs, parameters = case.graphs, case.adapter.needed(case.model)
-    exits: Any = case.adapter.exits(case.model)
+    exits = Exits(case.model)
     assert tuple(parameters) == case.exits and max(parameters.values()) <= count_parameters(case.model)
     assert [value.name for value in graphs.exits.graph.inputs] == list(case.input_names)
     assert tuple(value.name for value in graphs.exits.graph.outputs) == tuple(exits.outputs)
@@ -323,8 +322,8 @@ def check_fp16(case: Case, folder: Path) -> None:
         assert parameter.dtype == (torch.float32 if id(parameter) in exact else torch.float16), name
         assert id(parameter) not in exact or torch.equal(parameter, original), name
     traced = graphs = case.adapter.trace(half, case.input_names, steps=False)
-    if type(case.adapter).trace_fp16 is not ModelAdapter.trace_fp16:
-        graphs = case.adapter.trace_fp16(half, case.input_names, case.graphs, steps=False)
+    if case.graphs.pieces:
+        graphs = case.adapter.trace(half, case.input_names, steps=False, base=case.graphs)
         assert graph_digest(graphs.exits) == graph_digest(traced.exits), "not the graph of tracing the FP16 model"
     assert not graphs.steps
     path = folder / "half.onnx"

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeformer.artifacts.errors import InputError
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.adapter import ADAPTER, build_crt
+from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights
 from edgeformer.models.crt.loss import full_loss
 from edgeformer.models.crt.model import (
@@ -31,7 +29,7 @@ POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 
 
 def make_crt(config: CRTConfig, seed: int = 0) -> CRT:
     torch.manual_seed(seed)
-    return build_crt(config).eval()
+    return CRT(config).eval()
 
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
@@ -103,8 +101,8 @@ def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
 def test_plain_embedding() -> None:
     plain: dict[str, Any] = {"embedding_size": 32, "embedding_projection": False, "embedding_cycles": 0}
     model, projected = (
-        build_crt(small_config(**plain)),
-        build_crt(small_config(**plain | {"embedding_projection": True})),
+        CRT(small_config(**plain)),
+        CRT(small_config(**plain | {"embedding_projection": True})),
     )
     ids = random_ids(2, 9)
     expected = model.tokens.weight[ids] + model.positions.weight[:9]
@@ -219,54 +217,8 @@ def test_cpu_attention_is_at_least_as_exact(masked: bool) -> None:
     assert error <= plain_error < 0.02 * exact.norm()
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
-def test_attention_per_document_equals_mask(dtype: torch.dtype, atol: float) -> None:
-    torch.manual_seed(0)
-    positions = POSITIONS.clone()
-    positions[1, 0] = 0  # a row starts a document
-    qkv, grad = torch.randn(3, 2, 4, 9, 8).to(dtype), torch.randn(2, 4, 9, 8).to(dtype)
-    offsets = torch.cat(((positions.flatten() == 0).nonzero()[:, 0], torch.tensor([positions.numel()])))
-    results = []
-    for documents in (document_mask(positions), offsets):
-        leaf = qkv.clone().requires_grad_()
-        result = cpu_attention(*leaf.unbind(0), documents)
-        result.backward(grad)
-        assert result.dtype == dtype and leaf.grad is not None
-        results.append((result.detach(), leaf.grad))
-    for masked, per_document in zip(*results, strict=True):
-        assert torch.allclose(masked, per_document, atol=atol)
-    assert not torch.allclose(attention(*qkv.unbind(0), None).double(), results[1][0].double(), atol=0.1)
-
-
-def test_varlen_attention_trains_like_sdpa() -> None:
-    ids, results = random_ids(2, 9), []
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 0, 1, 2, 0, 1, 0]])
-    for kind in ("sdpa", "varlen"):
-        torch.manual_seed(1)
-        config = small_config(attention=kind, dropout=0.0)
-        recipe = load_recipe("crt_mini").model_copy(update={"model": config})
-        model, used = ADAPTER.build(recipe, BuildTarget())
-        arrays = {"input_ids": ids.numpy(), "positions": positions.numpy(), "targets": ids.numpy()}
-        batch = ADAPTER.batch(recipe, arrays)
-        assert used.used == kind and ("documents" in batch) is (kind == "varlen")
-        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-        total = ADAPTER.loss(model.train(), recipe, None)(model, tensors).total
-        total.backward()
-        results.append((total.detach(), model.attention.qkv.weight.grad))
-    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [("data.mode=paragraphs", "varlen is for packed rows"), ("training.compile={shapes: 1}", "another shape")],
-)
-def test_varlen_attention_is_refused(override: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load_recipe("crt_mini", ["model.attention=varlen", override])
-
-
 def test_memory_plan_for_a_gpu_saves_no_float32_copies() -> None:
-    model, ids = build_crt(small_config()).train(), torch.zeros(2, 9, dtype=torch.int64)
+    model, ids = CRT(small_config()).train(), torch.zeros(2, 9, dtype=torch.int64)
 
     def saved_bytes() -> int:
         with SavedTensors() as saved, torch.autocast("cpu", torch.bfloat16):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.adapter import TOLERANCE, build_crt, probe_causality
+from edgeformer.models.crt.adapter import ADAPTER, TOLERANCE
 from edgeformer.models.crt.checkpoint import convert_weights
 from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import public_weights, small_config
@@ -14,12 +14,12 @@ from tests.models.crt_oracle import public_weights, small_config
 
 def fresh_crt(**changes: object) -> CRT:
     torch.manual_seed(0)
-    return build_crt(small_config(**changes))
+    return CRT(small_config(**changes))
 
 
 def crt_with_large_weights(config: CRTConfig) -> CRT:
     """Fresh weights are so small that distant tokens have less effect than rounding."""
-    model = build_crt(config)
+    model = CRT(config)
     model.load_state_dict(convert_weights(public_weights(config), config, "checkpoint"))
     return model
 
@@ -27,21 +27,21 @@ def crt_with_large_weights(config: CRTConfig) -> CRT:
 @pytest.mark.parametrize("trm", ["conv_linear", "conv", "linear", "depthwise"])
 @pytest.mark.parametrize("norm", ["layer", "rms", "batch", "none"])
 def test_causal_variants_pass(trm: str, norm: str) -> None:
-    probe = probe_causality(fresh_crt(trm=trm, norm=norm))
+    probe = ADAPTER.causality(fresh_crt(trm=trm, norm=norm))
     assert not probe.leaks and probe.reach == 0
     assert set(probe.largest_change) == {"1", "3", "4"}
     assert max(probe.largest_change.values()) < TOLERANCE / 10
 
 
 def test_published_architecture_leaks_at_every_exit() -> None:
-    probe = probe_causality(fresh_crt(causal=False, cycles=8))
+    probe = ADAPTER.causality(fresh_crt(causal=False, cycles=8))
     assert probe.leaks
     assert all(change > 10 * TOLERANCE for change in probe.largest_change.values())
 
 
 def test_reach_is_the_sum_of_the_convolutions() -> None:
     sizes = {"loops": 1, "exits": (), "cycles": 2, "embedding_cycles": 1, "dilations": (2, 3)}
-    probe = probe_causality(crt_with_large_weights(small_config(causal=False, heads="tied", **sizes)))
+    probe = ADAPTER.causality(crt_with_large_weights(small_config(causal=False, heads="tied", **sizes)))
     assert probe.reach == 2 + 2 + 3
 
 
@@ -50,7 +50,7 @@ def test_single_leak_is_detected(part: str, cycles: slice) -> None:
     model = fresh_crt(cycles=8)
     for cycle in getattr(model, part).cycles[cycles]:
         cycle.depthwise.causal = False
-    probe = probe_causality(model)
+    probe = ADAPTER.causality(model)
     assert probe.leaks and probe.reach > 0
 
 
@@ -61,7 +61,7 @@ def test_attention_without_causal_mask_is_detected(monkeypatch: pytest.MonkeyPat
         "scaled_dot_product_attention",
         lambda q, k, v, attn_mask=None, is_causal=False: sdpa(q, k, v),
     )
-    assert probe_causality(fresh_crt()).leaks
+    assert ADAPTER.causality(fresh_crt()).leaks
 
 
 @pytest.mark.parametrize(("weight", "value"), [("tokens", 0.0), ("norm1", float("nan"))])
@@ -70,14 +70,14 @@ def test_degenerate_model_is_refused(weight: str, value: float) -> None:
     with torch.no_grad():
         getattr(model, weight).weight.fill_(value)
     with pytest.raises(ValueError, match="change no output at all"):
-        probe_causality(model)
+        ADAPTER.causality(model)
 
 
 def test_probe_restores_mode_and_depends_on_its_seed_alone() -> None:
     model = fresh_crt().train()
     torch.manual_seed(5)
-    first = probe_causality(model, seed=1)
+    first = ADAPTER.causality(model, seed=1)
     assert model.training and model.trm.training
     torch.manual_seed(6)
-    assert probe_causality(model, seed=1) == first
+    assert ADAPTER.causality(model, seed=1) == first
     assert torch.initial_seed() == 6

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
+from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 SMALL = small_config(heads="separate", causal=False)
@@ -23,7 +23,7 @@ def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
     """Read, derive the sizes and convert; then float32 against the float64 oracle at every exit."""
     state_dict = extract_state_dict(weights, "checkpoint")
     config = infer_config(state_dict, "checkpoint")
-    model = build_crt(config).eval()
+    model = CRT(config).eval()
     model.load_state_dict(convert_weights(state_dict, config, "checkpoint"))
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(3))
     expected = Oracle(weights).logits(ids)

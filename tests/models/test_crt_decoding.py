@@ -16,11 +16,10 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
-from edgeformer.models.crt.adapter import build_crt
-from edgeformer.models.crt.graphs import compose_decode, step_specs
+from edgeformer.models.crt.graphs import compose_decode, piece_specs, trace_pieces
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.layers import convert_weights_to_fp16
-from edgeformer.models.tracing import GraphSpec, export_graph
+from edgeformer.models.tracing import GraphSpec
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
@@ -65,15 +64,15 @@ class TorchGraph:
 
 
 def step_decoder(model: CRT) -> Decoder[Any]:
-    specs = step_specs(model)
-    paths = {part: Path(part) for part in specs}
+    specs = piece_specs(model)
+    paths = {part: Path(part) for part in specs if part not in ("text_embed", "block")}
     steps = StepSession(paths, model.loops, lambda path: TorchGraph(specs[path.name]), exits=model.exits)  # type: ignore
     return Decoder(StepEngine(steps))
 
 
 def make_crt(**changes: Any) -> CRT:
     torch.manual_seed(0)
-    return build_crt(small_config(**changes)).eval()
+    return CRT(small_config(**changes)).eval()
 
 
 def full_logits(model: CRT, ids: Tensor) -> dict[int, Array]:
@@ -157,10 +156,11 @@ def test_limits_of_decoding(decoder: Decoder[Tensor], ids: Array) -> None:
     assert logits_after(decoder, 2).shape == (1, 60)
 
 
-@pytest.mark.parametrize("build", [CachedLoops, step_specs])
-def test_model_that_looks_ahead_is_refused(build: Any) -> None:
+def test_model_that_looks_ahead_is_refused() -> None:
+    model = make_crt(causal=False)
     with pytest.raises(InputError, match="cached decoding needs a causal model"):
-        build(make_crt(causal=False))
+        CachedLoops(model)
+    assert list(piece_specs(model)) == ["text_embed", "block", "readout", "readout_exit"]
 
 
 @pytest.mark.parametrize("make_decoder", [step_decoder, lambda model: torch_decoder(CachedLoops(model))])
@@ -181,20 +181,20 @@ def test_every_variant_decodes(changes: dict[str, Any], make_decoder: Any) -> No
 
 
 def test_every_distinct_head_is_a_part() -> None:
-    parts = {heads: list(step_specs(make_crt(heads=heads))) for heads in ("shared", "separate", "tied")}
+    parts = {heads: list(piece_specs(make_crt(heads=heads)))[4:] for heads in ("shared", "separate", "tied")}
     assert parts == {
-        "shared": ["embed", "loop", "readout", "readout_exit"],
-        "separate": ["embed", "loop", "readout", "readout_exit1", "readout_exit3"],
-        "tied": ["embed", "loop", "readout"],
+        "shared": ["readout", "readout_exit"],
+        "separate": ["readout", "readout_exit1", "readout_exit3"],
+        "tied": ["readout"],
     }
-    assert list(step_specs(make_crt(exits=()))) == ["embed", "loop", "readout"]  # no exit uses the shared head
+    assert list(piece_specs(make_crt(exits=())))[4:] == ["readout"]  # no exit uses the shared head
 
 
 def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
     model, texts = make_crt(), torch.randint(0, 60, (1, 30))
     expected = full_logits(model, texts)
     convert_weights_to_fp16(model)
-    for part, spec in step_specs(model).items():
+    for part, spec in piece_specs(model).items():
         input_types = {tensor.dtype for tensor in spec.inputs.values() if tensor.is_floating_point()}
         assert input_types <= {torch.float16}, part
         with torch.inference_mode():
@@ -211,7 +211,7 @@ def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
 
 def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
-    decode = compose_decode(model, {name: export_graph(spec) for name, spec in step_specs(model).items()})
+    decode = compose_decode(model, trace_pieces(model)[1])
     counts = Counter(node.op_type for node in decode.graph)
     assert [counts[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
     shapes = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeformer.models.crt.loss as crt_loss
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, combine_exit_losses, full_loss
+from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import small_config
 
 
@@ -21,7 +21,7 @@ def make_case(heads: str = "shared") -> tuple[torch.nn.Module, Tensor, Tensor]:
     targets = ids.roll(-1, 1)
     targets[:, 15:] = IGNORED
     targets[2] = IGNORED  # a row without targets
-    return build_crt(small_config(dropout=0.0, heads=heads)).train(), ids, targets
+    return CRT(small_config(dropout=0.0, heads=heads)).train(), ids, targets
 
 
 def test_loss_is_summed_over_predicted_tokens() -> None:

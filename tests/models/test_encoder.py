@@ -19,18 +19,16 @@ from torch import Tensor
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import CLIENT_TYPE, load_recipe
-from edgeformer.models.encoder import MODEL, EncoderConfig
-from edgeformer.models.encoder.adapter import ADAPTER, choose_attention, encoder_graphs
+from edgeformer.models.encoder import MODEL, EncoderConfig, adapter
+from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import (
     EncoderClassifier,
     Rotation,
     SelfAttention,
     SwiGLU,
-    rotary_angles,
-    sdpa,
 )
 from edgeformer.models.layers import MASKED, RMSNorm, convert_weights_to_fp16
-from edgeformer.models.tracing import Graphs, GraphSpec, export_graph
+from edgeformer.models.tracing import Exits, Graphs, GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.training.plan import count_offline
@@ -60,8 +58,8 @@ def make_encoder(seed: int = 1, **changes: Any) -> EncoderClassifier:
 
 
 def angles(positions: int, head_size: int) -> tuple[Tensor, Tensor]:
-    cos, sin = rotary_angles(positions, head_size, 10_000.0)
-    return cos.double()[:, None], sin.double()[:, None]
+    model = EncoderClassifier(SMALL.model_copy(update={"hidden_size": head_size, "heads": 1}), classes=2)
+    return model.cos[:positions, None].double(), model.sin[:positions, None].double()
 
 
 @pytest.mark.parametrize(
@@ -105,11 +103,11 @@ def test_rotation_turns_interleaved_pairs() -> None:
 
 
 def test_parts_follow_their_formulas() -> None:
-    cos, sin = rotary_angles(7, 8, 10_000.0)
+    cos, sin = angles(7, 8)
     for m, i in itertools.product(range(7), range(4)):
         angle = m * 10_000.0 ** (-2 * i / 8)
-        assert cos[m, i] == pytest.approx(math.cos(angle), abs=1e-7)
-        assert sin[m, i] == pytest.approx(math.sin(angle), abs=1e-7)
+        assert cos[m, 0, i] == pytest.approx(math.cos(angle), abs=1e-7)
+        assert sin[m, 0, i] == pytest.approx(math.sin(angle), abs=1e-7)
     x, norm, ffn = torch.randn(4, 6, dtype=torch.float64), RMSNorm(6, eps=1e-6).double(), SwiGLU(6, 10).double()
     torch.nn.init.normal_(norm.weight)
     expected = torch.stack([row / math.sqrt(float((row**2).mean()) + 1e-6) * norm.weight for row in x])
@@ -132,7 +130,7 @@ def test_rms_norm_does_not_overflow_in_fp16() -> None:
 
 
 def test_attention_follows_the_formula() -> None:
-    attention = SelfAttention(8, heads=2, dropout=0.0, attention=sdpa).double()
+    attention = SelfAttention(8, heads=2, dropout=0.0).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     real = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.float64)
     cos, sin = angles(5, 4)
@@ -164,13 +162,6 @@ def test_recurrence_follows_the_formula(iterations: int, scale: float) -> None:
     assert torch.allclose(model(ids), model.head(model.norm(h[:, 0])), atol=1e-5)
 
 
-@pytest.mark.parametrize(("device", "precision", "reason"), [("cpu", "bf16", "CUDA"), ("cuda", "fp32", "fp32")])
-def test_flash_attention_falls_back_with_a_reason(device: str, precision: str, reason: str) -> None:
-    attention, message = choose_attention("flash", device, precision)
-    assert attention is sdpa and reason in str(message)
-    assert choose_attention("sdpa", device, precision) == (sdpa, None)
-
-
 @pytest.fixture(scope="module")
 def stacked() -> tuple[EncoderClassifier, Graphs, int]:
     """Return a model without residual (conformance checks one with it), its graphs, and the number of traces."""
@@ -182,14 +173,14 @@ def stacked() -> tuple[EncoderClassifier, Graphs, int]:
         return export_graph(spec)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(encoder_graphs.__globals__, "export_graph", record)
-        graphs = encoder_graphs(model, steps=True)
+        patch.setattr(adapter, "export_graph", record)
+        graphs = ADAPTER.trace(model, (), steps=True)
     return model, graphs, number
 
 
 def test_graphs_compute_the_encoder(stacked: tuple[EncoderClassifier, Graphs, int], tmp_path: Path) -> None:
     model, graphs, _ = stacked
-    ids, exits = torch.randint(0, 40, (2, 9)), ADAPTER.exits(model)
+    ids, exits = torch.randint(0, 40, (2, 9)), Exits(model)
     with torch.inference_mode():
         outputs = exits(ids, MASK)
     write_graph(graphs.exits, tmp_path / "graph.onnx")
@@ -220,9 +211,9 @@ def test_number_of_traces_depends_on_no_size(
     model, graphs, number = stacked
     softmaxes = [node.op_type for node in graphs.exits.graph].count("Softmax")
     assert number == 5 and softmaxes == 2 * 3 + 3 - 1  # two last layers in iterations with an exit
-    monkeypatch.delitem(encoder_graphs.__globals__, "export_graph")
+    monkeypatch.delattr(adapter, "export_graph")
     half = convert_weights_to_fp16(copy.deepcopy(model))
-    fp16 = ADAPTER.trace_fp16(half, ("input_ids", "attention_mask"), graphs, steps=True)
+    fp16 = ADAPTER.trace(half, (), steps=True, base=graphs)
     assert fp16.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16
 
 

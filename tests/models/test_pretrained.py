@@ -18,12 +18,11 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe, recipe_type
-from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.pretrained import MODEL, FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.pretrained.model import load_components
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.models.tracing import extract_outputs
+from edgeformer.models.tracing import Exits, extract_outputs
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.early_exit import exit_logits
 from tests.models.test_model_conformance import LABELLED, TRAINING
@@ -108,7 +107,7 @@ def recipe_of(folder: Path, **model: Any) -> Any:
 def load(folder: Path, **model: Any) -> Any:
     """Return the model of :func:`recipe_of` with the weights of its source."""
     recipe = recipe_of(folder, **model)
-    built, _ = ADAPTER.build(recipe, BuildTarget(for_export=True))
+    built = ADAPTER.build(recipe)
     assert ADAPTER.start(built, recipe) == ()
     return built.eval()
 
@@ -150,7 +149,7 @@ def test_exits_apply_the_head_to_fewer_layers(bert: tuple[Any, Path]) -> None:
     model, folder = bert
     ids, mask, _ = pairs_of_texts()
     states = model.bert(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    exits = ADAPTER.exits(load(folder))
+    exits = Exits(load(folder))
     outputs = exits(ids, mask)
     assert exits.exits == (1, 2, 3, 4)
     for exit_ in exits.exits:
@@ -231,7 +230,7 @@ def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Pa
     assert not graphs.steps
     ids, mask, _ = pairs_of_texts()
     with torch.inference_mode():
-        expected = ADAPTER.exits(loaded)(ids, mask)
+        expected = Exits(loaded)(ids, mask)
     for exit_, parameters in ADAPTER.needed(loaded).items():
         path = tmp_path / f"{exit_}.onnx"
         write_graph(extract_outputs(graphs.exits, {exit_logits(exit_): "logits"}), path)
@@ -273,7 +272,7 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
 
 def test_changed_weights_are_refused(bert: tuple[Any, Path]) -> None:
     recipe = recipe_of(bert[1], weights_sha256="0" * 64)
-    model, _ = ADAPTER.build(recipe, BuildTarget())
+    model = ADAPTER.build(recipe)
     with pytest.raises(ArtifactError, match="weights_sha256"):
         ADAPTER.start(model, recipe)
 

@@ -32,7 +32,7 @@ def test_doctor_reports_this_machine() -> None:
     lines = {line.name: line for line in doctor.capabilities()}
     assert lines["onnxruntime"].version == onnxruntime.__version__
     assert lines["onnxruntime: CPUExecutionProvider"].status == "available"
-    for name in ("tensorrt-rtx", "tensorrt", "torch-tensorrt", "flash-attn", "openvino", "torch"):
+    for name in ("tensorrt-rtx", "tensorrt", "torch-tensorrt", "openvino", "torch"):
         is_installed = util.find_spec(name.replace("-", "_")) is not None
         assert is_installed or lines[name].status == "unavailable", name
     assert [name for name, line in lines.items() if line.status == "unavailable" and not line.detail] == []

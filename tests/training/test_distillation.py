@@ -19,7 +19,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.sources import load_parts
 from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
-from edgeformer.models.adapter import BuildTarget, count_parameters
+from edgeformer.models.adapter import count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.weights import load_model
 from edgeformer.training.duration import probe
@@ -77,7 +77,7 @@ def student_recipe(source: Path, teacher: Path, *changes: str, **model: Any) -> 
 
 def test_loss_follows_the_formula(source: Path, teacher: Path, tmp_path: Path) -> None:
     settings = "training.distillation={weight: 0.6, temperature: 3.0, states: 0.5}"
-    objective = Objective(student_recipe(source, teacher, settings, fold=FOLD), tmp_path, BuildTarget(), SILENT)
+    objective = Objective(student_recipe(source, teacher, settings, fold=FOLD), tmp_path, SILENT)
     batch, rows = objective.batch(np.arange(7), CPU)
     student = objective.model.eval()
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_student_approaches_its_teacher(source: Path, teacher: Path, tmp_path: P
     settings = ["training.distillation={weight: 1.0, temperature: 1.0, states: 1.0}", "training.optimizer.lr=0.01"]
     recipe = student_recipe(source, teacher, *settings, "training.teacher=master", "training.epochs=6", fold=FOLD)
     run = train(recipe, TrainOptions(artifacts, name="student"))
-    objective = Objective(with_teacher(recipe, artifacts), tmp_path / "cache", BuildTarget(), SILENT)
+    objective = Objective(with_teacher(recipe, artifacts), tmp_path / "cache", SILENT)
     batch, _ = objective.batch(np.arange(len(objective.prepared.train)), CPU)
     with torch.no_grad():
         initial_loss = float(objective.losses(objective.model.eval(), batch).total)
@@ -139,7 +139,7 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
         ),
     ):
         with pytest.raises(RecipeError, match=message):
-            Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", BuildTarget(), SILENT)
+            Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", SILENT)
     wide = {**ARCHITECTURE, "hidden_size": 32}
     recipe = student_recipe(source, teacher, "training.distillation.states=1.0", architecture=wide)
     with pytest.raises(RecipeError, match="its states are 16 wide, the student's 32"):
@@ -175,7 +175,7 @@ def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> No
     unfolded = {"layers": ARCHITECTURE["num_hidden_layers"], "iterations": 1, "weights": "teacher"}
     for trained in ("none", "norms"):
         recipe = student_recipe(source, teacher, fold={**unfolded, "own": trained})
-        model, _ = ADAPTER.build(recipe, BuildTarget())
+        model = ADAPTER.build(recipe)
         assert ADAPTER.start(model, recipe) == ()
         ids, mask = torch.randint(5, 20, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
         with torch.inference_mode():

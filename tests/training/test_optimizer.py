@@ -23,7 +23,7 @@ from edgeformer.artifacts.recipe import (
     Schedule,
 )
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import BuildTarget, ParameterSettings
+from edgeformer.models.adapter import ParameterSettings
 from edgeformer.training import optimizer as optimizer_module
 from edgeformer.training.distributed import connect
 from edgeformer.training.objective import Objective
@@ -231,7 +231,7 @@ class TestStaticGradients:
         model = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
         for device, training, processes in (("cpu", compiled, 1), ("cuda", TRAINING, 1), ("cpu", TRAINING, 2)):
             assert use_static_gradients(model, device, training, processes) == []
-        objective = Objective(recipe, tmp_path, BuildTarget("cpu", "fp32"), SILENT)
+        objective = Objective(recipe, tmp_path, SILENT)
         for expected in (nn.Embedding, StaticGradientTable):
             tables = [module for module in objective.model.modules() if isinstance(module, nn.Embedding)]
             assert {type(table) for table in tables} == {expected}

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import BuildTarget
 from edgeformer.models.distillation import classification_loss
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import connect
@@ -50,7 +49,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def objective_of(cache: Path, *changes: str) -> Objective:
-    return Objective(load_recipe("quickstart", [*BASE, *changes]), cache, BuildTarget("cpu", "fp32"), SILENT)
+    return Objective(load_recipe("quickstart", [*BASE, *changes]), cache, SILENT)
 
 
 def take_steps(cache: Path, *changes: str, count: int = 1) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import Batch, BuildTarget, Losses
+from edgeformer.models.adapter import Batch, Losses
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import distributed
@@ -124,7 +124,7 @@ def run_steps(
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Objective:
-    return Objective(recipe_with("fused"), tmp_path_factory.mktemp("tokens"), BuildTarget("cpu", FP32), SILENT)
+    return Objective(recipe_with("fused"), tmp_path_factory.mktemp("tokens"), SILENT)
 
 
 class TestOutOfMemory:
@@ -254,7 +254,7 @@ class TestCompile:
     def test_batches_are_padded_to_few_lengths(self, tmp_path: Path, score_padding: bool) -> None:
         base = [*SMALL_LANGUAGE, "data.mode=paragraphs", f"training.score_padding={str(score_padding).lower()}"]
         plain, padded = (
-            Objective(load_recipe("crt_mini", [*base, *changes]), tmp_path, BuildTarget(), SILENT)
+            Objective(load_recipe("crt_mini", [*base, *changes]), tmp_path, SILENT)
             for changes in ([], ["training.compile={shapes: 3}"])
         )
         batches = [[objective.batch(rows, CPU) for rows in plain.steps(0)] for objective in (plain, padded)]

@@ -48,11 +48,7 @@ class CRTConfig(ModelConfig):
     causal: bool = Field(
         True, description="false: convolutions look ahead, as published; the scores of such a model are meaningless"
     )
-    attention: Literal["sdpa", "varlen"] = Field(
-        "sdpa",
-        description="for packed rows in training. sdpa: over whole rows, with a mask between documents; varlen: per "
-        "document, without a mask, which CUDA cards compute with their flash kernel",
-    )
+    attention: Literal["sdpa"] = "sdpa"
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -75,12 +71,6 @@ class CRTConfig(ModelConfig):
             raise ValueError("training.checkpointing: model.norm: batch would count every batch twice; use none")
         if not self.causal and getattr(data, "mode", None) == "packed":
             raise ValueError("model.causal: false exists for data.mode: paragraphs only (the published protocol)")
-        if self.attention == "varlen" and getattr(data, "mode", None) != "packed":
-            raise ValueError("model.attention: varlen is for packed rows; use sdpa, or data.mode: packed")
-        if self.attention == "varlen" and training.compile is not None:
-            raise ValueError(
-                "model.attention: varlen takes another shape with every batch, and training.compile wants few; use sdpa"
-            )
 
 
 class CRTDeep(ModelSpec):

@@ -40,31 +40,61 @@ class CRTReadout(nn.Module):
         self.head = model.head_of(loop)
 
     def forward(self, state: Tensor) -> Tensor:
-        """Logits."""
         return self.head(state).float()
+
+
+def piece_specs(model: CRT) -> dict[str, GraphSpec]:
+    """Return the spec of every piece: those of the full text, and of a causal model the parts of the step bundle.
+
+    Both have the heads: ``readout`` of the last loop, and ``readout_exit`` for a head that the exits share, else
+    ``readout_exit2``, ``readout_exit4``…; none if they are tied to the last head.
+    """
+    attention, weight = model.attention, model.head.weight
+    width = weight.shape[1]
+    ids, state = torch.ones(BATCH, TOKENS, dtype=torch.int64), weight.new_zeros(BATCH, TOKENS, width)
+    encoding = model.loop_encodings[0].detach()
+
+    def spec(forward: Callable[..., Any], outputs: tuple[str, ...], **inputs: Tensor) -> GraphSpec:
+        axes = {name: _AXES[name] for name in inputs if name in _AXES}
+        sizes = {size for names in axes.values() for size in names.values() if size != "batch"}
+        return GraphSpec(Piece(model, forward), inputs, axes, outputs, dict.fromkeys(sizes, model.max_positions))
+
+    specs = {
+        EMBED: spec(model.embed, ("state",), input_ids=ids),
+        BLOCK: spec(model.block, ("next_state",), state=state, encoding=encoding),
+    }
+    if model.causal:
+        key = weight.new_zeros(BATCH, attention.heads, _PAST, attention.head_size)
+        embed_cache, loop_cache = (weight.new_zeros(BATCH, sum(c.contexts), width) for c in (model.refine, model.trm))
+        specs["embed"] = spec(
+            model.embed_cached, ("state", "present_conv"), input_ids=torch.zeros_like(ids),
+            position_ids=torch.arange(_PAST, _PAST + TOKENS).repeat(BATCH, 1), past_conv=embed_cache,
+        )  # fmt: skip
+        specs["loop"] = spec(
+            partial(_run_loop, model), ("next_state", "present_key", "present_value", "present_conv"), state=state,
+            loop=torch.zeros(1, dtype=torch.int64), past_key=key, past_value=key.clone(), past_conv=loop_cache,
+        )  # fmt: skip
+    heads = {"readout": model.loops}
+    if "shared" in model.exit_heads and len(model.exits) > 1:
+        heads["readout_exit"] = model.exits[0]
+    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
+    for part, loop in heads.items():
+        specs[part] = GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _TOKEN_AXES})
+    return specs
 
 
 def _run_loop(
     model: CRT, state: Tensor, loop: Tensor, past_key: Tensor, past_value: Tensor, past_conv: Tensor
 ) -> tuple[Tensor, ...]:
-    """Run one loop on new tokens.
+    """Run one loop on new tokens [B, S, C], ``loop`` from 0, int64 [1].
 
-    Args:
-        state: [B, S, C].
-        loop: its number from 0, int64 [1].
-        past_key, past_value: of the tokens before, [B, H, past, D].
-        past_conv: convolution cache, [B, sum(contexts), C].
-
-    Returns:
-        The next state; keys and values [B, H, past + S, D]; the next convolution cache.
+    Keys and values of the tokens before are [B, H, past, D], the convolution cache [B, sum(contexts), C]. Returns the
+    next state, all keys and values, and the next convolution cache.
     """
     present: list[Tensor] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend from new tokens to all tokens up to each: q, k, v [B, H, S, D] → [B, H, S, D].
-
-        Explicit instead of torch's SDPA, which is exported as copies of all keys, scaled and transposed, per token.
-        """
+        # Explicit instead of torch's SDPA, which is exported as copies of all keys, scaled and transposed, per token.
         keys, values = torch.cat((past_key, k), dim=2), torch.cat((past_value, v), dim=2)
         present[:] = keys, values
         scores = (q * q.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
@@ -77,71 +107,15 @@ def _run_loop(
     return (state, *present, present_conv)
 
 
-def _spec(model: CRT, forward: Callable[..., Any], inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> GraphSpec:
-    """Return the spec of a piece; inputs that are not in ``_AXES`` have no dynamic axis."""
-    axes = {name: _AXES[name] for name in inputs if name in _AXES}
-    sizes = {size for names in axes.values() for size in names.values() if size != "batch"}
-    longest = dict.fromkeys(sizes, model.max_positions)
-    return GraphSpec(Piece(model, forward), inputs, axes, outputs, longest)
-
-
-def _readout_specs(model: CRT, state: Tensor) -> dict[str, GraphSpec]:
-    heads = {"readout": model.loops}
-    if "shared" in model.exit_heads and len(model.exits) > 1:
-        heads["readout_exit"] = model.exits[0]
-    heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
-    return {
-        part: GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _TOKEN_AXES})
-        for part, loop in heads.items()
-    }
-
-
-def step_specs(model: CRT) -> dict[str, GraphSpec]:
-    """Return part → spec: ``embed``, ``loop``, ``readout`` (of the last loop), and a part for every other head.
-
-    Those are ``readout_exit`` for a head that the exits share, else ``readout_exit2``, ``readout_exit4``…; none if they
-    are tied to the last head. Raises InputError if the model looks ahead.
-    """
-    model.require_causal()
-    attention, weight = model.attention, model.head.weight
-    width = weight.shape[1]
-    key = weight.new_zeros(BATCH, attention.heads, _PAST, attention.head_size)
-    state = weight.new_zeros(BATCH, TOKENS, width)
-    embed = {
-        "input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.int64),
-        "position_ids": torch.arange(_PAST, _PAST + TOKENS).repeat(BATCH, 1),
-        "past_conv": weight.new_zeros(BATCH, sum(model.refine.contexts), width),
-    }
-    loop = {
-        "state": state,
-        "loop": torch.zeros(1, dtype=torch.int64),
-        "past_key": key,
-        "past_value": key.clone(),
-        "past_conv": weight.new_zeros(BATCH, sum(model.trm.contexts), width),
-    }
-    present = ("next_state", "present_key", "present_value", "present_conv")
-    return {
-        "embed": _spec(model, model.embed_cached, embed, ("state", "present_conv")),
-        "loop": _spec(model, partial(_run_loop, model), loop, present),
-        **_readout_specs(model, state),
-    }
-
-
 def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
     """Trace the pieces of the full-text graph, and the parts of the step bundle; heads are in both.
 
     The second is empty for a model that looks ahead, whose states cannot be cached.
     """
-    weight, encoding = model.head.weight, model.loop_encodings[0].detach()
-    ids, state = torch.ones(BATCH, TOKENS, dtype=torch.int64), weight.new_zeros(BATCH, TOKENS, weight.shape[1])
-    text = {
-        EMBED: _spec(model, model.embed, {"input_ids": ids}, ("state",)),
-        BLOCK: _spec(model, model.block, {"state": state, "encoding": encoding}, ("next_state",)),
-    }
-    heads = _readout_specs(model, state)
-    steps = step_specs(model) if model.causal else {}
-    graphs = {name: export_graph(spec) for name, spec in {**text, **steps, **heads}.items()}
-    return {name: graphs[name] for name in (*text, *heads)}, {name: graphs[name] for name in steps}
+    graphs = {name: export_graph(spec) for name, spec in piece_specs(model).items()}
+    text = {name: graph for name, graph in graphs.items() if name not in ("embed", "loop")}
+    steps = {name: graph for name, graph in graphs.items() if name not in (EMBED, BLOCK)}
+    return text, steps if model.causal else {}
 
 
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nested import nested_tensor_from_jagged
 from torch.utils.checkpoint import checkpoint
 
 from edgeformer.artifacts.errors import InputError
@@ -30,40 +29,21 @@ CYCLE_GROUP = 2
 """TRM cycles that are recomputed together with ``checkpointing: cycles``."""
 _INITIAL_STD = 0.02
 _MIN_CACHE_TOKENS = 64
+_recomputed = partial(checkpoint, use_reentrant=False)
+"""Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-    """Compute causal attention through torch's SDPA: q, k, v [B, H, T, D] → [B, H, T, D].
-
-    Args:
-        documents: mask of :func:`document_mask`, bool [B, 1, T, T]; or the offset of each document in the concatenated
-            rows, rising, and their end, int64 [documents + 1], where no document continues in the next row; None: each
-            row is one document.
-    """
-    if documents is None or documents.ndim > 1:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=documents, is_causal=documents is None)
-    batch, heads, length, head_size = q.shape
-    if q.device.type == "cuda":  # one kernel of variable lengths: flash attention in FP16 and BF16, which takes no mask
-        rows = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v))  # [B·T, H, D]
-        nested = (nested_tensor_from_jagged(x, documents, min_seqlen=1, max_seqlen=length) for x in rows)
-        q, k, v = (x.transpose(1, 2) for x in nested)  # [documents, H, *, D]
-        packed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).values()  # [B·T, H, D]
-    else:
-        outputs = []
-        lengths = documents.diff().tolist()
-        for document in zip(*(torch.split(x.transpose(1, 2).flatten(0, 1), lengths) for x in (q, k, v)), strict=True):
-            q, k, v = (x.transpose(0, 1)[None] for x in document)  # [1, H, T, D]
-            outputs.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
-        packed = torch.cat(outputs)
-    return packed.reshape(batch, length, heads, head_size).transpose(1, 2)
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute causal attention through torch's SDPA, [B, H, T, D]; ``mask`` of :func:`document_mask` replaces it."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
-def cpu_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Compute :func:`attention`, for a BF16 gradient on a CPU in float32, which takes half the time."""
     if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad):
-        return attention(q, k, v, documents)
+        return attention(q, k, v, mask)
     with torch.autocast("cpu", enabled=False):
-        return attention(q.float(), k.float(), v.float(), documents).to(q.dtype)
+        return attention(q.float(), k.float(), v.float(), mask).to(q.dtype)
 
 
 def document_mask(positions: Tensor) -> Tensor:
@@ -73,11 +53,13 @@ def document_mask(positions: Tensor) -> Tensor:
 
 
 class CausalConvolution(torch.autograd.Function):
-    """y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t with a gradient that stores x once and makes no padded copy."""
+    """y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t with a gradient that stores x once and makes no padded copy.
+
+    Shapes: x [B, T, C], weight [C, 1, 3], positions in the document int64 [B, T] → [B, T, C].
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int, positions: Tensor | None) -> Tensor:
-        """x [B, T, C], weight [C, 1, 3], positions in the document int64 [B, T] → [B, T, C]."""
         ctx.save_for_backward(x, weight, positions)
         ctx.dilation = dilation
         w0, w1, w2 = weight.squeeze(1).to(x.dtype).unbind(-1)
@@ -89,7 +71,6 @@ class CausalConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """grad [B, T, C] → gradients of x and weight."""
         x, weight, positions = ctx.saved_tensors
         w0, w1, w2 = weight.squeeze(1).to(x.dtype).unbind(-1)
         grad_x, grad_taps = grad * w2, [(grad * x).sum((0, 1))]
@@ -112,8 +93,7 @@ class DilatedConv(nn.Module):
     """Depthwise convolution with three taps, ``dilation`` positions apart, without bias (paper B, section 3.1.2).
 
     Causal: y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t. Otherwise, as published, y_t = w₀ x_{t−d} + w₁ x_t + w₂ x_{t+d},
-    which reveals the next tokens. Three shifted products are faster on CPUs than ``conv1d`` between two transpositions,
-    and a tap can be left out at a document's boundary.
+    which reveals the next tokens. Shifted products are faster on CPUs than ``conv1d`` between two transpositions.
     """
 
     def __init__(self, size: int, dilation: int, *, causal: bool) -> None:
@@ -134,9 +114,8 @@ class DilatedConv(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         d, length = self.dilation, x.shape[1]
         if with_past is not None and torch.onnx.is_in_onnx_export():
-            # Decoding one token costs time per operator, not per number: these are three operators and the indices are
-            # computed once for all loops; shifted products are seven. torch's own indexing takes one dimension only,
-            # which adds two Reshapes to the graph.
+            # Decoding one token costs time per operator: these are three, with the same indices for all loops; shifted
+            # products are seven. torch's own indexing takes one dimension only, which adds two Reshapes to the graph.
             indices = torch.arange(length)[:, None] + torch.arange(KERNEL) * d
             shape = (with_past.shape[0], length, KERNEL, with_past.shape[2])
             windows = torch.onnx.ops.symbolic(
@@ -239,10 +218,6 @@ class TRM(nn.Module):
         return h, torch.cat([x[:, -rows:] for x, rows in zip(inputs, contexts, strict=True)], dim=1)
 
 
-_recomputed = partial(checkpoint, use_reentrant=False)
-"""Call a function without storing its intermediate results, which the backward pass computes again."""
-
-
 class CausalAttention(nn.Module):
     """Multi-head attention without biases through torch's SDPA; scale D^-0.5. q, k, v are one product."""
 
@@ -255,10 +230,10 @@ class CausalAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.attend = cpu_attention
 
-    def forward(self, x: Tensor, documents: Tensor | None = None, attend: Attend | None = None) -> Tensor:
-        """x [B, T, C] → [B, T, C]; ``documents`` as in :func:`attention`. ``attend`` replaces it for cached tokens."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, attend: Attend | None = None) -> Tensor:
+        """x [B, T, C] → [B, T, C]; ``mask`` of :func:`document_mask`; ``attend`` for cached tokens."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = self.attend(q, k, v, documents) if attend is None else attend(q, k, v)  # [B, H, T, D]
+        mixed = self.attend(q, k, v, mask) if attend is None else attend(q, k, v)  # [B, H, T, D]
         return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
 
@@ -328,29 +303,19 @@ class CRT(nn.Module):
         return h + self.positions(positions), next_cache
 
     def block(
-        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Apply the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
-        x = _recomputed(self._attend, x, documents) if recompute else self._attend(x, documents)
+        x = _recomputed(self._attend, x, mask) if recompute else self._attend(x, mask)
         return self.norm2(x + self.trm(x, positions, recompute=recompute))
 
-    def _attend(self, x: Tensor, documents: Tensor | None) -> Tensor:
-        return self.norm1(x + self.attention(x, documents))
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.norm1(x + self.attention(x, mask))
 
     def block_cached(self, x: Tensor, encoding: Tensor, attend: Attend, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the shared block to new tokens (eq. 3).
-
-        Args:
-            x: [B, n, C].
-            encoding: of the loop, [C] or [1, C].
-            attend: attention to the new and the earlier tokens.
-            cache: of the convolutions, as in :meth:`TRM.forward_cached`.
-
-        Returns:
-            [B, n, C] and the next convolution cache.
-        """
+        """Apply the shared block to new tokens [B, n, C] (eq. 3); see :meth:`TRM.forward_cached`."""
         x = x + encoding.to(x.dtype)
         x = self.norm1(x + self.attention(x, attend=attend))
         h, next_cache = self.trm.forward_cached(x, cache)
@@ -358,12 +323,7 @@ class CRT(nn.Module):
         return result, next_cache
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor | None = None,
-        until: int | None = None,
-        every: bool = False,
-        documents: Tensor | None = None,
+        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
         """Compute the hidden states after every exit.
 
@@ -372,62 +332,48 @@ class CRT(nn.Module):
             positions: of each token in its document, int64 [B, T]; None: each row is one document.
             until: the last loop to compute; None: all loops.
             every: also return the states after the other loops, and before the first one as loop 0.
-            documents: their offsets in packed rows, int64 [documents + 1], for attention without a mask (see
-                :func:`attention`); None: a mask is made of ``positions``.
 
         Returns:
             loop → [B, T, C], in rising order; ``head_of(loop)`` converts it to logits.
         """
-        if documents is None and positions is not None:
-            documents = document_mask(positions)
+        mask = None if positions is None else document_mask(positions)
         x = self.embed(input_ids, positions)
         states = {0: x} if every else {}
         for loop in range(1, (until or self.loops) + 1):
             encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
-                x = _recomputed(self.block, x, encoding, positions, documents)
+                x = _recomputed(self.block, x, encoding, positions, mask)
             else:
-                x = self.block(x, encoding, positions, documents)
+                x = self.block(x, encoding, positions, mask)
             if every or loop in self.exits:
                 states[loop] = x
         return states
 
     def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
-        x = self.embed(input_ids)
-        logits, states = [], []
-        for loop in range(1, self.loops + 1):
-            x = self.block(x, self.loop_encodings[loop - 1])
-            states.append(x.float())
-            if loop in self.exits:
-                logits.append(self.head_of(loop)(x).float())
-        return (*logits, *states)
+        states = self(input_ids, every=True)
+        logits = (self.head_of(loop)(states[loop]).float() for loop in self.exits)
+        return (*logits, *(states[loop].float() for loop in range(1, self.loops + 1)))
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
         """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
         loop = loop or self.loops
         return self.head_of(loop)(self(input_ids, until=loop)[loop]).float()
 
-    def require_causal(self) -> None:
-        """Raise InputError if the model looks ahead, so that no state of a token can be cached."""
-        if not self.causal:
+
+class CachedLoops:
+    """Incremental decoding, loop by loop, of one text or several of the same length, by a model in evaluation mode.
+
+    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when. Raises InputError for a model that
+    looks ahead.
+    """
+
+    def __init__(self, model: CRT) -> None:
+        if not model.causal:
             raise InputError(
                 "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
                 "(model.causal: false), so no state can be cached"
             )
-
-
-class CachedLoops:
-    """Incremental decoding, loop by loop, of one text or several of the same length.
-
-    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when.
-
-    Args:
-        model: in evaluation mode. Raises InputError if it looks ahead.
-    """
-
-    def __init__(self, model: CRT) -> None:
-        model.require_causal()
         self._model = model
         self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
         # Keys and values [2, B, H, capacity, D] of each loop, of which the first tokens are in use.
@@ -438,12 +384,7 @@ class CachedLoops:
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
-        """Embed the next tokens, int64 [B, n] → [B, n, C].
-
-        Args:
-            start: position of the first of them.
-            keep: whether to store them in the cache.
-        """
+        """Embed the tokens from position ``start`` on, int64 [B, n] → [B, n, C]; ``keep`` stores them in the cache."""
         positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
         cache = self._convolution_cache(0, len(input_ids), self._model.refine)
         h, next_cache = self._model.embed_cached(input_ids, positions, cache)
@@ -453,13 +394,7 @@ class CachedLoops:
 
     @torch.inference_mode()
     def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
-        """Run one loop on new tokens, [B, n, C] → [B, n, C].
-
-        Args:
-            number: of the loop, from 0.
-            x: tokens that follow those that passed this loop before, without a gap.
-            keep: whether to store them in the cache.
-        """
+        """Run loop ``number``, from 0, on the tokens after those it kept: [B, n, C] → [B, n, C]."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             """Store k and v, and attend to all tokens up to each new one; the capacity doubles when it is used up."""
@@ -487,7 +422,7 @@ class CachedLoops:
 
     @torch.inference_mode()
     def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Return next-token logits float32 [B, V] for states [B, C] after ``loop``."""
+        """Return next-token logits, float32 [B, V], of states [B, C] after ``loop``."""
         return self._model.head_of(loop)(state).float()
 
     def _convolution_cache(self, index: int, rows: int, trm: TRM) -> Tensor:

@@ -25,7 +25,7 @@ class EncoderConfig(ModelConfig):
     ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
     residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
     dropout: Probability = 0.1
-    attention: Literal["sdpa", "flash"] = "sdpa"
+    attention: Literal["sdpa"] = "sdpa"
     max_positions: PositiveInt = Field(512, description="rows of the rotary table: the longest input it takes")
     rope_theta: PositiveFloat = 10_000.0
     norm_eps: PositiveFloat = 1e-6

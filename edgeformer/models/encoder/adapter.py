@@ -1,4 +1,4 @@
-"""The encoder's torch half: building, flash attention, ONNX graphs.
+"""The encoder's torch half: building, ONNX graphs.
 
 All layers are alike but for their weights. So one layer is traced with its weights as inputs, and the graphs are
 composed of calls of it. A second one is traced for the answer, which computes the position of [CLS] alone.
@@ -6,7 +6,6 @@ composed of calls of it. A second one is traced for the answer, which computes t
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,20 +13,15 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from edgeformer.artifacts.errors import install_hint
-from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, sharing_copy
-from edgeformer.models.distillation import classification_loss
-from edgeformer.models.encoder.model import Attention, EncoderClassifier, SelfAttention, exported_form, sdpa
+from edgeformer.models.adapter import ModelAdapter, sharing_copy
+from edgeformer.models.encoder.model import EncoderClassifier, SelfAttention, exported_form
 from edgeformer.models.tracing import (
     BATCH,
     TOKENS,
     Composer,
-    Exits,
     Graphs,
     GraphSpec,
     Piece,
@@ -37,90 +31,18 @@ from edgeformer.models.tracing import (
     state_name,
     text_spec,
 )
-from edgeformer.tasks import Prepared
 from edgeformer.tasks.early_exit import exit_logits
-
-Pieces = Mapping[str, onnx_ir.Model]
 
 _EMBED, _ARGUMENTS, _LAYER, _ANSWER, _READOUT = "embed", "layer_arguments", "layer", "answer_layer", "readout"
 _STATE_AXES = {0: "batch", 1: "sequence"}
 _ARGUMENT_AXES = {"cos": {0: "sequence"}, "sin": {0: "sequence"}, "mask": {0: "batch", 3: "sequence"}}
 
 
-def choose_attention(requested: str, device_type: str, precision: str) -> tuple[Attention, str | None]:
-    """Return the function for ``attention: sdpa | flash``, and a reason if it is not the requested one."""
-    reason = None
-    if requested != "flash":
-        return sdpa, None
-    if device_type != "cuda":
-        reason = f"flash-attn needs a CUDA card and the model runs on the {device_type.upper()}"
-    elif precision == "fp32":
-        reason = "flash-attn computes in bf16 or fp16 and training.precision is fp32"
-    elif not torch.cuda.is_available():
-        reason = "flash-attn needs a CUDA card and torch sees none"
-    elif importlib.util.find_spec("flash_attn") is None:
-        reason = f"the package flash-attn, which is built from source, is not installed: {install_hint('flash')}"
-    elif (capability := torch.cuda.get_device_capability()) < (8, 0):
-        reason = "flash-attn needs compute capability 8.0 or newer; this card has {}.{}".format(*capability)
-    return (sdpa, reason) if reason else (flash, None)
-
-
-def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Compute attention with flash-attn: [B, H, S, D] → [B, H, S, D] in BF16 or FP16; padded rows without padding.
-
-    SDPA computes float32 inputs (evaluation without autocast), which flash-attn does not take, and the single query of
-    the last layer, which gains nothing.
-    """
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[2] != k.shape[2]:
-        return sdpa(q, k, v, mask, dropout)
-    from flash_attn import flash_attn_func, flash_attn_varlen_func
-
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, S, H, D]
-    if mask is None:
-        mixed: Tensor = flash_attn_func(q, k, v, dropout_p=dropout)
-        return mixed.transpose(1, 2)
-    real = mask[:, 0, 0] == 0  # [B, S]
-    lengths = real.sum(-1, dtype=torch.int32)
-    ends = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    longest = int(lengths.max())
-    packed = flash_attn_varlen_func(q[real], k[real], v[real], ends, ends, longest, longest, dropout_p=dropout)
-    mixed = q.new_zeros(q.shape)
-    mixed[real] = packed
-    return mixed.transpose(1, 2)
-
-
 class EncoderAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: BuildTarget) -> tuple[EncoderClassifier, AttentionUse]:
-        """Use flash attention if the recipe requests it and the device has it; always SDPA for export."""
-        requested = recipe.model.attention
-        candidate = "sdpa" if place.for_export else requested
-        attention, reason = choose_attention(candidate, place.device_type, place.precision)
-        used = AttentionUse(requested=requested, used="sdpa" if attention is sdpa else requested, reason=reason)
-        return EncoderClassifier(recipe.model, recipe.classes, attention), used
-
-    def loss(self, model: EncoderClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
-        """Cross-entropy, or distillation from a teacher."""
-        return classification_loss(recipe, prepared)
-
-    def exits(self, model: EncoderClassifier) -> Exits:
-        return Exits(model, model.every_exit, range(1, model.iterations + 1), model.iterations)
-
-    def trace(self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        return encoder_graphs(model, steps=steps)
-
-    def trace_fp16(
-        self, model: EncoderClassifier, inputs: Sequence[str], fp32_graphs: Graphs, *, steps: bool
-    ) -> Graphs:
-        """Convert the traced FP32 pieces instead of tracing again."""
-        return encoder_graphs(model, steps=steps, fp32=fp32_graphs.pieces)
-
-    def trace_trimmed(self, model: EncoderClassifier, inputs: Sequence[str], untrimmed: Graphs | None) -> Graphs:
-        """Reuse all pieces but embed, the only one that reads the token table."""
-        pieces = dict(untrimmed.pieces) if untrimmed is not None else {}
-        pieces.pop(_EMBED, None)
-        return encoder_graphs(model, steps=False, traced=pieces)
+    def build(self, recipe: Any) -> EncoderClassifier:
+        return EncoderClassifier(recipe.model, recipe.classes)
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)
@@ -134,45 +56,44 @@ class EncoderAdapter(ModelAdapter):
             if isinstance(module, SelfAttention):
                 module.dropout = 0.0
 
+    def trace(
+        self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
+    ) -> Graphs:
+        """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step bundle.
 
-def encoder_graphs(
-    model: EncoderClassifier, *, steps: bool, traced: Pieces | None = None, fp32: Pieces | None = None
-) -> Graphs:
-    """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step bundle.
+        FP16 pieces are converted from the FP32 ones. A trimmed model needs only a new embed, which alone reads the
+        token table. The loop graph of the step bundle is one iteration with all positions.
+        """
+        model = exported_form(model)
+        pieces: dict[str, onnx_ir.Model] = {}
+        for name, spec in _specs(model).items():
+            if base is not None and model.tokens.weight.dtype == torch.float16:
+                pieces[name] = convert_graph_to_fp16(base.pieces[name], spec)
+            else:
+                pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
 
-    The loop graph of the step bundle is one iteration with all positions.
+        composer = _EncoderComposer(model, pieces)
+        ids = graph_input(pieces[_EMBED].graph.inputs[0], "input_ids")
+        mask = graph_input(pieces[_ARGUMENTS].graph.inputs[1], "attention_mask")
+        h = composer.call(_EMBED, {"input_ids": ids})["state"]
+        arguments = composer.call(_ARGUMENTS, {"state": h, "attention_mask": mask})
+        logits: dict[str, onnx_ir.Value] = {}
+        states: dict[str, onnx_ir.Value] = {}
+        for exit_ in model.exits:
+            last_layers = (_ANSWER, _LAYER) if exit_ < model.iterations else (_ANSWER,)
+            answer, *states_after = composer.iterate(h, arguments, *last_layers)
+            logits[exit_logits(exit_)] = composer.call(_READOUT, {"state": answer})["logits"]
+            h = states_after[0] if states_after else answer
+            states[state_name(exit_)] = composer.to_float32(h)
+        exits = composer.finish([ids, mask], {**logits, **states})
+        if not steps:
+            return Graphs(exits, pieces=pieces)
 
-    Args:
-        traced: pieces of this model that need no tracing.
-        fp32: pieces of the same model in FP32, which are converted instead of tracing any.
-    """
-    model = exported_form(model)
-    if fp32 is not None:
-        pieces = {name: convert_graph_to_fp16(fp32[name], spec) for name, spec in _specs(model).items()}
-    else:
-        pieces = {name: (traced or {}).get(name) or export_graph(spec) for name, spec in _specs(model).items()}
-
-    composer = _EncoderComposer(model, pieces)
-    ids = graph_input(pieces[_EMBED].graph.inputs[0], "input_ids")
-    mask = graph_input(pieces[_ARGUMENTS].graph.inputs[1], "attention_mask")
-    h = composer.call(_EMBED, {"input_ids": ids})["state"]
-    arguments = composer.call(_ARGUMENTS, {"state": h, "attention_mask": mask})
-    logits: dict[str, onnx_ir.Value] = {}
-    states: dict[str, onnx_ir.Value] = {}
-    for exit_ in range(1, model.iterations + 1):
-        answer, *states_after = composer.iterate(h, arguments, _ANSWER, *([_LAYER] if exit_ < model.iterations else []))
-        logits[exit_logits(exit_)] = composer.call(_READOUT, {"state": answer})["logits"]
-        h = states_after[0] if states_after else answer
-        states[state_name(exit_)] = composer.to_float32(h)
-    exits = composer.finish([ids, mask], {**logits, **states})
-    if not steps:
-        return Graphs(exits, pieces=pieces)
-
-    composer = _EncoderComposer(model, pieces)
-    inputs = {str(value.name): graph_input(value, str(value.name)) for value in pieces[_ARGUMENTS].graph.inputs}
-    (state,) = composer.iterate(inputs["state"], composer.call(_ARGUMENTS, inputs), _LAYER)
-    loop = composer.finish([*inputs.values()], {"next_state": state})
-    return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
+        composer = _EncoderComposer(model, pieces)
+        values = {str(value.name): graph_input(value, str(value.name)) for value in pieces[_ARGUMENTS].graph.inputs}
+        (state,) = composer.iterate(values["state"], composer.call(_ARGUMENTS, values), _LAYER)
+        loop = composer.finish([*values.values()], {"next_state": state})
+        return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
 
 
 def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
@@ -210,7 +131,7 @@ def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
 class _EncoderComposer(Composer):
     """Composes graphs of an encoder's traced pieces."""
 
-    def __init__(self, model: EncoderClassifier, pieces: Pieces) -> None:
+    def __init__(self, model: EncoderClassifier, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
         self._layers = [
             {

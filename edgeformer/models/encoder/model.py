@@ -5,7 +5,6 @@ Shapes: B rows, S tokens, d width, H heads, D = d / H.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,24 +15,14 @@ from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.layers import RMSNorm, explicit_attention, padding_mask
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""(q, k, v [B, H, S, D], additive mask [B, 1, 1, S] or None, dropout) → [B, H, S, D]"""
-
 _INITIAL_STD = 0.02
-
-
-def rotary_angles(positions: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of m·θ_i, θ_i = theta^(−2i/D), each [positions, D / 2] in float32 (paper A, "RoPE")."""
-    pair = torch.arange(0, head_size, 2, dtype=torch.float64)
-    angle = torch.outer(torch.arange(positions, dtype=torch.float64), theta ** (-pair / head_size))
-    return angle.cos().float(), angle.sin().float()
 
 
 class Rotation(nn.Module):
     """Rotates each pair of x by its position's angle (paper A, "RoPE").
 
-    The result has the first members of all pairs before the second ones. Attention only takes products of two rotated
-    vectors, so a common order does not matter, and not interleaving saves two operators per call.
+    The result has the first members of all pairs before the second ones: attention only takes products of two rotated
+    vectors, whose common order does not matter, and not interleaving saves two operators per call.
 
     Args:
         has_neighbours: a pair is (x_2i, x_2i+1), as trained; else (x_i, x_{i + D/2}).
@@ -51,38 +40,27 @@ class Rotation(nn.Module):
         return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Torch's scaled-dot-product attention, scale D^-0.5. Shapes as in :data:`Attention`."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-
-
 class SelfAttention(nn.Module):
     """Bidirectional multi-head self-attention with RoPE on queries and keys; q, k, v are one matrix product."""
 
-    def __init__(self, size: int, heads: int, dropout: float, attention: Attention) -> None:
+    def __init__(self, size: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads, self.head_size = heads, size // heads
         self.qkv = nn.Linear(size, 3 * size)
         self.out = nn.Linear(size, size)
         self.rotate = Rotation(has_neighbours=True)
         self.dropout = dropout
-        self.attention = attention
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Attend from the first ``queries`` positions (None: all) to every real token.
+        """Attend from the first ``queries`` positions (None: all) to every real token: [B, S, d] → [B, queries, d].
 
-        Args:
-            x: [B, S, d].
-            cos, sin: [S, 1, D / 2].
-            mask: [B, 1, 1, S], 0 for a real token and MASKED for padding.
-
-        Returns:
-            [B, queries, d].
+        ``cos`` and ``sin`` are [S, 1, D / 2]; ``mask`` [B, 1, 1, S] is 0 for a real token and MASKED for padding.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
         q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         dropout = self.dropout if self.training else 0.0
-        mixed = self.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, dropout)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, S, D]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -103,16 +81,15 @@ class SwiGLU(nn.Module):
 class EncoderLayer(nn.Module):
     """h' = h + MHA(Norm(h)); h'' = h' + FFN(Norm(h')) (paper A, "Transformer Layer Formulation")."""
 
-    def __init__(self, config: EncoderConfig, attention: Attention) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = SelfAttention(config.hidden_size, config.heads, config.dropout, attention)
+        self.attention = SelfAttention(config.hidden_size, config.heads, config.dropout)
         self.norm2 = RMSNorm(config.hidden_size, config.norm_eps)
         self.ffn = SwiGLU(config.hidden_size, config.ffn_size)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """h [B, S, d] → [B, queries, d]; arguments as in :meth:`SelfAttention.forward`."""
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
         h = h[:, :queries] + self.dropout(mixed)
         return h + self.dropout(self.ffn(self.norm2(h)))
@@ -130,20 +107,24 @@ class EncoderClassifier(nn.Module):
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(self, config: EncoderConfig, classes: int, attention: Attention = sdpa) -> None:
+    def __init__(self, config: EncoderConfig, classes: int) -> None:
         super().__init__()
+        self.exits = range(1, config.iterations + 1)
         self.iterations, self.residual_scale = config.iterations, config.residual_scale
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.types = nn.Embedding(2, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(EncoderLayer(config, attention) for _ in range(config.layers))
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head = nn.Linear(config.hidden_size, classes)
-        cos, sin = rotary_angles(config.max_positions, config.hidden_size // config.heads, config.rope_theta)
+        # m·θ_i, θ_i = theta^(−2i/D), [positions, D / 2] (paper A, "RoPE").
+        head_size = config.hidden_size // config.heads
+        frequencies = config.rope_theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), frequencies)
         self.cos: Tensor
         self.sin: Tensor
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=_INITIAL_STD)
@@ -164,9 +145,8 @@ class EncoderClassifier(nn.Module):
     def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
         """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
 
-        Args:
-            answer: the readout follows, which reads [CLS] alone. The last layer then computes that position only,
-                [B, 1, d]: the same logits for about an eighth less work with six layers.
+        With ``answer`` the readout follows, which reads [CLS] alone: the last layer computes that position only,
+        [B, 1, d].
         """
         cos, sin, mask = self.layer_arguments(h, attention_mask)
         start, last = h, len(self.layers) - 1
@@ -215,9 +195,8 @@ def exported_form(model: EncoderClassifier) -> EncoderClassifier:
 class ExportedAttention(nn.Module):
     """:class:`SelfAttention` without strided access.
 
-    A rotary pair's members are neighbours in the trained model, and taking each with a stride of two is slow in every
-    runtime. Here the rows of ``qkv`` are ordered so that the product has the order of a rotated vector. Rotation runs
-    on [B, H, S, D], in which the tables of angles [S, D / 2] need no transposition.
+    Taking every second number is slow in every runtime, so the rows of ``qkv`` have the order of a rotated vector.
+    Rotation runs on [B, H, S, D], in which the tables of angles [S, D / 2] need no transposition.
     """
 
     def __init__(self, trained: SelfAttention) -> None:
@@ -232,7 +211,6 @@ class ExportedAttention(nn.Module):
         self.qkv.bias = nn.Parameter(trained.qkv.bias.detach()[rows])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Arguments and result as in :meth:`SelfAttention.forward`."""
         shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
         q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
@@ -242,8 +220,7 @@ class ExportedAttention(nn.Module):
 class ExportedSwiGLU(nn.Module):
     """:class:`SwiGLU` with separate products for W1 and W2, whose weights are views: splitting one product is a copy.
 
-    Splitting ``qkv`` would be faster, too, but TensorRT joins those products differently in each loop and stores their
-    weights twice.
+    ``qkv`` is not split: TensorRT would join its products differently in each loop and store their weights twice.
     """
 
     def __init__(self, trained: SwiGLU) -> None:

@@ -10,17 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
-from edgeformer.artifacts.manifest import AttentionUse
 from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.models import read_run_recipe
-from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, ParameterSettings, count_parameters, sharing_copy
-from edgeformer.models.distillation import classification_loss
-from edgeformer.models.pretrained import MODEL, PretrainedConfig
+from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
+from edgeformer.models.pretrained import PretrainedConfig
 from edgeformer.models.pretrained.model import Components, PretrainedEncoder, exported_form, load_components, table_of
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
-from edgeformer.tasks import Prepared
 
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
@@ -34,12 +31,11 @@ _FREE_KEYS = {
 class PretrainedAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: BuildTarget) -> tuple[PretrainedEncoder, AttentionUse]:
-        """Build the encoder, always with torch's SDPA."""
+    def build(self, recipe: Any) -> PretrainedEncoder:
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
         components, _ = load_components(None, config.architecture, getattr(recipe, "classes", None), **overrides)
-        return PretrainedEncoder(components, config, trained=False), AttentionUse(requested="sdpa", used="sdpa")
+        return PretrainedEncoder(components, config, trained=False)
 
     def pinned(self, recipe: Any) -> Any:
         """Add the checksum of the source's weights. Raises InputError or ArtifactError if the source is unusable."""
@@ -89,21 +85,11 @@ class PretrainedAdapter(ModelAdapter):
             missing = frozenset(name for name in missing if "pooler" not in name)
         return tuple(sorted(missing))
 
-    def state_shape(self, recipe: Any) -> tuple[int, int]:
-        return MODEL.loops(recipe.model), recipe.model.sizes.width
-
-    def loss(self, model: PretrainedEncoder, recipe: Any, prepared: Prepared | None) -> Loss:
-        """Cross-entropy, or distillation from a teacher."""
-        return classification_loss(recipe, prepared)
-
-    def exits(self, model: PretrainedEncoder) -> Exits:
-        return Exits(model, model.every_exit, range(1, model.stages + 1), model.stages)
-
     def needed(self, model: PretrainedEncoder) -> dict[int, int]:
         """Count a layer's shared parameters once and its own ones per application up to the exit."""
         around = sum(map(count_parameters, (model.embeddings, model.head, model.final_norm)))
         needed = {}
-        for exit_ in range(1, model.stages + 1):
+        for exit_ in model.exits:
             needed[exit_] = around
             order = model.order[: exit_ * model.layers_per_stage]
             for number, layer in enumerate(model.layers):
@@ -113,10 +99,12 @@ class PretrainedAdapter(ModelAdapter):
                     needed[exit_] += parameter.numel() * uses // share
         return needed
 
-    def trace(self, model: PretrainedEncoder, inputs: Sequence[str], *, steps: bool) -> Graphs:
+    def trace(
+        self, model: PretrainedEncoder, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
+    ) -> Graphs:
         """Trace the exits, and the parts if every stage applies the same layers in the same order."""
         model = exported_form(model)
-        exits, size, longest = self.exits(model), model.layers_per_stage, {"sequence": model.max_positions}
+        exits, size, longest = Exits(model), model.layers_per_stage, {"sequence": model.max_positions}
         graphs = {"exits": export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs))}
         stages = {model.order[start : start + size] for start in range(0, len(model.order), size)}
         if steps and len(stages) == 1 and not model.kinds:

@@ -299,6 +299,7 @@ class PretrainedEncoder(nn.Module):
         self.order, self.kinds, self.window = components.order, components.kinds, components.window
         self.max_positions = config.max_positions
         self.stages = len(self.order) // self.layers_per_stage
+        self.exits = range(1, self.stages + 1)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, states: bool = False

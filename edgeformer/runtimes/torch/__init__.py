@@ -13,12 +13,10 @@ from edgeformer.system.capability import (
     Capability,
     ask_installed,
     describe_extra,
-    describe_package,
     driver_too_old,
     installed_version,
 )
 
-_FLASH_REMEDY = f"optional, on a CUDA machine: {install_hint('flash')}; torch's SDPA is used without it"
 _CPU_ONLY = "for a CPU-only torch, first install torch with the command that pytorch.org's selector gives for CPU"
 _SCRIPTS = {
     "torch": """
@@ -27,13 +25,12 @@ cuda = torch.cuda.is_available()
 say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
     devices=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [])
 """,
-    "flash_attn": "import flash_attn\nsay(version=flash_attn.__version__)\n",
 }
 
 
 class TorchRuntime(Runtime):
     name = "torch"
-    distributions = ("torch", "accelerate", "safetensors", "flash-attn")
+    distributions = ("torch", "accelerate", "safetensors")
     facts: ClassVar = {
         "torch-cpu": ProviderFacts("torch-cpu", "cpu"),
         "torch-cuda": ProviderFacts("torch-cuda", "cuda"),
@@ -59,8 +56,7 @@ class TorchRuntime(Runtime):
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)
-        flash = describe_package("flash-attn", answers["flash_attn"], _FLASH_REMEDY)
-        return [describe_torch(answers["torch"], cuda_driver.problem()), describe_extra("train"), flash]
+        return [describe_torch(answers["torch"], cuda_driver.problem()), describe_extra("train")]
 
 
 def describe_torch(answer: Answer | None, driver: str | None) -> Capability:

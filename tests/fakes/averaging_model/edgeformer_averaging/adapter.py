@@ -9,12 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.models.adapter import BuildTarget, Loss, ModelAdapter, sharing_copy
-from edgeformer.models.distillation import classification_loss
+from edgeformer.models.adapter import ModelAdapter, sharing_copy
 from edgeformer.models.layers import RMSNorm
 from edgeformer.models.tracing import Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
-from edgeformer.tasks import Prepared
 
 _EPS = 1e-6
 
@@ -41,6 +38,7 @@ class AveragingClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.rounds, self.max_positions = rounds, max_positions
+        self.exits = range(1, rounds + 1)
         self.tokens = nn.Embedding(vocab_size, width)
         self.norm1, self.norm2 = RMSNorm(width, _EPS), RMSNorm(width, _EPS)
         self.widen, self.narrow = nn.Linear(width, inner_width), nn.Linear(inner_width, width)
@@ -84,19 +82,13 @@ class AveragingClassifier(nn.Module):
 class AveragingAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
-    def build(self, recipe: Any, place: BuildTarget) -> tuple[AveragingClassifier, AttentionUse]:
-        """Build the model; without attention, the manifest names the default one."""
-        model = AveragingClassifier(classes=recipe.classes, **recipe.model.model_dump(exclude={"kind"}))
-        return model, AttentionUse(requested="sdpa", used="sdpa")
+    def build(self, recipe: Any) -> AveragingClassifier:
+        return AveragingClassifier(classes=recipe.classes, **recipe.model.model_dump(exclude={"kind"}))
 
-    def loss(self, model: AveragingClassifier, recipe: Any, prepared: Prepared | None) -> Loss:
-        return classification_loss(recipe, prepared)
-
-    def exits(self, model: AveragingClassifier) -> Exits:
-        return Exits(model, model.every_exit, range(1, model.rounds + 1), model.rounds)
-
-    def trace(self, model: AveragingClassifier, inputs: Sequence[str], *, steps: bool) -> Graphs:
-        exits = self.exits(model)
+    def trace(
+        self, model: AveragingClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
+    ) -> Graphs:
+        exits = Exits(model)
         specs = {"exits": text_spec(exits, inputs, model.max_positions, exits.outputs)}
         if steps:
             state = {"state": model.tokens.weight.new_zeros(2, model.tokens.embedding_dim)}
