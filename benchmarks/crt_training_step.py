@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import Batch, Losses
-from edgeformer.models.crt.loss import CHUNK_TOKENS, combine_exit_losses
+from edgeformer.models.crt.loss import CHUNK_TOKENS, exit_weights
 from edgeformer.models.crt.model import CRT, DilatedConv, attention
 from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import get_task
@@ -75,7 +75,8 @@ def plain(model: CRT, exit_weight: float) -> Loss:
             head = model.head_of(loop)
             each = [checkpoint(plain_cross_entropy, x, head, aims, use_reentrant=False) for x, aims in parts]
             losses[loop] = torch.stack(each).sum()
-        return Losses(combine_exit_losses(losses, exit_weight), {})
+        weights = exit_weights([*losses], exit_weight)
+        return Losses(torch.stack([weight * losses[loop] for loop, weight in weights.items() if weight]).sum(), {})
 
     return loss
 

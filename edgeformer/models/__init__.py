@@ -57,13 +57,9 @@ class ModelSpec(ABC):
         return adapter
 
     def complete(self, document: dict[str, Any]) -> None:  # noqa: B027 - most models need no completion
-        """Fill in, in place, the recipe keys that follow from the model's files.
+        """Fill in, in place, keys of a recipe, not validated yet, that follow from the model's files.
 
-        Args:
-            document: parsed recipe, not validated yet.
-
-        Raises:
-            InputError, ArtifactError: a file is missing or unusable.
+        Raises InputError or ArtifactError if a file is missing or unusable.
         """
 
     @abstractmethod
@@ -81,11 +77,8 @@ class ModelSpec(ABC):
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
         """Convert a run's config.json to a bundle's, which clients of Hugging Face repositories can open.
 
-        For a classifier with a step bundle it has ``iterations``: how often a host runs the loop graph.
-
-        Args:
-            config: the run's config.json, with the new vocabulary size if the vocabulary was trimmed.
-            precision: of the graph that a client loads by default.
+        For a classifier with a step bundle it has ``iterations``: how often a host runs the loop graph. ``precision``
+        is of the graph that a client loads by default.
         """
         return dict(config)
 
@@ -101,10 +94,7 @@ REGISTRY: Registry[ModelSpec] = Registry(__name__, "MODEL", ModelSpec, lambda mo
 def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes: int) -> dict[str, Any]:
     """Build a text encoder's config.json for clients (:data:`CLIENT_TYPE`); ``edgeformer`` keeps the original.
 
-    Args:
-        config: the run's config.json.
-        precision: of the graph that a client loads by default.
-        sizes: ``layers`` that a text passes, ``heads``, ``hidden_size``, and ``iterations`` of the loop graph.
+    ``sizes``: ``layers`` that a text passes, ``heads``, ``hidden_size``, and ``iterations`` of the loop graph.
     """
     optional = ("id2label", "label2id", "thresholds")
     return {
@@ -145,10 +135,8 @@ def recipe_type(task: str, kind: str) -> Any:
 def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:
     """Find, read, override and validate a recipe; its ``task`` and its model's ``kind`` select the type.
 
-    Paths in it become absolute: see :func:`~edgeformer.artifacts.documents.resolve_paths`.
-
     Args:
-        name: a path, or the name of a shipped recipe.
+        name: a path, or the name of a shipped recipe. Paths in it become absolute.
         overrides: ``key=value`` each.
         note: receives a message for each path that does not lie beside the recipe.
 

@@ -120,8 +120,18 @@ class ModelAdapter(ABC):
         """Return a model with the rows ``kept`` (int64 [n]) of the token table; other tensors are shared."""
         raise InputError("--vocab-trim: the vocabulary of this model cannot be trimmed")
 
-    def match_cuda_memory(self, model: Any) -> None:  # noqa: B027 - most models need no changes
-        """Replace, in place, modules that need another amount of memory on CUDA than on the CPU, to plan memory."""
+    def match_cuda_memory(self, model: Any) -> None:
+        """Change, in place, modules that need another amount of memory on CUDA than on the CPU, to plan memory.
+
+        By default attention loses its dropout: with it, the CPU's kernel stores all weights [B, H, S, S].
+        """
+        for module in model.modules():
+            if "Attention" in type(module).__name__:
+                for name in ("dropout", "attention_dropout"):
+                    if isinstance(getattr(module, name, None), float):
+                        setattr(module, name, 0.0)
+                    elif isinstance(getattr(module, name, None), nn.Dropout):
+                        getattr(module, name).p = 0.0
 
 
 def count_parameters(model: nn.Module) -> int:

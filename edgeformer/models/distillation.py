@@ -25,17 +25,12 @@ _MAX_CACHED_ROWS = 1_000_000
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
-    """Return the loss for models from input_ids and attention_mask [B, S] to logits [B, C], summed over the rows.
+    """Return the loss of a classifier, summed over the rows; ``prepared`` is None if memory is planned without data.
 
     Labels [B] give cross-entropy; labels 0 and 1 [B, C] of rows with several labels give binary cross-entropy, averaged
-    over the labels. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states):
-    KL between student and teacher at temperature T, times T²; the squared distance of their states is averaged over
-    real tokens and width.
-
-    Args:
-        recipe: its ``training`` has ``label_smoothing``, ``token_dropout`` (share of tokens replaced by [UNK]),
-            ``teacher`` and ``distillation``.
-        prepared: names the special tokens, which token dropout skips; None: no token dropout, no teacher weights.
+    over the labels. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states): KL
+    between student and teacher at temperature T, times T²; the squared distance of their states is averaged over real
+    tokens and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK].
 
     Raises:
         RecipeError: the teacher is missing, or has other tokens or labels.
@@ -90,12 +85,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
 
 
 class _Teacher:
-    """A trained classifier, whose logits are cached per row.
-
-    Args:
-        recipe: of the student. Raises RecipeError if the teacher does not fit it.
-        prepared: None: its weights are not loaded.
-    """
+    """A trained classifier, whose logits are cached per row. Raises RecipeError if it does not fit the student's."""
 
     def __init__(self, recipe: Any, prepared: Prepared | None) -> None:
         folder = Path(recipe.training.teacher)

@@ -83,20 +83,10 @@ def padding_mask(h: Tensor, attention_mask: Tensor | None) -> Tensor | None:
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """Compute softmax(q kᵀ · scale + mask) v for export, as torch's ``scaled_dot_product_attention`` does.
+    """Compute softmax(q kᵀ · scale + mask) v for export: q [B, H, Q, D], k and v [B, H, S, D] → [B, H, Q, D].
 
-    The exporter turns torch's function into a copy of all keys, scaled and transposed through two changes of shape.
-    Scaling only the queries, before the product, avoids that, and the product cannot overflow FP16. In an exported FP16
-    graph the softmax runs in float32, see :mod:`edgeformer.models.tracing`.
-
-    Args:
-        q: [B, H, Q, D].
-        k, v: [B, H, S, D].
-        mask: added to the scores, broadcast to [B, H, Q, S]; None: every position is visible.
-        scale: None: D^-0.5.
-
-    Returns:
-        [B, H, Q, D].
+    The exporter turns torch's function into a copy of all keys, scaled and transposed. Scaling only the queries, before
+    the product, avoids that, and the product cannot overflow FP16. ``scale`` is D^-0.5 by default.
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
     return (scores if mask is None else scores + mask).softmax(-1) @ v

@@ -45,10 +45,9 @@ class GraphSpec:
     """A module to export, in evaluation mode on the CPU, with example arguments.
 
     Attributes:
-        inputs: name → example, in the order of the module's arguments. Every dynamic axis of an example is at least 2
-            long, because torch specialises on 0 and 1.
+        inputs: name → example, in the order of the module's arguments. A dynamic axis is at least 2 long, because torch
+            specialises on 0 and 1.
         axes: input → axis → name of the dynamic size: ``batch``, ``sequence``, ``past``…
-        outputs: names of the module's results, in order.
         longest: dynamic size → its largest value, if bounded.
     """
 
@@ -61,15 +60,13 @@ class GraphSpec:
 
 @dataclass(frozen=True)
 class Graphs:
-    """All graphs of one model in one precision.
+    """All graphs of one model in one precision: of all exits, as in :class:`Exits`, and with caches to generate text.
 
     Attributes:
-        exits: one graph with the outputs of :class:`Exits`.
         steps: part → graph (embed, loop, readout…); empty if not requested.
-        decode: graph with caches, of a model that generates text.
         shared_weights: the graphs keep their weights in one common file, instead of one file each.
         has_row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
-        pieces: traced parts by name, for reuse with a trimmed vocabulary.
+        pieces: traced parts by name, for reuse.
     """
 
     exits: onnx_ir.Model
@@ -188,8 +185,7 @@ def _compute_softmax_in_float32(model: onnx_ir.Model) -> None:
 def deduplicate_weights(model: onnx_ir.Model) -> None:
     """Store every weight once: apply operators on weights alone to the weights, and merge equal tensors and nodes.
 
-    A layer that is used twice reads its weight through one transposition per use. Runtimes would fold each into a copy
-    when they load the file, and quantizers skip products whose weight is not a stored tensor.
+    Runtimes would fold the transposition of each use into a copy, and quantizers skip products of no stored tensor.
     """
     limits = {"input_size_limit": 2**40, "output_size_limit": 2**40}  # none
     fold_constants(model, **limits, should_fold=lambda node: node.op_type in _FOLDED or None)
@@ -205,11 +201,7 @@ def deduplicate_weights(model: onnx_ir.Model) -> None:
 
 
 def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir.Model:
-    """Copy the part of a graph that computes some of its outputs, with the nodes and weights that it needs.
-
-    Args:
-        outputs: name in ``model`` → name in the copy. Inputs without a use are removed.
-    """
+    """Copy the part of a graph that computes ``outputs``, name in ``model`` → name in the copy; unused inputs go."""
     copy = model.clone()
     graph = copy.graph
     selected = [value for value in graph.outputs if value.name in outputs]
@@ -224,11 +216,7 @@ def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir
 
 
 class Composer:
-    """Builds a graph of calls of traced pieces; :meth:`finish` inlines them.
-
-    Args:
-        pieces: traced graphs by name. They are not changed; their weights are shared, not copied.
-    """
+    """Builds a graph of calls of traced pieces, whose weights are shared, not copied; :meth:`finish` inlines them."""
 
     def __init__(self, pieces: Mapping[str, onnx_ir.Model]) -> None:
         self._functions: dict[str, onnx_ir.Function] = {}
@@ -314,13 +302,9 @@ def graph_input(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
 def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:
     """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`deduplicate_weights` merges them.
 
-    Every loop reads the number of tokens from its own state and cache, and builds a mask from it. Once all read it from
-    the same value, the nodes are equal, and one mask serves all loops.
-
-    Args:
-        model: a composed graph after inlining.
-        shared: names of inputs and of the pieces' results. Only there do equal names of dynamic sizes mean equal
-            sizes; values inside a piece may have been traced with other sizes than it is called with.
+    Every loop builds a mask from the number of tokens of its own state and cache. Once all read it from the same value,
+    one mask serves all loops. Only at inputs and pieces' results, ``shared``, do equal names of dynamic sizes mean
+    equal sizes: a piece may have been traced with other sizes than it is called with.
     """
     sources: dict[str | None, tuple[onnx_ir.Value, int]] = {}
     for value in model.graph.inputs:
@@ -343,26 +327,16 @@ def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> Non
 def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
     """Convert an FP32 trace to the graph that tracing the FP16 model would give, which saves the seconds of tracing.
 
-    Both traces have the same nodes but for casts. The types follow from the FP16 model by torch's rules: its tensors
-    say which weight is stored in which type, operands of two types are promoted, constants of the code take the type of
-    the other operand, and modules with ``keeps_float32`` take FP16, compute in float32 and return FP16. Tests compare
-    the two graphs node for node.
-
-    Args:
-        piece: graph from :func:`export_graph` of the FP32 model; it is not changed.
-        spec: of the same piece after :func:`~edgeformer.models.layers.convert_weights_to_fp16`.
-
-    Raises:
-        EdgeformerError: the FP16 type of a node is undefined.
+    Both traces have the same nodes but for casts. The types follow from the FP16 model, ``spec``, by torch's rules: its
+    tensors say which weight is stored in which type, operands of two types are promoted, constants of the code take the
+    type of the other operand, and modules with ``keeps_float32`` take FP16, compute in float32 and return FP16. Tests
+    compare the two graphs node for node. Raises EdgeformerError if the FP16 type of a node is undefined.
     """
     model = piece.clone()
     graph = model.graph
     narrowed: set[onnx_ir.Value] = set()  # results of keeps_float32 modules, which nodes behind the module read in FP16
     constants: set[onnx_ir.Value] = set()  # FP32 numbers from the code, which are no tensors of the model
     casts: dict[tuple[onnx_ir.Value, onnx_ir.DataType], onnx_ir.Value] = {}
-
-    def set_type(value: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
-        value.type = onnx_ir.TensorType(dtype)  # setting value.dtype would change the type object that clones share
 
     def as_type(value: onnx_ir.Value, dtype: onnx_ir.DataType, user: onnx_ir.Node | None) -> onnx_ir.Value:
         """Return the value in a type, from a cast before its first user; None: at the graph's end."""
@@ -388,12 +362,13 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
 
     for value in graph.inputs:
         if value.dtype == _FLOAT:
-            set_type(value, _ONNX_TYPES[spec.inputs[str(value.name)].dtype])
+            # Setting value.dtype would change the type object that clones share.
+            value.type = onnx_ir.TensorType(_ONNX_TYPES[spec.inputs[str(value.name)].dtype])
     stored: dict[str, Tensor] = {**spec.module.state_dict(keep_vars=True), **dict(spec.module.named_buffers())}
     for name, value in graph.initializers.items():
         if value.dtype == _FLOAT and name in stored:
             value.const_value = onnx_ir.tensor(stored[name].detach().numpy(), name=name)
-            set_type(value, value.const_value.dtype)
+            value.type = onnx_ir.TensorType(value.const_value.dtype)
         elif value.dtype == _FLOAT:
             constants.add(value)
     for node in list(graph):  # in execution order: all float operands get one type, which the float results get, too
@@ -416,7 +391,7 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
             if operand is not None and operand in operands:
                 node.replace_input_with(index, as_type(operand, dtype, node))
         for value in results:
-            set_type(value, dtype)
+            value.type = onnx_ir.TensorType(dtype)
             if in_float32 and dtype == _FLOAT:
                 narrowed.add(value)
     with torch.inference_mode():

@@ -42,7 +42,6 @@ from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models.weights import save_weights
 from edgeformer.training.distributed import Processes
-from edgeformer.training.optimizer import LearningRate
 
 CHECKPOINTS_FOLDER, WEIGHTS = "checkpoints", "model.safetensors"
 _OPTIMIZER, _SCALER, _SCHEDULE = "optimizer.bin", "scaler.pt", "schedule.pt"
@@ -86,11 +85,7 @@ def random_states_file(rank: int) -> str:
 
 
 def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> State:
-    """Collect weights, optimizer, scaler and random states on the main process. All processes must call it.
-
-    Args:
-        model, optimizer: as returned by :meth:`Processes.prepare`.
-    """
+    """Collect weights, optimizer, scaler and random states on the main process. All processes must call it."""
     random_states: dict[str, Any] = {
         "random_state": random.getstate(),
         "numpy_random_seed": np.random.get_state(),
@@ -101,51 +96,16 @@ def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> Sta
     state = {random_states_file(rank): states for rank, states in enumerate(processes.gather(random_states))}
     if processes.accelerator.scaler is not None:
         state[_SCALER] = processes.accelerator.scaler.state_dict()
+    plain: nn.Module = processes.accelerator.unwrap_model(model)
     if not processes.sharded:
-        return {WEIGHTS: processes.unwrap(model).state_dict(), _OPTIMIZER: optimizer.state_dict(), **state}
-    weights = OrderedDict(get_model_state_dict(processes.unwrap(model), options=_FULL))
-    by_name: Any = get_optimizer_state_dict(processes.unwrap(model), optimizer.optimizer, options=_FULL)
+        return {WEIGHTS: plain.state_dict(), _OPTIMIZER: optimizer.state_dict(), **state}
+    weights = OrderedDict(get_model_state_dict(plain, options=_FULL))
+    by_name: Any = get_optimizer_state_dict(plain, optimizer.optimizer, options=_FULL)
     optimizer_state: dict[str, Any] = {}
     if processes.is_main:  # parameters by their number in the order of the groups, as Optimizer.state_dict has them
         names = [name for group in by_name["param_groups"] for name in group["params"]]
         optimizer_state = _rekeyed(by_name, {name: number for number, name in enumerate(names)})
     return {WEIGHTS: weights, _OPTIMIZER: optimizer_state, **state}
-
-
-def load_state(folder: Path, processes: Processes, model: nn.Module, optimizer: Any) -> None:
-    """Load a checkpoint into prepared model, optimizer and scaler, and set the random states.
-
-    A process without random states in the checkpoint keeps its own.
-
-    Raises:
-        Exception: any that torch or safetensors raise for files that do not fit.
-    """
-    plain, optimizer_state = processes.unwrap(model), load_without_code(folder / _OPTIMIZER, map_location="cpu")
-    if processes.sharded:
-        weights: dict[str, Any] = load_file(folder / WEIGHTS)
-        # The file stores a shared tensor under one of its names; the model expects all of them.
-        parameters = list(plain.named_parameters(remove_duplicate=False))
-        stored_names = {parameter: name for name, parameter in parameters if name in weights}
-        weights |= {name: weights[stored_names[value]] for name, value in parameters if value in stored_names}
-        set_model_state_dict(plain, weights, options=_FULL)
-        inner = optimizer.optimizer  # in Accelerate's wrapper
-        names = {parameter: name for name, parameter in plain.named_parameters()}
-        ordered = [names[parameter] for group in inner.param_groups for parameter in group["params"]]
-        by_name = _rekeyed(optimizer_state, dict(enumerate(ordered)))
-        set_optimizer_state_dict(plain, inner, by_name, options=_FULL)
-    else:
-        load_model(plain, folder / WEIGHTS)
-        optimizer.load_state_dict(optimizer_state)
-    if processes.accelerator.scaler is not None:
-        processes.accelerator.scaler.load_state_dict(load_without_code(folder / _SCALER))
-    random_file = folder / random_states_file(processes.rank)
-    if random_file.is_file():
-        states = load_without_code(random_file)
-        random.setstate(states["random_state"])
-        np.random.set_state(states["numpy_random_seed"])
-        torch.set_rng_state(states["torch_manual_seed"])
-        if torch.cuda.is_available() and "torch_cuda_manual_seed" in states:
-            torch.cuda.set_rng_state(states["torch_cuda_manual_seed"][0])
 
 
 def _rekeyed(state: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
@@ -157,9 +117,8 @@ def _rekeyed(state: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any
 class Checkpoints:
     """The ``checkpoints/`` folder of a run: its last two states, each in a folder ``NUMBER-step-STEP``.
 
-    Each state is complete: weights, optimizer, schedule, scaler, random states, position, checksums of all of them, and
-    ``best.safetensors``, the best weights so far (a hard link where the file system supports it). No file is unpickled
-    with code execution.
+    Each is complete: weights, optimizer, schedule, scaler, random states, position, checksums of all of them, and
+    ``best.safetensors``, the best weights so far (a hard link if possible). Nothing is unpickled with code execution.
     """
 
     def __init__(self, run: Path) -> None:
@@ -179,12 +138,10 @@ class Checkpoints:
         """Whether a state was ever saved, damaged or not."""
         return bool(self._states())
 
-    def save(self, state: State, rate: LearningRate, position: Position, *, best: bool) -> None:
-        """Write a new state atomically, then remove all but the last two.
+    def save(self, state: State, schedule: Any, position: Position, *, best: bool) -> None:
+        """Write a new state from :func:`collect_state` atomically, then remove all but the last two.
 
-        Args:
-            state: from :func:`collect_state`.
-            best: whether its weights are the best so far.
+        ``best``: its weights are the best so far. ``schedule`` is None for a constant learning rate.
 
         Raises:
             EdgeformerError: it cannot be written; the earlier states are unchanged.
@@ -200,7 +157,7 @@ class Checkpoints:
                     is_weights = name == WEIGHTS
                     content = OrderedDict(value) if is_weights else value
                     save_object(content, folder / name, safe_serialization=is_weights)
-                torch.save(rate.state_dict(), folder / _SCHEDULE)
+                torch.save({} if schedule is None else schedule.state_dict(), folder / _SCHEDULE)
                 write_json(folder / _POSITION, asdict(position))
                 best_file = folder / WEIGHTS if best else self.best if position.validation else None
                 if best:
@@ -235,11 +192,7 @@ class Checkpoints:
     def find(self, report: Callable[[str], None]) -> tuple[Path, bool] | None:
         """Return the newest undamaged state and whether it has the best weights; None if none was saved yet.
 
-        Args:
-            report: receives a message about damaged states.
-
-        Raises:
-            ArtifactError: all states are damaged.
+        ``report`` receives a message about damaged states. Raises ArtifactError if all are damaged.
         """
         problems: list[str] = []
         without_best: Path | None = None
@@ -269,22 +222,45 @@ class Checkpoints:
         return without_best, False
 
     def load(
-        self,
-        folder: Path,
-        processes: Processes,
-        model: nn.Module,
-        optimizer: Any,
-        rate: LearningRate,
-        *,
-        has_best: bool,
+        self, folder: Path, processes: Processes, model: nn.Module, optimizer: Any, schedule: Any, *, has_best: bool
     ) -> Position:
         """Load the state that :meth:`find` returned into what was prepared. Raises ArtifactError if that fails."""
         self._good = [folder]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the unpickler: what it refuses is an error
-                load_state(folder, processes, model, optimizer)
-                rate.load_state_dict(load_without_code(folder / _SCHEDULE))
+                plain: nn.Module = processes.accelerator.unwrap_model(model)
+                optimizer_state = load_without_code(folder / _OPTIMIZER, map_location="cpu")
+                if processes.sharded:
+                    weights: dict[str, Any] = load_file(folder / WEIGHTS)
+                    # The file stores a shared tensor under one of its names; the model expects all of them.
+                    parameters = list(plain.named_parameters(remove_duplicate=False))
+                    stored_names = {parameter: name for name, parameter in parameters if name in weights}
+                    weights |= {
+                        name: weights[stored_names[value]] for name, value in parameters if value in stored_names
+                    }
+                    set_model_state_dict(plain, weights, options=_FULL)
+                    inner = optimizer.optimizer  # in Accelerate's wrapper
+                    names = {parameter: name for name, parameter in plain.named_parameters()}
+                    ordered = [names[parameter] for group in inner.param_groups for parameter in group["params"]]
+                    by_name = _rekeyed(optimizer_state, dict(enumerate(ordered)))
+                    set_optimizer_state_dict(plain, inner, by_name, options=_FULL)
+                else:
+                    load_model(plain, folder / WEIGHTS)
+                    optimizer.load_state_dict(optimizer_state)
+                if processes.accelerator.scaler is not None:
+                    processes.accelerator.scaler.load_state_dict(load_without_code(folder / _SCALER))
+                random_file = folder / random_states_file(processes.rank)
+                if random_file.is_file():
+                    states = load_without_code(random_file)
+                    random.setstate(states["random_state"])
+                    np.random.set_state(states["numpy_random_seed"])
+                    torch.set_rng_state(states["torch_manual_seed"])
+                    if torch.cuda.is_available() and "torch_cuda_manual_seed" in states:
+                        torch.cuda.set_rng_state(states["torch_cuda_manual_seed"][0])
+                schedule_state = load_without_code(folder / _SCHEDULE)
+                if schedule is not None:
+                    schedule.load_state_dict(schedule_state)
             position = Position(**json.loads((folder / _POSITION).read_text(encoding="utf-8")))
         except pickle.UnpicklingError:
             problem = "holds more than numbers, which could run code, so it is not read"

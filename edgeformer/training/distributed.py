@@ -23,7 +23,6 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     broadcast_object_list,
     gather_object,
-    set_seed,
 )
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -53,7 +52,8 @@ class Processes:
     """This process among those that train the run.
 
     Attributes:
-        rank, count: number of this process from 0, and number of processes.
+        rank, count: number of this process from 0, and number of processes; ``local_count`` of them on this host.
+        is_main: this is the process that writes.
         sharded: weights, gradients and optimizer state are sharded (FSDP2) instead of copied (DDP).
     """
 
@@ -63,16 +63,8 @@ class Processes:
         self.count: int = accelerator.num_processes
         self.sharded = sharded and self.count > 1
         self.device: torch.device = accelerator.device
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the process that writes."""
-        return self.rank == 0
-
-    @property
-    def local_count(self) -> int:
-        """Number of processes on this host."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.count > 1 else 1
+        self.is_main = self.rank == 0
+        self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.count > 1 else 1
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Move model and optimizer to the device and wrap them for number format and processes."""
@@ -90,11 +82,6 @@ class Processes:
             group["params"] = [next(shards) for _ in group["params"]]
         prepared = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return prepared, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that was prepared."""
-        module: nn.Module = self.accelerator.unwrap_model(model)
-        return module
 
     def clip(self, model: nn.Module, max_norm: float | None) -> float:
         """Clip the gradient to ``max_norm`` (None: do not) and return its norm before."""
@@ -154,7 +141,9 @@ class Processes:
             raise error
         rank, message, code = failures[0]
         if self.is_main:
-            raise (InputError if code == InputError.exit_code else EdgeformerError)(self._named(rank, message))
+            raise (InputError if code == InputError.exit_code else EdgeformerError)(
+                f"process {rank} of {self.count}: {message}"
+            )
         raise AlreadyReported(message, code)
 
     def require_equal(self, facts: Mapping[str, object]) -> None:
@@ -163,15 +152,15 @@ class Processes:
         for rank, values in enumerate(workers, 1):
             for name, value in values.items():
                 if value != main[name]:
-                    message = self._named(rank, name) + (
-                        f" is {value}, but {main[name]} in process 0; recipe, files, options and number format must be "
-                        "the same everywhere"
+                    message = (
+                        f"process {rank} of {self.count}: {name} is {value}, but {main[name]} in process 0; recipe, "
+                        "files, options and number format must be the same everywhere"
                     )
                     raise InputError(message) if self.is_main else AlreadyReported(message, InputError.exit_code)
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
-        """Run the block in one process of each host first; the others then use what it prepared."""
+        """Run the block in one process of each host first; unlike Accelerate's, the others go on if it fails."""
         is_first = self.accelerator.is_local_main_process
         if not is_first:
             self.accelerator.wait_for_everyone()
@@ -192,26 +181,17 @@ class Processes:
             # gloo begins with its own source file, and goes on with guesses.
             reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is")[0].partition("\n")[0]
             message = f"lost the connection to another process, which ended or was killed: {reason}; {remedy}"
-            raise EdgeformerError(self._named(self.rank, message)) from error
-
-    def _named(self, rank: int, message: str) -> str:
-        return f"process {rank} of {self.count}: {message}"
+            raise EdgeformerError(f"process {self.rank} of {self.count}: {message}") from error
 
     def failure(self, message: str) -> EdgeformerError:
         """Return the error that every process raises for a failure all of them detect; only the main one prints it."""
         return EdgeformerError(message) if self.is_main else AlreadyReported(message, EdgeformerError.exit_code)
 
-    def seed_other_ranks(self, seed: int) -> None:
-        """Give every process but the main one its own random numbers, from ``seed`` and its rank."""
-        if not self.is_main:
-            set_seed(seed + self.rank)
-
 
 def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *, sharded: bool) -> Processes:
     """Find the device, the number format and the other processes, from the launcher's environment variables.
 
-    Args:
-        sharded: FSDP2 instead of DDP; ``accelerate launch --use_fsdp`` requests it too.
+    ``sharded``: FSDP2 instead of DDP; ``accelerate launch --use_fsdp`` requests it too.
 
     Raises:
         InputError: no such device, a number format that it does not train in, or an unsupported engine.

@@ -1,7 +1,7 @@
 """Predicted time of a training: from steps timed in a child process, or from a device's stated rates.
 
-``python -m edgeformer.training.duration RECIPE CACHE SECONDS auto|cpu`` times steps: it prints one JSON object, and
-writes encoded data into CACHE. This module imports torch only to time steps.
+``python -m edgeformer.training.duration RECIPE CACHE`` times steps on the CPU: it prints one JSON object, and writes
+encoded data into CACHE. This module imports torch only to time steps.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from edgeformer.artifacts.command_results import PlannedTime
-from edgeformer.artifacts.device import DeviceProfile, Fact
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import SILENT, Progress, bar
@@ -124,8 +123,8 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
             prepared = task.prepare(recipe, cache, progress)
         except EdgeformerError as error:
             problem = str(error)
+    notes: list[str] = []
     if reason is None and not problem:
-        notes: list[str] = []
         fitted = fitted_recipe(recipe, prepared.tokenizer, notes.append)
         sizes = prepared.train.sizes(np.arange(len(prepared.train)))
         rows, is_bucketed = len(sizes), training.batching == "bucketed"
@@ -143,8 +142,6 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
             notes = [finding.message for finding in data_findings(data)]
         except (DataError, MissingDependencyError) as error:
             notes = [f"training would refuse its data: {error}"]
-    else:
-        notes = []
     count, tokens = data.expected_rows, data.tokens_at_once
     row_text = f"rows of {'' if getattr(data, 'mode', None) == 'packed' else 'up to '}{tokens:,} tokens"
     if count is None or problem:
@@ -165,16 +162,10 @@ def planned_time(
     fits: bool,
     progress: Progress = SILENT,
 ) -> PlannedTime:
-    """Estimate how long training takes on ``device``.
+    """Estimate how long training takes on ``device`` in a resolved precision.
 
-    If the device is this host and the data was read, some steps are timed. Otherwise the work of a step is divided by
-    the rates of the profile.
-
-    Args:
-        data: from :func:`planned_data`.
-        precision: of training on the device, resolved.
-        cache: as for :func:`planned_data`.
-        fits: whether the recipe fits into memory; otherwise no step is timed.
+    If the device is this host, the data was read and the recipe fits into memory, some steps are timed. Otherwise the
+    work of a step is divided by the rates of the profile.
     """
     recipe = data.recipe
     try:
@@ -182,9 +173,9 @@ def planned_time(
             raise InputError(data.problem)
         if device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing some steps", None, ""):
-                timing = time_steps(recipe, cache, accelerator="cpu")  # the host's profile describes its CPU
-            low, high = (share * timing.total_s for share in _TIMED_RANGE)
-            return _estimated(data, low_s=low, high_s=high, basis=f"{timing.timed_steps} steps timed here; {data.text}")
+                total_s, timed_steps = _time_steps(recipe, cache)
+            low, high = (share * total_s for share in _TIMED_RANGE)
+            return _estimated(data, low_s=low, high_s=high, basis=f"{timed_steps} steps timed here; {data.text}")
         if device.kind == "cuda":
             return gpu_time(data, work, device, precision)
         # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
@@ -222,43 +213,34 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
     Raises:
         EdgeformerError: the profile lacks a required rate.
     """
-
-    def required(name: str, fact: Fact[float] | None) -> float:
-        if fact is None:
-            raise EdgeformerError(f"device profile {device.name!r} does not say {name}")
-        return fact.value
-
-    training, peaks = data.recipe.training, device.peaks
-    if precision == "fp32":
-        peak_rate = required("peaks.fp32", peaks.fp32)
-        if training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that rate
-            peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
-    else:
-        peak_rate = required("peaks.fp16", next(iter(peaks.of("fp16")), None))
-    bandwidth = required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s)
+    training, peaks, is_fp32 = data.recipe.training, device.peaks, precision == "fp32"
+    peak = peaks.fp32 if is_fp32 else next(iter(peaks.of("fp16")), None)
+    if peak is None or device.bandwidth_bytes_per_s is None:
+        key = "bandwidth_bytes_per_s" if peak is not None else "peaks.fp32" if is_fp32 else "peaks.fp16"
+        raise EdgeformerError(f"device profile {device.name!r} does not say {key}")
+    peak_rate, bandwidth = peak.value, device.bandwidth_bytes_per_s.value
+    if is_fp32 and training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that
+        peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
     launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
-    limits = {"low": ("", 1.0), "high": ("", 1.0)}  # description of the power limit, clock relative to the stated rates
-    if device.clocks_hz is not None and device.power is not None:
-        clocks, power = device.clocks_hz.value, device.power.value
-        for end, watts, clock_hz in (("low", power.high_w, clocks.at_high_w), ("high", power.low_w, clocks.at_low_w)):
-            limits[end] = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
-
     filled = data.tokens / data.recipe.data.tokens_at_once
     micro_batches = data.rows / training.batch_size
     passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
     seconds: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for end, efficiency in {"low": FAST, "high": SLOW}.items():
-        watts_text, clock = limits[end]
-        is_fused = training.compile is not None and efficiency is FAST
+        is_low, watts_text, clock = end == "low", "", 1.0  # clock relative to the one of the stated rates
+        if device.clocks_hz is not None and device.power is not None:
+            clocks, power = device.clocks_hz.value, device.power.value
+            watts, clock_hz = (power.high_w, clocks.at_high_w) if is_low else (power.low_w, clocks.at_low_w)
+            watts_text, clock = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
+        is_fused = training.compile is not None and is_low
         product_s = filled * work.operations / (peak_rate * clock * efficiency.of_peak)
-        other_bytes = (
-            0 if is_fused else filled * work.other_bytes
-        ) + passes * 4 * work.parameters / training.accumulation
+        other_bytes = 0 if is_fused else filled * work.other_bytes
+        other_bytes += passes * 4 * work.parameters / training.accumulation
         other_s = other_bytes / (bandwidth * efficiency.of_bandwidth)
         launches_s = work.kernels * launch_s * efficiency.launches if training.compile is None else 0.0
         step_s = max(product_s + other_s, launches_s)
-        seconds[end] = step_s * micro_batches * (1.0 if efficiency is FAST else WITH_VALIDATION)
+        seconds[end] = step_s * micro_batches * (1.0 if is_low else WITH_VALIDATION)
         product_share = product_s / (product_s + other_s)
         reasons[end] = (
             f"{watts_text}products {product_share:.0%} of the time, at {efficiency.of_peak:.0%} of "
@@ -279,35 +261,16 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TrainingTime:
-    """Estimated time of a training."""
-
-    total_s: float  # start, steps of all epochs, validation after each epoch, and every test set once
-    steps: int  # of all epochs
-    timed_steps: int
-
-
-def time_steps(
-    recipe: Recipe,
-    cache: Path,
-    environment: Mapping[str, str] = os.environ,
-    accelerator: Literal["auto", "cpu"] = "auto",
-) -> TrainingTime:
-    """Time some steps of ``recipe`` in a child process with these environment variables. Encodes data into ``cache``.
-
-    Raises:
-        InputError: recipe, data or tokenizer cannot be used, or the child died; with its message.
-    """
+def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
+    """Call :func:`time_steps` in a child process. Raises InputError with its message, also if it died."""
     # A temporary folder, because another command may time the same recipe at the same time.
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         write_text(path, recipe.to_yaml())
-        arguments = [str(path), str(cache.absolute()), str(TIMED_S), accelerator]
         child = subprocess.run(
-            [sys.executable, "-m", "edgeformer.training.duration", *arguments],
+            [sys.executable, "-m", "edgeformer.training.duration", str(path), str(cache.absolute())],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            env={"OMP_PROC_BIND": "true", **environment},
+            env={"OMP_PROC_BIND": "true", **os.environ},
         )  # fmt: skip
     try:
         answer = json.loads(child.stdout.splitlines()[-1])
@@ -316,15 +279,18 @@ def time_steps(
         raise InputError(f"{recipe.name}: its steps cannot be timed: {lines[-1]}") from None
     if "error" in answer:
         raise InputError(str(answer["error"]))
-    return TrainingTime(**answer)
+    return answer["total_s"], answer["timed_steps"]
 
 
-def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cpu: bool = False) -> TrainingTime:
+def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> tuple[float, int]:
     """Time steps of ``recipe``, drawn from all over an epoch. Scoring a row is assumed to take a third of its step.
 
     Args:
         seconds: limit of the timed steps; eight steps are always taken.
         started: ``time.monotonic()`` at the start of the process.
+
+    Returns:
+        Seconds of the training: start, steps and validation of all epochs, and every test set; number of timed steps.
     """
     # Only the child process imports torch.
     from edgeformer.training.checkpoint import Position
@@ -336,7 +302,7 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     recipe = model_spec_of(recipe).adapter.pinned(without_teacher(recipe) if has_teacher else recipe)
     # A training compiles once, which takes as long as all timed steps.
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
-    processes = connect(recipe, "cpu" if use_cpu else "auto", sharded=False)
+    processes = connect(recipe, "cpu", sharded=False)  # the host's profile describes its CPU
     objective = Objective(recipe, cache, SILENT)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared
     stepper = Stepper(objective, processes, len(plan) * epochs)
@@ -357,22 +323,20 @@ def probe(recipe: Recipe, cache: Path, seconds: float, started: float, *, use_cp
     token_s = timed_s / timed_tokens
     training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * has_teacher)
     scored = prepared.validation.lengths.sum() * epochs + sum(rows.lengths.sum() for rows in prepared.tests.values())
-    total_s = starting_s + training_s + _FORWARD_SHARE * token_s * scored
-    return TrainingTime(float(total_s), len(plan) * epochs, steps)
+    return float(starting_s + training_s + _FORWARD_SHARE * token_s * scored), steps
 
 
 def main() -> None:
     """Time the recipe of the command line and print the result as JSON."""
     started = time.monotonic()
-    path, cache, seconds, accelerator = sys.argv[1:5]
     try:
-        recipe = load_recipe(path)
+        recipe = load_recipe(sys.argv[1])
         with keep_heap(recipe.training.batch_size * recipe.data.tokens_at_once):
-            result = probe(recipe, Path(cache), float(seconds), started, use_cpu=accelerator == "cpu")
+            total_s, timed_steps = time_steps(recipe, Path(sys.argv[2]), TIMED_S, started)
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code)
-    print(json.dumps(asdict(result)))
+    print(json.dumps({"total_s": total_s, "timed_steps": timed_steps}))
 
 
 if __name__ == "__main__":

@@ -143,8 +143,22 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
         load_recipe(str(temporary))
+    spellings_of: dict[str, list[str]] = {}
+    for label in detected.labels:
+        spellings_of.setdefault(" ".join(label.casefold().split()), []).append(label)
+    notes = []
+    for spellings in spellings_of.values():
+        if len(spellings) > 1:
+            listed = ", ".join(f"{label!r} ({detected.labels[label]:,} rows)" for label in spellings)
+            notes.append(
+                f"labels {listed} differ in capitals or spaces only, and each is a label of its own in the recipe; if "
+                "they are one, change them in the file"
+            )
+    labelled = sum(detected.labels.values())
+    if labelled < detected.rows:
+        notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
     rows = {part: len(texts) for part, texts in sets.items()}
-    return Draft(out, name, text, detected, rows, (*findings,), _label_notes(detected))
+    return Draft(out, name, text, detected, rows, (*findings,), (*notes,))
 
 
 def _scratch_sections(train: LabelledTexts) -> tuple[int, dict[str, Any], dict[str, Any]]:
@@ -193,22 +207,3 @@ def _path_from(path: Path, out: Path) -> str:
         return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
     except ValueError:  # another drive
         return path.resolve().as_posix()
-
-
-def _label_notes(detected: DetectedColumns) -> tuple[str, ...]:
-    """Return notes about labels that differ in spelling only, and about rows without a label."""
-    spellings_of: dict[str, list[str]] = {}
-    for label in detected.labels:
-        spellings_of.setdefault(" ".join(label.casefold().split()), []).append(label)
-    notes = []
-    for spellings in spellings_of.values():
-        if len(spellings) > 1:
-            rows = ", ".join(f"{label!r} ({detected.labels[label]:,} rows)" for label in spellings)
-            notes.append(
-                f"labels {rows} differ in capitals or spaces only, and each is a label of its own in the recipe; if "
-                "they are one, change them in the file"
-            )
-    labelled = sum(detected.labels.values())
-    if labelled < detected.rows:
-        notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
-    return tuple(notes)

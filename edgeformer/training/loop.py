@@ -12,7 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import set_seed
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.tensorboard import SummaryWriter
 
 from edgeformer.artifacts.files import write_text
@@ -40,11 +42,9 @@ def is_spike(loss: float, recent: list[float]) -> bool:
 
 
 class TrainingLoop:
-    """The loop of one run. Call :meth:`run` once; a checkpoint holds everything that a later process needs to go on.
+    """The loop of one run; several processes share the rows of each step.
 
-    Set ``checkpoints`` before :meth:`run` and :meth:`resume`: the run's folder is created last.
-
-    Several processes share the rows of each step, and take it in their own copy or shard of the model.
+    Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
     """
 
     checkpoints: Checkpoints
@@ -60,14 +60,13 @@ class TrainingLoop:
         self.position = Position(batch_size=self._config.batch_size)
         self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
-        self._step_seconds: deque[float] = deque(maxlen=_AVERAGED_STEPS)
 
     @property
     def plain_model(self) -> nn.Module:
         """The model without Accelerate's autocast, on the same weights (or shards): it computes in float32."""
         # Accelerate replaces the module's forward; its unwrap_model could only undo that for training too. A shallow
         # copy without the replacement shares every weight.
-        module = self.processes.unwrap(self.stepper.model)
+        module = self.processes.accelerator.unwrap_model(self.stepper.model)
         plain: nn.Module = object.__new__(type(module))  # copy.copy calls the constructor of a sharded module
         plain.__dict__.update(module.__dict__)
         plain.__dict__.pop("forward", None)
@@ -79,25 +78,21 @@ class TrainingLoop:
         if checkpoint is None:
             return
         folder, has_best = checkpoint
-        with self.processes.failing_together():
+        processes, stepper = self.processes, self.stepper
+        with processes.failing_together():
             self.position = self.checkpoints.load(
-                folder, self.processes, self.stepper.model, self.stepper.optimizer, self.stepper.rate, has_best=has_best
+                folder, processes, stepper.model, stepper.optimizer, stepper.schedule, has_best=has_best
             )
-        if not (folder / random_states_file(self.processes.rank)).is_file():  # fewer processes wrote it
-            self.processes.seed_other_ranks(self.objective.recipe.seed + self.position.step)
+        if not (folder / random_states_file(processes.rank)).is_file():  # fewer processes wrote it
+            set_seed(self.objective.recipe.seed + self.position.step + processes.rank)
         self._window = Meter(**self.position.window)
 
     def run(
         self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None
     ) -> bool:
-        """Train until the recipe's epochs, early stopping or ``max_steps``.
+        """Train until the recipe's epochs, early stopping or ``max_steps``; return whether that was without ``stop``.
 
-        Args:
-            stop: ends training after the current step.
-            log: None in all processes but the main one.
-
-        Returns:
-            Whether training ended without ``stop``.
+        ``stop`` ends training after the current step. Only the main process has a ``log``.
         """
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
         self._last_step = min(self.total_steps, max_steps or self.total_steps)
@@ -126,6 +121,7 @@ class TrainingLoop:
     def _train_epoch(self, stop: threading.Event) -> bool:
         """Take the steps of the current epoch from ``position.batch`` on. Returns False after a stop request."""
         position, progress, effective = self.position, self._progress, self._config.effective_batch
+        prepared, step_seconds = self.objective.prepared, deque[float](maxlen=_AVERAGED_STEPS)
         self.stepper.model.train()
         if not position.batch:
             self._window = Meter(self.objective.per_token)
@@ -136,7 +132,7 @@ class TrainingLoop:
             mark = time.perf_counter()
             steps = self.objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
             for rows in steps:
-                lr, size = self.stepper.rate.current, position.batch_size
+                lr, size = float(self.stepper.optimizer.param_groups[0]["lr"]), position.batch_size
                 step = self.stepper.take(rows, position)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
                 if position.batch_size < size:
@@ -154,9 +150,14 @@ class TrainingLoop:
                 position.training_seconds += step.seconds_sum
                 position.epoch_loss_sum += step.loss_sum
                 position.epoch_weight += step.weight_sum
-                self._step_seconds.append(step.seconds_sum)
+                step_seconds.append(step.seconds_sum)
                 speed = self._window.speed()
-                figures = {"loss": self._window.loss, **speed, "lr": lr, "left_s": self._remaining_s()}
+                # The time left, with scoring. Early stopping is not predicted.
+                validations = -(-self._last_step // self._epoch_steps) - position.epoch
+                rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
+                steps_left = self._last_step - position.step + _FORWARD_SHARE * rows_left / effective
+                left_s = steps_left * statistics.fmean(step_seconds)
+                figures = {"loss": self._window.loss, **speed, "lr": lr, "left_s": left_s}
                 progress.advance(step.rows_sum, **figures)
                 if position.step % self._config.log_every == 0:
                     weight = max(1, self._window.weight_sum)
@@ -165,7 +166,12 @@ class TrainingLoop:
                     self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
                     self._window = Meter(self.objective.per_token)
                 self._check_loss(step)
-                is_stopping, is_late = self.processes.any(stop.is_set(), self._is_late(step.seconds_sum))
+                # Save now if after one more step a checkpoint would be too late.
+                since, limit = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
+                is_late = since + step.seconds_sum + self._saving_s > limit
+                if self._saving_s + step.seconds_sum > limit / 2:  # saving takes most of it: count from the save's end
+                    is_late = since - self._saving_s >= limit
+                is_stopping, is_late = self.processes.any(stop.is_set(), is_late)
                 if is_stopping:
                     return False
                 if position.step >= self._last_step:
@@ -175,32 +181,23 @@ class TrainingLoop:
                     mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return True
 
-    def _remaining_s(self) -> float:
-        """Estimate the seconds until training and scoring end. Early stopping is not predicted."""
-        prepared, position = self.objective.prepared, self.position
-        validations = -(-self._last_step // self._epoch_steps) - position.epoch
-        rows = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
-        steps = self._last_step - position.step + _FORWARD_SHARE * rows / self._config.effective_batch
-        return steps * statistics.fmean(self._step_seconds)
-
     def _validate(self, *, is_complete: bool) -> bool:
         """Score the current weights. Returns whether they are the best so far, to be kept by the next checkpoint.
 
-        Args:
-            is_complete: an epoch has ended. Within an epoch (``max_steps``), the result does not count for schedule,
-                early stopping and the number of the best epoch.
+        Within an epoch that is not complete (``max_steps``), the result does not count for schedule, early stopping and
+        the number of the best epoch.
         """
         position, objective, progress = self.position, self.objective, self._progress
         started, rows = time.perf_counter(), len(objective.prepared.validation)
         with bar(progress, "Scoring validation", rows, "rows"):
             score = objective.evaluate(self.plain_model, "validation", self.processes, progress.advance)
         if self.processes.sharded:  # free the weights that the evaluation gathered
-            module: Any = self.processes.unwrap(self.stepper.model)
+            module: Any = self.processes.accelerator.unwrap_model(self.stepper.model)
             module.reshard()
         position.seconds += time.perf_counter() - started
         position.scored_at = position.step
-        if is_complete:
-            self.stepper.rate.after_epoch(score.loss)
+        if is_complete and isinstance(self.stepper.schedule, ReduceLROnPlateau):
+            self.stepper.schedule.step(score.loss)
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         self._record("epoch", {"train_loss": train_loss, **objective.task.record(score)})
         value = objective.task.criterion(score, self._config)
@@ -232,15 +229,8 @@ class TrainingLoop:
         state = collect_state(processes, model, self.stepper.optimizer)
         with processes.failing_together():
             if processes.is_main:
-                self.checkpoints.save(state, self.stepper.rate, self.position, best=best)
+                self.checkpoints.save(state, self.stepper.schedule, self.position, best=best)
         self._saved_at, self._saving_s = started, time.monotonic() - started
-
-    def _is_late(self, step_s: float) -> bool:
-        """Return whether to save now because after one more step a checkpoint would be too late."""
-        since, limit = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
-        if self._saving_s + step_s > limit / 2:  # saving takes most of the limit: count from the end of the last save
-            return since - self._saving_s >= limit
-        return since + step_s + self._saving_s > limit
 
     def _check_loss(self, step: Meter) -> None:
         """Report a skipped step or a loss spike. Raises EdgeformerError after too many skipped steps in a row."""
@@ -276,11 +266,7 @@ class TrainingLoop:
 class MetricsLog:
     """``metrics.jsonl``, one JSON object per record, and the same numbers as TensorBoard scalars.
 
-    A resumed run drops the records after its checkpoint and writes them again.
-
-    Args:
-        run: the run's folder.
-        position: counts the records.
+    A resumed run drops the records after its checkpoint, which ``position`` counts, and writes them again.
     """
 
     def __init__(self, run: Path, position: Position) -> None:

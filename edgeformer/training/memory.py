@@ -6,8 +6,10 @@ import math
 import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -99,12 +101,14 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+@dataclass
 class Usage:
     """Bytes of each kind: now (``current``), and at the moment when their sum was largest (``worst``)."""
 
-    def __init__(self) -> None:
-        self.current: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self.worst, self._total, self._largest = dict(self.current), 0, 0
+    current: Counter[Kind] = field(default_factory=Counter)
+    worst: Counter[Kind] = field(default_factory=Counter)
+    _total: int = 0
+    _largest: int = 0
 
     def change(self, sizes: dict[Kind, int]) -> None:
         """Add bytes to the current ones; negative bytes are freed."""
@@ -113,22 +117,18 @@ class Usage:
             self._total += size
         is_worst = self._total > self._largest
         if is_worst or (self._total == self._largest and len(sizes) > 1):  # the same bytes changed their kind
-            self.worst, self._largest = dict(self.current), self._total
+            self.worst, self._largest = self.current.copy(), self._total
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of each tensor storage, real or fake, from its allocation in the ledger's blocks on.
+    """Counts the bytes of each tensor storage but ``weights``, real or fake, from its allocation in the blocks on.
 
     Its totals are those of ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter of
-    the time. MemTracker also hooks into every module to attribute memory to it, and cannot follow a model whose parts
-    are called from outside its ``forward``, as the loss calls CRT's heads. A kernel's workspace is not counted.
-
-    Args:
-        weights: tensors that are not counted.
+    the time. MemTracker cannot follow a model whose parts are called from outside its ``forward``, as the loss calls
+    CRT's heads. A kernel's workspace is not counted.
 
     Attributes:
-        all: use of all storages.
-        heap: use of storages that a CPU's heap contains, because they are too small for pages of their own.
+        all, heap: use of all storages, and of those that are too small for pages of their own.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
@@ -198,18 +198,17 @@ def _trace_step(
 ) -> tuple[dict[Kind, int], MemoryLedger]:
     """Trace the memory and count the work of one step of ``recipe``, with batches of full length, under FakeTensorMode.
 
-    The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). For a CUDA card, modules that use
-    memory differently on it are replaced.
-
-    Returns:
-        Bytes of the tensors that exist during the whole trace; and the ledger of a micro-batch, clipping and the
-        optimizer's step. Of several micro-batches it is the last: the gradients of those before exist already.
+    The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). Returns the bytes of the tensors that
+    exist during the whole trace, and the ledger of a micro-batch, the last of several, clipping and the optimizer's
+    step.
     """
     task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
     model = adapter.build(recipe)
     if device_kind == "cuda":
         adapter.match_cuda_memory(model)
-        use_cuda_dropout(model)
+        for module in model.modules():
+            if type(module) is nn.Dropout and module.p:
+                module.__class__ = MaskDropout
     static_gradients = use_static_gradients(model, device_kind, recipe.training, processes)
     model.train()
     parameters = list(model.parameters())
@@ -259,17 +258,12 @@ def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
 
 
-class _MaskDropout(nn.Dropout):
+class MaskDropout(nn.Dropout):
+    """Dropout as on CUDA, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
+
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = torch.native_dropout(input, self.p, self.training)[0]
         return result
-
-
-def use_cuda_dropout(model: nn.Module) -> None:
-    """Replace dropout by CUDA's implementation, which keeps a mask of bytes; a CPU keeps noise of the input's type."""
-    for module in model.modules():
-        if type(module) is nn.Dropout and module.p:
-            module.__class__ = _MaskDropout
 
 
 _VALIDATION_PEAKS: dict[str, dict[Kind, int]] = {}
@@ -311,17 +305,10 @@ def predict_peak(
 ) -> MemoryBreakdown:
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
-    The reserve on a CUDA card is assumed, never calibrated: 64 MiB for cuBLAS workspaces (8 MiB for each of two
-    threads, 32 MiB on Hopper) and the kernels' own scratch, and a tenth of activations and temporary tensors for gaps
-    of the caching allocator. The budget excludes CUDA's context and the kernels' code.
-
-    The reserve on a CPU is calibrated by benchmarks/plan_accuracy.py (glibc 2.36, fp32). 35 MiB are library pages first
-    touched in a step (24) and MKL's buffers (11). The rest are gaps in the heap, which contains tensors below 32 MiB:
-    at nine sizes it grew by 0.4 to 0.9 of these tensors beyond their bytes. With every tensor in its own pages
-    (MALLOC_MMAP_THRESHOLD_=65536), measured and counted bytes agree within 1 %. docs/results.md compares predictions
-    and peaks. Batches of many lengths leave more gaps, most in bfloat16, where oneDNN's primitives lie between the
-    tensors: that share is from `baseline_yelp_fast`, whose heap stopped growing after 60 steps of 64 texts of up to 128
-    tokens.
+    The reserve on a CUDA card is assumed: 64 MiB for cuBLAS workspaces and the kernels' own scratch, and a tenth of
+    activations and temporary tensors for gaps of the caching allocator. The budget excludes CUDA's context and code.
+    The reserve on a CPU is calibrated by benchmarks/plan_accuracy.py (glibc 2.36): 35 MiB of library pages and MKL's
+    buffers, and gaps in the heap of tensors below 32 MiB. docs/results.md compares predictions and peaks.
 
     Args:
         device_kind: where it would train; this host need not have it.
@@ -355,14 +342,7 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
 
 
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
-    """Refuse files that memory cannot hold, before they are read. A streamed training set needs no memory.
-
-    Args:
-        processes: on this host, each of which reads the files.
-
-    Raises:
-        InputError: with the memory they would take, and how to reduce it.
-    """
+    """Raise InputError for files that memory cannot hold, before they are read. A streamed set needs no memory."""
     excluded = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
     sources = [source for part, sources in data.parts.items() if part not in excluded for source in sources]
     paths = [Path(source.path) for source in sources if source.kind == "file"]

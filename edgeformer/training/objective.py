@@ -30,13 +30,8 @@ from edgeformer.training.distributed import Processes
 def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
     """Return ``recipe`` with the folder and the weights' checksum of its teacher; unchanged if it names none.
 
-    The run then records its teacher, and cannot be resumed with a different one.
-
-    Args:
-        artifacts: the folder of runs, to which the teacher's name refers.
-
-    Raises:
-        RecipeError: no such run, an unfinished run, or other weights than the recipe was made for.
+    The run then records its teacher, whose name refers to the folder of runs, and is resumed with the same one only.
+    Raises RecipeError for no such run, an unfinished one, or other weights than the recipe was made for.
     """
     training: Any = recipe.training
     name = getattr(training, "teacher", None)
@@ -77,9 +72,7 @@ def without_teacher(recipe: Recipe) -> Recipe:
 class Objective:
     """A model with initial weights, its data and its loss. The weights depend on the recipe's seed only.
 
-    Args:
-        cache: folder of encoded data.
-        is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
+    If it ``is_resumed``, a checkpoint will replace the weights; otherwise they are those that training starts from.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
@@ -132,8 +125,7 @@ class Objective:
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
         """Return training rows as a padded batch (int64 [B, …] by name) on ``device``, and its weight in the loss.
 
-        Args:
-            pinned: copy to a card out of page-locked memory, without waiting.
+        ``pinned``: copy to a card out of page-locked memory, without waiting.
         """
         loaded, numbers = self.prepared.train.loaded(rows)
         arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
@@ -152,9 +144,7 @@ class Objective:
     ) -> Score:
         """Score ``model`` in float32 on "validation" or a test set. Leaves it in evaluation mode.
 
-        Args:
-            processes: share the batches, and all return the score. None: this process computes all batches.
-            advance: is called with the number of rows scored.
+        ``processes`` share the batches, and all return the score; None: this one computes all. ``advance`` counts rows.
         """
         # Shards gather the weights with which training continues: these must not be inference tensors.
         is_sharded = processes is not None and processes.sharded

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import (
-    ConstantSchedule,
     CosineSchedule,
     LinearSchedule,
     OneCycleSchedule,
@@ -36,10 +35,8 @@ def use_static_gradients(
     """Turn the model's large embedding tables into :class:`StaticGradientTable` and return their gradients.
 
     Only one process on a CPU does so, and only without ``compile``: several processes exchange gradients through
-    autograd's hooks, and a compiled model computes its own.
-
-    torch allocates a table's gradient anew in every step: zeros for tens of thousands of rows of which a few hundred
-    are used, in pages that first the system and then torch clears. Small batches of short texts spend much time on it.
+    autograd's hooks, and a compiled model computes its own. torch would allocate and clear a table's gradient in every
+    step, on which small batches of short texts spend much time.
     """
     gradients: list[Tensor] = []
     if device_type != "cpu" or training.compile is not None or processes > 1:
@@ -65,7 +62,6 @@ class StaticGradientTable(nn.Embedding):
     gradient: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of ``input``, int64 [...] → [..., width]."""
         if not torch.is_grad_enabled():
             return super().forward(input)
         rows: Tensor = _Rows.apply(self.weight, input, self)  # type: ignore[no-untyped-call]
@@ -94,8 +90,7 @@ class _Rows(torch.autograd.Function):
 def resolve_precision(requested: str, device_type: str) -> str:
     """Resolve ``auto`` to bf16 where the hardware multiplies in it, else to fp32 (CPU) or fp16 (CUDA).
 
-    Raises:
-        InputError: fp16 training on a CPU (torch computes it hundreds of times slower than fp32).
+    Raises InputError for fp16 on a CPU (torch computes it hundreds of times slower than fp32).
     """
     if requested == "fp16" and device_type == "cpu":
         raise InputError("training.precision: fp16 trains on CUDA cards only; use fp32, bf16 or auto on a CPU")
@@ -116,8 +111,7 @@ def build_optimizer(
 ) -> Optimizer:
     """Build AdamW, with the fused kernels unless the recipe requests others.
 
-    Args:
-        learning: rate and decay of each parameter; None: the same rate for all, weight decay on matrices only.
+    Without ``learning``, all parameters have the same rate, and weight decay is on matrices only.
     """
     if learning is None:
         learning = (ParameterSettings(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
@@ -138,11 +132,9 @@ def build_optimizer(
 def allocate_state(optimizer: Optimizer) -> None:
     """Allocate AdamW's state of each trained parameter that has none, as its first step would.
 
-    The first step allocates the state of one group after updating the group before. If memory runs out in between, the
-    step can be neither completed nor repeated. Afterwards, a step with the ``fused`` kernels allocates nothing.
-
-    Raises:
-        torch.OutOfMemoryError: the state allocated so far is complete; another call continues.
+    The first step allocates the state of one group after updating the group before: without memory in between, it
+    could be neither completed nor repeated. Afterwards, a step with the ``fused`` kernels allocates nothing. After
+    torch.OutOfMemoryError another call continues.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -156,55 +148,31 @@ def allocate_state(optimizer: Optimizer) -> None:
                 }
 
 
-class LearningRate:
-    """A schedule with one interface: call it after each optimizer step and after each epoch's validation."""
+def build_schedule(
+    optimizer: Optimizer, config: Schedule, total_steps: int
+) -> ReduceLROnPlateau | LambdaLR | OneCycleLR | None:
+    """Build the schedule of the learning rate; None: it is constant.
 
-    def __init__(self, optimizer: Optimizer, config: Schedule, total_steps: int) -> None:
-        self._optimizer = optimizer
-        self._scheduler: ReduceLROnPlateau | LambdaLR | OneCycleLR | None = None
-        if isinstance(config, PlateauSchedule):
-            self._scheduler = ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
-        elif isinstance(config, OneCycleSchedule):
-            peak = [group["lr"] for group in optimizer.param_groups]
-            # torch divides by the length of the warm-up minus one step: a warm-up of exactly one step and a training of
-            # one step would fail.
-            steps = max(2, total_steps)
-            warmup = max(config.warmup, 1.001 / steps)
-            self._scheduler = OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
-        elif isinstance(config, (CosineSchedule, LinearSchedule)):
-            warmup_steps, final, linear = round(config.warmup * total_steps), config.final, config.kind == "linear"
+    A plateau's schedule steps with the loss of each epoch's validation, the other ones after each optimizer step.
+    """
+    if isinstance(config, PlateauSchedule):
+        return ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
+    if isinstance(config, OneCycleSchedule):
+        peak = [group["lr"] for group in optimizer.param_groups]
+        # torch divides by the length of the warm-up minus one step: a warm-up of exactly one step and a training of one
+        # step would fail.
+        steps = max(2, total_steps)
+        warmup = max(config.warmup, 1.001 / steps)
+        return OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
+    if not isinstance(config, (CosineSchedule, LinearSchedule)):
+        return None
+    warmup_steps, final, linear = round(config.warmup * total_steps), config.final, config.kind == "linear"
 
-            def factor(step: int) -> float:
-                if step < warmup_steps:
-                    return (step + 1) / (warmup_steps + 1)
-                share = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-                decay = 1 - share if linear else 0.5 * (1 + math.cos(math.pi * share))
-                return final + (1 - final) * decay
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        share = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        decay = 1 - share if linear else 0.5 * (1 + math.cos(math.pi * share))
+        return final + (1 - final) * decay
 
-            self._scheduler = LambdaLR(optimizer, factor)
-        elif not isinstance(config, ConstantSchedule):
-            raise TypeError(f"no such schedule: {config!r}")
-
-    @property
-    def current(self) -> float:
-        """The learning rate of the next step."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def after_step(self) -> None:
-        """Update the rate after an optimizer step."""
-        if isinstance(self._scheduler, (LambdaLR, OneCycleLR)):
-            self._scheduler.step()
-
-    def after_epoch(self, validation_loss: float) -> None:
-        """Update the rate after an epoch's validation."""
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(validation_loss)
-
-    def state_dict(self) -> dict[str, object]:
-        """Return the state for a checkpoint."""
-        return self._scheduler.state_dict() if self._scheduler is not None else {}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restore the state from :meth:`state_dict`."""
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(state)
+    return LambdaLR(optimizer, factor)

@@ -35,8 +35,7 @@ def plan(
 ) -> Plan:
     """Predict peak memory and time of training ``recipe`` on ``device``, and compare the peak with its memory.
 
-    Args:
-        artifacts: the folder of runs, to which a teacher's name refers; without it the student alone is planned.
+    A teacher's name refers to the folder ``artifacts``; if it is not there, the student alone is planned.
 
     Raises:
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
@@ -161,11 +160,7 @@ def suggest(
     """Return first the changes that together make ``recipe`` fit, if any do, then each change alone.
 
     Kinds of changes are added from the cheapest on, each only as far as necessary, until the recipe fits. A change that
-    does not lower the peak is dropped.
-
-    Args:
-        precision: of the recipe, resolved.
-        fast_precision: what ``auto`` is on the device.
+    does not lower the peak is dropped. ``fast_precision`` is what ``auto`` is on the device.
     """
     half_precision = fast_precision if precision == "fp32" and fast_precision != "fp32" else None
     peaks: dict[str, int] = {}

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import set_seed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import Processes
 from edgeformer.training.memory import is_out_of_memory
 from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import LearningRate, allocate_state, build_optimizer, use_static_gradients
+from edgeformer.training.optimizer import allocate_state, build_optimizer, build_schedule, use_static_gradients
 
 BACKEND = "inductor"
 _TF32_CAPABILITY = (8, 0)
@@ -86,14 +86,8 @@ def describe_divergence(model: nn.Module, step: int, problem: str) -> str:
 class CompiledModel(nn.Module):
     """A model compiled for the shapes of full micro-batches, at most as many shapes as the recipe allows.
 
-    A micro-batch with fewer rows, or of a further shape, goes through the model uncompiled. Scoring and saving use the
-    model itself.
-
-    Args:
-        model: as Accelerate prepared it.
-        max_shapes: shapes that are compiled.
-        rows: of a full micro-batch.
-        cuda_graphs: replay the launches of each shape as a CUDA graph.
+    A micro-batch with fewer than ``rows`` rows, or of a further shape, goes through the model uncompiled, and so do
+    scoring and saving. ``cuda_graphs``: replay the launches of each shape as a CUDA graph.
     """
 
     def __init__(self, model: nn.Module, max_shapes: int, rows: int, *, cuda_graphs: bool) -> None:
@@ -130,55 +124,15 @@ class CompiledModel(nn.Module):
             raise InputError(f"training.compile: the model cannot be compiled here: {reason}; take it out") from error
 
 
-@dataclass(frozen=True)
-class SpeedOptions:
-    """Options for speed that the recipe requests and the device supports."""
-
-    tf32: bool  # steps multiply float32 in TF32
-    pinned: bool  # batches are copied out of page-locked memory without waiting
-    cuda_graphs: bool  # launches of compiled shapes are replayed as CUDA graphs
-    unused: tuple[str, ...] = ()  # messages about requested options that this device does not support
-
-    @classmethod
-    def of(cls, training: TrainingConfig, device: torch.device) -> SpeedOptions:
-        """Select those of a recipe for a device."""
-        on_card = device.type == "cuda"
-        cuda_graphs = training.compile is not None and training.compile.cuda_graphs
-        requested = {"tf32": training.tf32, "pinned_memory": training.pinned_memory, "compile.cuda_graphs": cuda_graphs}
-        unused = [
-            f"training.{name} is not used: it needs a CUDA card, and this run trains on the {device.type.upper()}"
-            for name, is_requested in requested.items()
-            if is_requested and not on_card
-        ]
-        tf32 = training.tf32 and on_card
-        if tf32 and (capability := torch.cuda.get_device_capability(device)) < _TF32_CAPABILITY:
-            tf32 = False
-            version = "{}.{}".format(*capability)
-            unused.append(f"training.tf32 is not used: it needs compute capability 8.0, and this card has {version}")
-        pinned = on_card and training.pinned_memory is not False
-        return cls(tf32, pinned, cuda_graphs and on_card, tuple(unused))
-
-    @contextmanager
-    def multiplying(self) -> Iterator[None]:
-        """Multiply in TF32 within the block, if selected. Scores between the steps are computed in full precision."""
-        precision = torch.get_float32_matmul_precision()
-        if self.tf32:
-            torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            if self.tf32:
-                torch.set_float32_matmul_precision(precision)
-
-
 class Stepper:
     """The prepared model with its optimizer and learning rate; takes optimizer steps.
 
     A step is computed ``Position.batch_size`` rows at a time in each process. When memory runs out, it is repeated with
     half as many rows at a time: the same rows, the same gradient.
 
-    Args:
-        total_steps: of the training, for the schedule.
+    Attributes:
+        schedule: of the learning rate, over ``total_steps``; None: constant.
+        unused: messages about requested options for speed that this device does not support.
     """
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:
@@ -188,7 +142,7 @@ class Stepper:
             plain, self._config.optimizer, objective.model_spec.adapter.learning(plain, self._config)
         )
         # Before Accelerate wraps the optimizer's step method, which a schedule replaces.
-        self.rate = LearningRate(optimizer, self._config.schedule, total_steps)
+        self.schedule = build_schedule(optimizer, self._config.schedule, total_steps)
         if processes.count > 1 and not processes.sharded:
             # DDP would wait for parameters without a gradient, and broadcast buffers: exclude both.
             plain.to(device)
@@ -203,7 +157,20 @@ class Stepper:
             plain.zero_grad()
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, names)  # type: ignore[no-untyped-call]
         self.model, self.optimizer = processes.prepare(plain, optimizer)
-        self.speed = SpeedOptions.of(self._config, device)
+        training, on_card = self._config, device.type == "cuda"
+        cuda_graphs = training.compile is not None and training.compile.cuda_graphs
+        options = {"tf32": training.tf32, "pinned_memory": training.pinned_memory, "compile.cuda_graphs": cuda_graphs}
+        self.unused = [
+            f"training.{name} is not used: it needs a CUDA card, and this run trains on the {device.type.upper()}"
+            for name, is_requested in options.items()
+            if is_requested and not on_card
+        ]
+        # Steps multiply float32 in TF32; scores between them are computed in full precision.
+        self._tf32, self._cuda_graphs = training.tf32 and on_card, cuda_graphs and on_card
+        if self._tf32 and torch.cuda.get_device_capability(device) < _TF32_CAPABILITY:
+            self._tf32 = False
+            self.unused.append("training.tf32 is not used: it needs compute capability 8.0, and this card has less")
+        self._pinned = on_card and training.pinned_memory is not False
         use_static_gradients(plain, device.type, self._config, processes.count)
         self._compiled: CompiledModel | None = None
         # A replay of a CUDA graph overwrites the results of the replay before, and torch would keep a returned first
@@ -215,38 +182,35 @@ class Stepper:
                 parameter.grad = parameter.grad.clone()
                 addresses[parameter] = parameter.grad.data_ptr()
 
-        for parameter in self.model.parameters() if self.speed.cuda_graphs else ():
+        for parameter in self.model.parameters() if self._cuda_graphs else ():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(copy_gradient)  # type: ignore[no-untyped-call]
         self._is_updating = False
         self._is_allocated = False
         """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
-        processes.seed_other_ranks(objective.recipe.seed)
+        if not processes.is_main:  # random numbers of its own
+            set_seed(objective.recipe.seed + processes.rank)
 
     def take(self, rows: NDArray[np.int64], position: Position) -> Meter:
-        """Take one optimizer step on ``rows``, repeated with smaller micro-batches while memory runs out.
+        """Take one optimizer step on ``rows`` and return sums over the rows of all processes.
 
-        Args:
-            position: before the step; its ``batch_size`` is halved when memory runs out.
-
-        Returns:
-            Sums over the rows of all processes.
-
-        Raises:
-            EdgeformerError: loss or gradient are not finite, or a single row does not fit into memory.
+        ``position`` is the one before the step; its ``batch_size`` is halved when memory runs out. Raises
+        EdgeformerError if loss or gradient are not finite, or a single row does not fit into memory.
         """
         # A repetition must draw the same random numbers.
         cpu_state = torch.get_rng_state()
         cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         number, processes, scaler = position.step + 1, self._processes, self._processes.accelerator.scaler
         step: Meter | None = None
+        matmul_precision = torch.get_float32_matmul_precision()
         while True:
             self._is_updating = False
             try:
-                with self.speed.multiplying():
-                    step = self._attempt(rows, position)
-                    self.optimizer.zero_grad()
-                    return step
+                if self._tf32:
+                    torch.set_float32_matmul_precision("high")
+                step = self._attempt(rows, position)
+                self.optimizer.zero_grad()
+                return step
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -258,6 +222,8 @@ class Stepper:
                         f"be repeated; use {'' if is_fused else other_kernels}a smaller training.batch_size, and train "
                         "again"
                     ) from error
+            finally:
+                torch.set_float32_matmul_precision(matmul_precision)
             # After the handler, when nothing refers to the failed attempt's tensors any more.
             self.optimizer.zero_grad()
             if step is not None:  # only clearing the gradients failed
@@ -304,22 +270,20 @@ class Stepper:
             is_loss = not math.isfinite(step.loss_sum)
             problem = f"the loss is {step.loss_sum}" if is_loss else "the gradient is not finite"
             raise self._processes.failure(describe_divergence(self.model, position.step + 1, problem))
-        self.rate.after_step()
+        if self.schedule is not None and not isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step()
         return step
 
     def _compute_gradient(self, rows: NDArray[np.int64], size: int) -> Meter:
         """Compute the gradient of the mean loss over ``rows``, ``size`` at a time; each process computes its share.
 
         All processes compute the same number of micro-batches. A process without rows computes one with weight 0.
-
-        Returns:
-            Sums over all processes.
         """
         processes, step = self._processes, Meter(self._objective.per_token)
         local = rows[processes.rank :: processes.count]  # disjoint and complete
         parts = [local[start : start + size] for start in range(0, -(-len(rows) // processes.count), size)]
         batches = [
-            self._objective.batch(part if len(part) else rows[:1], processes.device, pinned=self.speed.pinned)
+            self._objective.batch(part if len(part) else rows[:1], processes.device, pinned=self._pinned)
             for part in parts
         ]
         weight = sum(weight for part, (_, weight) in zip(parts, batches, strict=True) if len(part))
@@ -331,7 +295,7 @@ class Stepper:
             if self._compiled is None or self._compiled.rows != size:
                 if self._compiled is not None:  # recorded graphs hold memory, and memory has just run out
                     torch._dynamo.reset()
-                self._compiled = CompiledModel(model, compile_.shapes, size, cuda_graphs=self.speed.cuda_graphs)
+                self._compiled = CompiledModel(model, compile_.shapes, size, cuda_graphs=self._cuda_graphs)
             model = self._compiled
         computed: list[tuple[float, dict[str, Tensor]]] = []
         for number, ((batch, _), part) in enumerate(zip(batches, parts, strict=True), 1):

@@ -59,10 +59,8 @@ _HEADER = "# The resolved recipe of this run; training it again is the same run.
 class TrainOptions:
     """Where and how a recipe is trained. No option changes the meaning of the recipe.
 
-    Attributes:
-        as_device: limit a larger CUDA card to the memory that this profile leaves to a process.
-        ignore_memory: train although the predicted peak does not fit.
-        sharded: several processes shard weights and optimizer state instead of copying them.
+    ``as_device`` limits a larger CUDA card to the memory that this profile leaves to a process. ``sharded``: several
+    processes shard weights and optimizer state instead of copying them.
     """
 
     artifacts: Path
@@ -135,11 +133,6 @@ def _train(
                     path.unlink(missing_ok=True)
         return folder
 
-    def create_run() -> Path:
-        folder = record.create(options.artifacts, options.name, memory)
-        run_lock.enter_context(lock_folder(folder, "is being trained"))
-        return folder
-
     resumed_folder = processes.on_main(lock_resumed_run)
     with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
         memory = _plan_memory(recipe, options, processes)
@@ -159,7 +152,7 @@ def _train(
     loop = TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
-        record.use_folder(processes.on_main(create_run))
+        record.create(options, memory, run_lock)
     else:
         record.resume(resumed_folder, progress)
     if processes.is_main:
@@ -286,11 +279,7 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
-    """Return the unfinished run of ``recipe`` called ``name``, or the newest one.
-
-    Raises:
-        ArtifactError: there is none, it is finished, or it was started from a different recipe.
-    """
+    """Return the unfinished run of ``recipe`` called ``name``, or the newest one. Raises ArtifactError."""
     runs = run_folders(artifacts)
     for folder in [artifacts / name] if name else list(reversed(runs)):
         if not (folder / RUN_FILE).is_file():
@@ -338,16 +327,13 @@ class RunRecord:
     def __init__(self, loop: TrainingLoop) -> None:
         self.loop, self.recipe = loop, loop.objective.recipe
 
-    def use_folder(self, folder: Path) -> None:
-        self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
-
     def _write(self, manifest: RunManifest) -> None:
         self.manifest = manifest
         if self.loop.processes.is_main:
             write_json(self.folder / RUN_FILE, manifest)
 
-    def create(self, artifacts: Path, name: str | None, memory: MemoryUse) -> Path:
-        """Create the folder of a new run, see :func:`free_folder`. Raises InputError.
+    def create(self, options: TrainOptions, memory: MemoryUse, run_lock: ExitStack) -> None:
+        """Create and lock the folder of a new run, see :func:`free_folder`. Raises InputError.
 
         It appears with recipe and manifest in it: a killed process leaves no empty folder that blocks a name.
         """
@@ -379,16 +365,20 @@ class RunRecord:
             )
             write_json(folder / RUN_FILE, self.manifest)
 
-        return new_folder(NEW_RUN, partial(free_folder, artifacts, name, recipe.name), fill)
+        def make_locked() -> Path:
+            folder = new_folder(NEW_RUN, partial(free_folder, options.artifacts, options.name, recipe.name), fill)
+            run_lock.enter_context(lock_folder(folder, "is being trained"))
+            return folder
+
+        self.folder = loop.processes.on_main(make_locked)
+        loop.checkpoints = Checkpoints(self.folder)
 
     def resume(self, folder: Path, progress: Progress) -> None:
         """Restore the state of a resumed run.
 
-        Raises:
-            InputError: data, tokenizer or precision have changed.
-            ArtifactError: its checkpoints are damaged.
+        Raises InputError if data, tokenizer or precision have changed, ArtifactError if its checkpoints are damaged.
         """
-        self.use_folder(folder)
+        self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
         count, precision = self.loop.processes.count, self.loop.processes.precision
         with self.loop.processes.failing_together():
             manifest, prepared = read_run(folder), self.loop.objective.prepared
@@ -430,7 +420,7 @@ class RunRecord:
         lines |= {warning: True for warning in warnings if warning is not None}
         for name, count in data.truncated_rows.items():
             lines[f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"] = count
-        lines |= dict.fromkeys(loop.stepper.speed.unused, True)
+        lines |= dict.fromkeys(loop.stepper.unused, True)
         lines[f"resuming after step {loop.position.step} of {loop.total_steps}"] = loop.position.step
         for line, applies in lines.items():
             if applies:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeformer.models.crt.loss as crt_loss
-from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, combine_exit_losses, full_loss
+from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
 from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import small_config
 
@@ -34,7 +34,7 @@ def test_loss_is_summed_over_predicted_tokens() -> None:
         log_p = F.log_softmax(model.head_of(loop)(states[loop]).detach(), -1)
         expected = -sum(log_p[b, t, targets[b, t]] for b in range(3) for t in range(21) if targets[b, t] != IGNORED)
         assert loss.item() == pytest.approx(float(expected), rel=1e-5)
-    assert torch.equal(total, combine_exit_losses(losses, 0.3))
+    assert torch.allclose(total, sum(weight * losses[loop] for loop, weight in exit_weights([*losses], 0.3).items()))
 
 
 def test_cosine_compares_the_states_around_a_loop() -> None:
@@ -108,7 +108,5 @@ def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exit_weights() -> None:
-    losses = {2: torch.tensor(1.0), 4: torch.tensor(3.0), 8: torch.tensor(10.0)}
-    assert combine_exit_losses(losses, 0.3).item() == pytest.approx(0.7 * 10 + 0.3 * 2)
-    assert combine_exit_losses(losses, 0.0).item() == 10.0
-    assert combine_exit_losses({8: losses[8]}, 0.3).item() == 10.0
+    assert exit_weights([2, 4, 8], 0.3) == pytest.approx({2: 0.15, 4: 0.15, 8: 0.7})
+    assert exit_weights([2, 4, 8], 0.0) == {2: 0.0, 4: 0.0, 8: 1.0} and exit_weights([8], 0.3) == {8: 1.0}

@@ -24,7 +24,7 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import checkpoint
 from edgeformer.training.checkpoint import Checkpoints, Position, collect_state
 from edgeformer.training.distributed import Processes
-from edgeformer.training.optimizer import LearningRate, build_optimizer
+from edgeformer.training.optimizer import build_optimizer, build_schedule
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.refusals import RunsCode
 from tests.training.runs import (
@@ -47,19 +47,19 @@ class Trainer:
         self.processes = Processes(Accelerator(cpu=True), "fp32")
         self.model, self.optimizer = self.processes.prepare(model, optimizer)
         schedule = CosineSchedule(kind="cosine", warmup=0.0, final=0.0)
-        self.rate = LearningRate(self.optimizer, schedule, 10)
+        self.schedule: Any = build_schedule(self.optimizer, schedule, 10)
         self.checkpoints = Checkpoints(run)
 
     def step(self) -> None:
         self.model(torch.rand(1, 3)).sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.rate.after_step()
+        self.schedule.step()
 
     def save(self, step: int, *, best: bool = True, **position: Any) -> Path:
         position = {"validation": {"loss": 1.0}, **position}
         state = collect_state(self.processes, self.model, self.optimizer)
-        self.checkpoints.save(state, self.rate, Position(step=step, **position), best=best)
+        self.checkpoints.save(state, self.schedule, Position(step=step, **position), best=best)
         return states(self.checkpoints._run)[-1]
 
     def restore(self, report: Callable[[str], None] = pytest.fail) -> Position | None:
@@ -67,7 +67,7 @@ class Trainer:
         return None if result is None else self.load(*result)
 
     def load(self, folder: Path, has_best: bool) -> Position:
-        parts = (self.processes, self.model, self.optimizer, self.rate)
+        parts = (self.processes, self.model, self.optimizer, self.schedule)
         return self.checkpoints.load(folder, *parts, has_best=has_best)
 
 

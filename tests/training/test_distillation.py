@@ -22,7 +22,7 @@ from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.weights import load_model
-from edgeformer.training.duration import probe
+from edgeformer.training.duration import time_steps
 from edgeformer.training.objective import Objective, with_teacher, without_teacher
 from edgeformer.training.plan import plan
 from edgeformer.training.train import TrainOptions, train
@@ -142,7 +142,7 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
             Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", SILENT)
     wide = {**ARCHITECTURE, "hidden_size": 32}
     recipe = student_recipe(source, teacher, "training.distillation.states=1.0", architecture=wide)
-    with pytest.raises(RecipeError, match="its states are 16 wide, the student's 32"):
+    with pytest.raises(RecipeError, match="its 4 states are 16 wide, which do not match 4 of 32"):
         model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"
@@ -167,7 +167,7 @@ def test_planned_memory(source: Path, teacher: Path, tmp_path: Path) -> None:
 def test_timed_steps_without_the_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
     """A study estimates its trainings before the teacher is trained."""
     recipe = student_recipe(source, teacher, "training.teacher=nobody", fold={**FOLD, "weights": "teacher"})
-    assert probe(recipe, tmp_path, 0.0, time.monotonic()).timed_steps >= 8
+    assert time_steps(recipe, tmp_path, 0.0, time.monotonic())[1] >= 8
 
 
 def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> None:

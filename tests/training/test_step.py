@@ -30,8 +30,8 @@ from edgeformer.training import step as step_module
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import LearningRate, allocate_state, build_optimizer
-from edgeformer.training.step import CompiledModel, SpeedOptions, Stepper
+from edgeformer.training.optimizer import allocate_state, build_optimizer
+from edgeformer.training.step import CompiledModel, Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 from tests.torture.children import TINY
@@ -147,10 +147,10 @@ class TestOutOfMemory:
                 assert torch.equal(tensor, result.tensors[name]), (phase, number, name)
 
     def test_after_the_update(self, prepared: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(rate: LearningRate) -> None:
+        def fail(*_: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
 
-        monkeypatch.setattr(LearningRate, "after_step", fail)
+        monkeypatch.setattr(torch.optim.AdamW, "step", fail)
         with pytest.raises(EdgeformerError, match="step 1, which may have changed weights, so it cannot be repeated"):
             run_steps(prepared, recipe_with("fused"), FP32)
 
@@ -296,18 +296,3 @@ class TestCompile:
         assert connect(load_recipe("quickstart", ["training.precision=fp32"]), "cpu", sharded=False).count == 2
         with pytest.raises(InputError, match=r"training\.compile: compiles in one process only, not in 2"):
             connect(load_recipe("quickstart", ["training.compile={shapes: 2}"]), "cpu", sharded=False)
-
-
-class TestSpeedOptions:
-    @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
-    def test_tf32(self, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        options = SpeedOptions.of(config(tf32=True), CUDA)
-        assert options.tf32 is expected and bool(options.unused) is not expected
-        assert not SpeedOptions.of(config(), CUDA).tf32
-
-    @pytest.mark.parametrize(("requested", "expected"), [(None, True), (True, True), (False, False)])
-    def test_pinned_memory(self, requested: bool | None, expected: bool) -> None:
-        assert SpeedOptions.of(config(pinned_memory=requested), CUDA).pinned is expected
-        on_cpu = SpeedOptions.of(config(pinned_memory=requested), CPU)
-        assert on_cpu.pinned is False and len(on_cpu.unused) == (1 if requested else 0)

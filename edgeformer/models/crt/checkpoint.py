@@ -46,11 +46,7 @@ def extract_state_dict(content: object, where: str) -> dict[str, Tensor]:
 
 
 def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
-    """Derive the configuration from the tensors' shapes. The public code is not causal.
-
-    Raises:
-        ArtifactError: a tensor is missing, has another number of dimensions, or the sizes describe no CRT.
-    """
+    """Derive the configuration from the tensors' shapes, or raise ArtifactError. The public code is not causal."""
 
     def size(name: str, dimension: int, dimensions: int) -> int:
         tensor = weights.get(name)

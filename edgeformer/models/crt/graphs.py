@@ -1,8 +1,7 @@
 """CRT-Deep as ONNX graphs: traced parts, and the graphs of all loops that are composed of them.
 
 A host runs embed, then the loop graph any number of times, then a readout. Parts with caches take and return the cached
-tensors of earlier tokens, so that the same graphs read a prompt, generate a token and process waiting tokens. ``past``,
-the number of cached tokens, is 0 at the start of a text.
+tensors of earlier tokens. ``past``, the number of cached tokens, is 0 at the start of a text.
 """
 
 from __future__ import annotations
@@ -137,11 +136,7 @@ def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
 
 
 def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
-    """Compose the graph of all loops for the next tokens, with the caches as inputs and outputs.
-
-    Args:
-        steps: the traced parts of the step bundle.
-    """
+    """Compose the graph of all loops for new tokens from the step bundle's parts; caches are inputs and outputs."""
     composer = Composer({name: steps[name] for name in ("embed", "loop", "readout")})
     embed_inputs = {str(value.name): value for value in steps["embed"].graph.inputs}
     loop_inputs = {str(value.name): value for value in steps["loop"].graph.inputs}

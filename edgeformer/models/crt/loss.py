@@ -25,29 +25,19 @@ def exit_weights(loops: Sequence[int], exit_weight: float) -> dict[int, float]:
     return {**dict.fromkeys(earlier, exit_weight / len(earlier)), last: 1 - exit_weight}
 
 
-def combine_exit_losses(losses: dict[int, Tensor], exit_weight: float) -> Tensor:
-    """Return (1 − λ) · final + λ · mean over the earlier exits (eq. 5)."""
-    weights = exit_weights([*losses], exit_weight)
-    return torch.stack([weight * losses[loop] for loop, weight in weights.items() if weight]).sum()
-
-
 def full_loss(
     model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Compute the cross-entropy of every exit in nats, summed over the positions that count.
+    """Compute the weighted sum and loop → cross-entropy in nats, summed over the positions that count.
 
-    Args:
-        states: loop → hidden states [B, T, C], from ``model(…)``.
-        targets: the token after each position, int64 [B, T], or ``IGNORED``.
-
-    Returns:
-        Their :func:`combine_exit_losses` sum, and loop → scalar.
+    ``states`` come from ``model(…)``; ``targets`` [B, T] are the tokens after each position, or ``IGNORED``.
     """
     losses = {}
     for loop, state in states.items():
         logits = to_float32(model.head_of(loop)(state.flatten(0, 1)))  # [B·T, V]
         losses[loop] = F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
-    return combine_exit_losses(losses, exit_weight), losses
+    weights = exit_weights([*losses], exit_weight)
+    return torch.stack([weight * losses[loop] for loop, weight in weights.items() if weight]).sum(), losses
 
 
 def chunked_loss(
@@ -55,8 +45,8 @@ def chunked_loss(
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Compute :func:`full_loss` with the logits of ``CHUNK_TOKENS`` rows at a time.
 
-    The forward pass also computes the gradient of each chunk's logits, and the backward pass only scales it, so that
-    backward can run once. The losses of single exits have no gradient.
+    The forward pass also computes the gradient of the logits, and backward, which can run once, only scales it. The
+    losses of single exits have no gradient.
     """
     weights = exit_weights([*states], exit_weight)
     heads = list(dict.fromkeys(model.head_of(loop) for loop in states))
@@ -73,10 +63,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, targets: Tensor, exits: list[tuple[float, int]], *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted sum and the loss of every exit.
 
-        Args:
-            targets: int64 [B·T].
-            exits: (weight in the sum, index of its head) of each exit.
-            tensors: a state [B, T, C] of each exit, then the heads [V, C].
+        ``exits`` has its weight and the index of its head; ``tensors`` are its states [B, T, C], then the heads [V, C].
         """
         states, heads = tensors[: len(exits)], tensors[len(exits) :]
         state_grads: list[Tensor | None] = [None] * len(states)
@@ -152,19 +139,12 @@ class TokenLosses(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, targets: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
-        """Compute for every exit N the loss and the signals of early exit.
+        """Compute for every exit N the loss and the signals of early exit, name → float32 [B, T].
 
-        ``loss_exitN`` is the cross-entropy in nats, ``confidence_exitN`` the largest probability (paper B, eq. 6),
-        ``cosine_exitN`` the cosine between a token's states before and after loop N, close to 1 if the loop changed
-        little (released code).
-
-        Args:
-            input_ids: int64 [B, T].
-            targets: the token after each position, int64 [B, T], or ``IGNORED``.
-            positions: of each token in its document, int64 [B, T]; None: each row is one document.
-
-        Returns:
-            name → float32 [B, T]; losses are 0 where nothing is predicted.
+        ``loss_exitN`` is the cross-entropy in nats (0 where nothing is predicted), ``confidence_exitN`` the largest
+        probability (paper B, eq. 6), ``cosine_exitN`` the cosine between a token's states before and after loop N,
+        close to 1 if the loop changed little (released code). ``targets`` [B, T] are the tokens after each position, or
+        ``IGNORED``.
         """
         outputs: dict[str, Tensor] = {}
         # Calling the module, not its methods, gathers weights that are sharded over processes.

@@ -92,8 +92,8 @@ def _zero_outside(values: Tensor, positions: Tensor | None, distance: int) -> Te
 class DilatedConv(nn.Module):
     """Depthwise convolution with three taps, ``dilation`` positions apart, without bias (paper B, section 3.1.2).
 
-    Causal: y_t = w₀ x_{t−2d} + w₁ x_{t−d} + w₂ x_t. Otherwise, as published, y_t = w₀ x_{t−d} + w₁ x_t + w₂ x_{t+d},
-    which reveals the next tokens. Shifted products are faster on CPUs than ``conv1d`` between two transpositions.
+    If not causal, as published, y_t = w₀ x_{t−d} + w₁ x_t + w₂ x_{t+d} reveals the next tokens. Shifted products are
+    faster on CPUs than ``conv1d`` between two transpositions.
     """
 
     def __init__(self, size: int, dilation: int, *, causal: bool) -> None:
@@ -103,12 +103,10 @@ class DilatedConv(nn.Module):
         self.dilation, self.causal = dilation, causal
 
     def forward(self, x: Tensor, with_past: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """Convolve x [B, T, C] → [B, T, C].
+        """Convolve x [B, T, C]. ``with_past`` are the 2 · dilation inputs before x, then x; None: zeros precede x.
 
-        Args:
-            with_past: the 2 · dilation inputs before x, then x, [B, 2 · dilation + T, C]; None: zeros precede x.
-            positions: of each token in its document, int64 [B, T], so that no tap reaches into the document before;
-                None: x is one document.
+        ``positions`` [B, T] are those in the document, so that no tap reaches into the one before; None: x is one
+        document.
         """
         if torch.is_autocast_enabled(x.device.type):  # as conv1d does
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -140,10 +138,7 @@ class TRMCycle(nn.Module):
     """h + Dropout(MLP(Norm(Conv(h)))), Conv = depthwise dilated → GELU (erf) → pointwise (paper B, eq. 2).
 
     ``kind`` is a row of Table 3: ``conv_linear`` has all parts, ``conv`` no MLP, ``linear`` no convolution,
-    ``depthwise`` no pointwise convolution.
-
-    Attributes:
-        context: number of earlier inputs that an output depends on (causal).
+    ``depthwise`` no pointwise convolution. An output depends on ``context`` earlier inputs.
     """
 
     def __init__(
@@ -194,13 +189,9 @@ class TRM(nn.Module):
         return h
 
     def forward_cached(self, h: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the chain to new tokens [B, n, C].
+        """Apply the chain to new tokens [B, n, C]; also return the cache after them.
 
-        Args:
-            cache: the last ``context`` inputs of every cycle, concatenated, [B, sum(contexts), C]; zeros at the start.
-
-        Returns:
-            [B, n, C], and the cache after the new tokens, shaped like ``cache``.
+        ``cache`` has the last ``context`` inputs of every cycle, [B, sum(contexts), C]; zeros at the start.
         """
         contexts = self.contexts
         if not any(contexts):
@@ -325,16 +316,13 @@ class CRT(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
-        """Compute the hidden states after every exit.
+        """Compute the hidden states after every exit: loop → [B, T, C], in rising order, see :meth:`head_of`.
 
         Args:
             input_ids: int64 [B, T], T ≤ max_positions.
             positions: of each token in its document, int64 [B, T]; None: each row is one document.
             until: the last loop to compute; None: all loops.
             every: also return the states after the other loops, and before the first one as loop 0.
-
-        Returns:
-            loop → [B, T, C], in rising order; ``head_of(loop)`` converts it to logits.
         """
         mask = None if positions is None else document_mask(positions)
         x = self.embed(input_ids, positions)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.encoder.model import EncoderClassifier, SelfAttention, exported_form
+from edgeformer.models.encoder.model import EncoderClassifier, exported_form
 from edgeformer.models.tracing import (
     BATCH,
     TOKENS,
@@ -49,12 +49,6 @@ class EncoderAdapter(ModelAdapter):
         trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)
         trimmed.tokens.weight = nn.Parameter(model.tokens.weight.detach()[kept])
         return trimmed.train(model.training)
-
-    def match_cuda_memory(self, model: EncoderClassifier) -> None:
-        """Remove attention dropout: with it, the CPU's kernel stores all weights [B, H, S, S]; CUDA's never does."""
-        for module in model.modules():
-            if isinstance(module, SelfAttention):
-                module.dropout = 0.0
 
     def trace(
         self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None

@@ -19,13 +19,10 @@ _INITIAL_STD = 0.02
 
 
 class Rotation(nn.Module):
-    """Rotates each pair of x by its position's angle (paper A, "RoPE").
+    """Rotates pairs of x, (x_2i, x_2i+1) as trained or (x_i, x_{i + D/2}), by their position's angle (paper A, "RoPE").
 
     The result has the first members of all pairs before the second ones: attention only takes products of two rotated
     vectors, whose common order does not matter, and not interleaving saves two operators per call.
-
-    Args:
-        has_neighbours: a pair is (x_2i, x_2i+1), as trained; else (x_i, x_{i + D/2}).
     """
 
     keeps_float32 = True  # a module, so that a traced graph shows which nodes compute in float32
@@ -98,10 +95,8 @@ class EncoderLayer(nn.Module):
 class EncoderClassifier(nn.Module):
     """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS].
 
-    The type embedding has two rows, of which row 0 is used. Together with the final norm it accounts for the 3·d
-    parameters that the paper's counts have beyond layers, token table and head.
-
-    Shapes: input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
+    Row 0 of two type embeddings is used. With the final norm they are the 3·d parameters that the paper counts beyond
+    layers, token table and head. input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
     """
 
     inputs = ("input_ids",)
@@ -145,8 +140,7 @@ class EncoderClassifier(nn.Module):
     def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
         """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
 
-        With ``answer`` the readout follows, which reads [CLS] alone: the last layer computes that position only,
-        [B, 1, d].
+        For the ``answer`` the last layer computes [CLS] only, [B, 1, d], which the readout reads.
         """
         cos, sin, mask = self.layer_arguments(h, attention_mask)
         start, last = h, len(self.layers) - 1
@@ -164,10 +158,9 @@ class EncoderClassifier(nn.Module):
         return self.head(self.norm(h[:, 0])).float()
 
     def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """input_ids, attention_mask int64 [B, S] → logits [B, classes] after every iteration, then the states.
+        """Return logits [B, classes] after every iteration, through the only head, then the float32 states.
 
-        All iterations share the only head, and only the last one is trained. States are float32 [B, S, d]; the last one
-        is [B, 1, d], because the model computes only [CLS] there.
+        Only the last exit is trained. The last state is [B, 1, d], because the model computes only [CLS] there.
         """
         h = self.embed(input_ids)
         logits, states = [], []

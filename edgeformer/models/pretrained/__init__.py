@@ -43,11 +43,6 @@ class FoldConfig(Frozen):
     )
     rank: PositiveInt = Field(8, description="rank of own: adapters")
 
-    def layer_order(self) -> tuple[int, ...]:
-        """Return the kept layer of each application, from 0."""
-        applications = range(self.layers * self.iterations)
-        return tuple(n % self.layers if self.order == "cycle" else n // self.iterations for n in applications)
-
 
 class PretrainedConfig(ModelConfig):
     """A pretrained text encoder and its changes. Missing sizes are read from the source."""
@@ -133,13 +128,13 @@ class Pretrained(ModelSpec):
         source = open_source(name)
         model["architecture"] = dict(source.config)
         model.setdefault("weights_sha256", source.weights_sha256())
-        model.setdefault("vocab_size", source.vocabulary())
+        vocabulary, separator = source.read_tokenizer(pairs=bool(model.get("pairs")) and "separator" not in model)
+        model.setdefault("vocab_size", vocabulary)
         model.setdefault("max_positions", source.max_positions)
-        if model.get("pairs") and "separator" not in model:
-            model["separator"] = source.separator()
+        if separator is not None:
+            model["separator"] = separator
 
     def loops(self, config: PretrainedConfig) -> int:
-        """Return the iterations of a folded model, else its layers."""
         return config.fold.iterations if config.fold is not None else config.sizes.depth
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:

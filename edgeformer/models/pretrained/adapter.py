@@ -14,7 +14,7 @@ from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.pretrained import PretrainedConfig
-from edgeformer.models.pretrained.model import Components, PretrainedEncoder, exported_form, load_components, table_of
+from edgeformer.models.pretrained.model import PretrainedEncoder, exported_form, load_components, table_of
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
@@ -77,7 +77,20 @@ class PretrainedAdapter(ModelAdapter):
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
         has_classifier = components.head is not None
         uses_teacher = config.fold is not None and config.fold.weights == "teacher"
-        teacher_weights = _load_teacher_layers(components, recipe) if uses_teacher else {}
+        teacher_weights: dict[str, Tensor] = {}
+        if uses_teacher:
+            folder = Path(recipe.training.teacher)
+            teacher: Any = read_run_recipe(folder).model
+            is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
+            if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
+                raise RecipeError(
+                    f"model.fold.weights: {folder} is not this source as it is, read with pooling {config.pooling}; "
+                    "name a teacher that is, or take the layers of the source (weights: source)"
+                )
+            unfolded = PretrainedEncoder(components, config.model_copy(update={"fold": None}), trained=True)
+            load_weights(unfolded, folder / MODEL_FOLDER / WEIGHTS)  # also into the components, whose layers it shares
+            weights = unfolded.state_dict()
+            teacher_weights = {name: weights[name] for name in weights if not name.startswith("layers.")}
         model.load_state_dict(PretrainedEncoder(components, config, trained=True).state_dict() | teacher_weights)
         if uses_teacher:
             return ()
@@ -118,15 +131,13 @@ class PretrainedAdapter(ModelAdapter):
             # The loop graph takes its number if layers depend on it.
             has_number = any(hasattr(module, "own_parts") for module in model.modules())
             loop_number = {"loop": torch.zeros(1, dtype=torch.int64)} if has_number else {}
-
-            def loop(state: Tensor, attention_mask: Tensor, number: Tensor | int = 0) -> Tensor:
-                return model.advance(state, attention_mask, number)
-
             readout = state if model.head.pooling == "cls" else text
             readout_axes = {name: axes[name] for name in readout}
             specs = {
-                "embed": text_spec(Piece(model, model.embed), ("input_ids",), model.max_positions, ("state",)),
-                "loop": GraphSpec(Piece(model, loop), text | loop_number, axes, ("next_state",), longest),
+                "embed": text_spec(
+                    Piece(model, model.embeddings.forward), ("input_ids",), model.max_positions, ("state",)
+                ),
+                "loop": GraphSpec(Piece(model, model.advance), text | loop_number, axes, ("next_state",), longest),
                 "readout": GraphSpec(Piece(model, model.readout), readout, readout_axes, longest=longest),
             }
             graphs |= {part: export_graph(spec) for part, spec in specs.items()}
@@ -142,16 +153,6 @@ class PretrainedAdapter(ModelAdapter):
                 raise InputError(f"--vocab-trim: model.separator {separator} is no special token, and was trimmed away")
             trimmed.embeddings.separator = int(rows)
         return trimmed.train(model.training)
-
-    def match_cuda_memory(self, model: PretrainedEncoder) -> None:
-        """Remove attention dropout: with it, the CPU's kernel stores all weights [B, H, S, S]; CUDA's never does."""
-        module: Any
-        for module in model.layers.modules():
-            if "Attention" in type(module).__name__:
-                if hasattr(module, "attention_dropout"):
-                    module.attention_dropout = 0.0
-                if isinstance(getattr(module, "dropout", None), nn.Dropout):
-                    module.dropout.p = 0.0
 
     def learning(self, model: PretrainedEncoder, training: TrainingConfig) -> Iterator[ParameterSettings]:
         """Apply ``training.layer_decay``, the factor on the learning rate from each layer to the one before it."""
@@ -171,25 +172,6 @@ def _dropouts(config: PretrainedConfig) -> dict[str, float]:
     hidden = dict.fromkeys(_HIDDEN_DROPOUTS, config.dropout)
     dropouts = {**hidden, **dict.fromkeys(_ATTENTION_DROPOUTS, config.attention_dropout)}
     return {name: value for name, value in dropouts.items() if name in config.architecture and value is not None}
-
-
-def _load_teacher_layers(components: Components, recipe: Any) -> dict[str, Tensor]:
-    """Load the teacher's layers into ``components``, and return its other weights.
-
-    Raises:
-        RecipeError, ArtifactError: the teacher is no fine-tuned model of the same source.
-    """
-    folder, config = Path(recipe.training.teacher), recipe.model
-    teacher: Any = read_run_recipe(folder).model
-    is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
-    if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
-        raise RecipeError(
-            f"model.fold.weights: {folder} is not this source as it is, read with pooling {config.pooling}; name a "
-            "teacher that is, or take the layers of the source (weights: source)"
-        )
-    unfolded = PretrainedEncoder(components, config.model_copy(update={"fold": None}), trained=True)
-    load_weights(unfolded, folder / MODEL_FOLDER / WEIGHTS)  # also into the components, whose layers it shares
-    return {name: tensor for name, tensor in unfolded.state_dict().items() if not name.startswith("layers.")}
 
 
 def _is_per_application(parameter_name: str, module: nn.Module) -> bool:

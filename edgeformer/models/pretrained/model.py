@@ -5,6 +5,7 @@ Shapes: B rows, S tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -19,8 +20,9 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_ex
 from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
-from edgeformer.models.pretrained.source import is_encoder_weight
 
+_ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
+_BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
 _EXPORT_ATTENTION = "edgeformer_written_out"
 """Name under which transformers finds :func:`_export_attention`, besides its own ``sdpa`` and ``eager``."""
 Weights = Mapping[str, Tensor]
@@ -30,9 +32,7 @@ Weights = Mapping[str, Tensor]
 class Head(nn.Module):
     """States of a text → one vector: pooling, then a dense layer and classes if there are any.
 
-    Args:
-        pooling: ``cls``, ``mean`` or ``max``.
-        drop_first: whether dropout also comes before ``dense``.
+    ``drop_first``: dropout also comes before ``dense``.
     """
 
     def __init__(
@@ -77,13 +77,9 @@ class Components:
     """Modules of an encoder, common to all architectures.
 
     Attributes:
-        words: token table [V, e].
-        positions: position table [P, e] without rows of padding; None: layers get rotary angles.
-        norm, dropout: of the embeddings.
-        layers: each once.
-        order: index in ``layers`` of each application.
-        project: from the embeddings' width to the layers'.
-        head: None for an encoder without a classifier's head.
+        words, positions: tables [V, e] and [P, e] without rows of padding; no positions: layers get rotary angles.
+        norm, dropout: of the embeddings; ``project`` from their width to the layers'.
+        layers: each once, in the ``order`` of their applications.
         rotary: maps positions to angles for layers that need them. Such layers also have ``kinds``, and those of the
             kind ``sliding_attention`` see ``window`` tokens to either side.
     """
@@ -112,9 +108,8 @@ def load_components(
 
     Args:
         folder: None: all weights are fresh, from torch's global generator, and none counts as missing.
-        architecture: content of config.json.
+        architecture: content of config.json, some keys of which ``overrides`` replace.
         classes: of the classifier; None: no head.
-        overrides: keys that replace those of ``architecture``.
 
     Raises:
         MissingDependencyError: transformers is not installed.
@@ -142,7 +137,8 @@ def load_components(
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
         )  # fmt: skip
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
-        unused = sorted(filter(is_encoder_weight, {*report["unexpected_keys"], *mismatched}))
+        unexpected = sorted({*report["unexpected_keys"], *mismatched})
+        unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
         if unused:
             raise ArtifactError(
                 f"{folder}: has weights that no encoder of its config.json uses: {', '.join(unused[:4])}; it computes "
@@ -163,7 +159,12 @@ def load_components(
 
 def map_components(model: Any) -> Components:
     """Map a transformers model (a bare encoder or a sequence classifier) to components; norms become float32 ones."""
-    _use_float32_norms(model)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.LayerNorm:  # the same weights, in float32 in an FP16 graph
+                norm = LayerNorm(child.normalized_shape, eps=child.eps, bias=child.bias is not None)
+                norm.weight, norm.bias = child.weight, child.bias
+                setattr(module, name, norm)
     config, encoder = model.config, model.base_model
     kind, embeddings, depth = config.model_type, encoder.embeddings, config.num_hidden_layers
     is_modern = kind == "modernbert"
@@ -214,17 +215,6 @@ def map_components(model: Any) -> Components:
     )
 
 
-def _use_float32_norms(module: nn.Module) -> None:
-    """Replace layer norms, in place, by norms on the same weights that stay in float32 in an FP16 graph."""
-    for name, child in module.named_children():
-        if type(child) is nn.LayerNorm:
-            exact = LayerNorm(child.normalized_shape, eps=child.eps, bias=child.bias is not None)
-            exact.weight, exact.bias = child.weight, child.bias
-            setattr(module, name, exact)
-        else:
-            _use_float32_norms(child)
-
-
 def table_of(weight: Tensor) -> nn.Embedding:
     """Return an embedding table with a copy of the rows [V, d]."""
     return nn.Embedding(len(weight), weight.shape[1], _weight=weight.detach().clone())
@@ -233,8 +223,8 @@ def table_of(weight: Tensor) -> nn.Embedding:
 class Embeddings(nn.Module):
     """Sum of token, position and token-type vectors, normalised, and projected to the layers' width if needed.
 
-    With ``config.pairs`` the tokens after the first separator have the second type. Otherwise all have the first one,
-    whose vector is added to the position table in advance.
+    With ``config.pairs`` the tokens after the first separator have the second type. Otherwise the first one's vector is
+    added to the position table in advance.
     """
 
     def __init__(self, components: Components, config: PretrainedConfig) -> None:
@@ -266,13 +256,10 @@ class Embeddings(nn.Module):
 
 
 class PretrainedEncoder(nn.Module):
-    """embed → stages of layers → readout. Each stage can be followed by an exit.
+    """embeddings → stages of layers → readout. Each stage can be followed by an exit.
 
-    A stage is one iteration of a folded model, else one layer.
-
-    Args:
-        config: pooling, pairs, fold; :class:`Embeddings` and :class:`Head` say what is used.
-        trained: whether the weights are meaningful; else a fold skips slow computations on them.
+    A stage is one iteration of a folded model, else one layer. Without ``trained`` weights, a fold skips slow
+    computations on them.
 
     Shapes: input_ids and attention_mask int64 [B, S] → float32 [B, classes], or [B, d] of an embedding.
     """
@@ -305,7 +292,7 @@ class PretrainedEncoder(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, states: bool = False
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Return the answer, and with ``states`` the state [B, S, d] after every stage."""
-        h, all_states = self.embed(input_ids), []
+        h, all_states = self.embeddings(input_ids), []
         for stage in range(self.stages):
             h = self.advance(h, attention_mask, stage)
             all_states.append(h)
@@ -320,16 +307,8 @@ class PretrainedEncoder(nn.Module):
         _, states = self(input_ids, attention_mask, states=True)
         return (*(self.readout(state, attention_mask) for state in states), *(state.float() for state in states))
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """input_ids int64 [B, S] → [B, S, d]."""
-        return self.embeddings(input_ids)
-
-    def advance(self, h: Tensor, attention_mask: Tensor | None, stage: int | Tensor) -> Tensor:
-        """Apply one stage of layers: [B, S, d] → [B, S, d].
-
-        Args:
-            stage: from 0; int64 [1] in the graph that a host loops.
-        """
+    def advance(self, h: Tensor, attention_mask: Tensor | None, stage: int | Tensor = 0) -> Tensor:
+        """Apply one stage of layers, from 0, or int64 [1] in the graph that a host loops: [B, S, d] → [B, S, d]."""
         padding = padding_mask(h, attention_mask)  # [B, 1, 1, S]
         first = 0 if isinstance(stage, Tensor) else stage * self.layers_per_stage
         for index in range(first, first + self.layers_per_stage):
@@ -368,19 +347,15 @@ class Application:
 
 
 def fold_components(components: Components, fold: FoldConfig, application: Application, *, trained: bool) -> Components:
-    """Keep ``fold.layers`` layers, which all iterations share (the recurrence of paper A on pretrained weights).
+    """Keep ``fold.layers`` layers, in place, which all iterations share (paper A's recurrence on pretrained weights).
 
     If there are as many applications as layers in the source, an application's own parameters (``fold.own``) are
     computed from the layer that it replaces: that layer's biases and norms, or a low-rank approximation of the
-    difference to the shared matrix. Otherwise all applications start with the same ones.
-
-    Args:
-        components: of the source, with distinct layers; the layers are changed in place.
-        application: number of the running application, for the layers.
-        trained: whether the weights are meaningful; else the approximation is skipped.
+    difference to the shared matrix, which weights that are not ``trained`` skip. Otherwise all start with the same.
     """
     source: list[Weights] = [dict(layer.named_parameters()) for layer in components.layers]
-    count, order = len(source), fold.layer_order()
+    count, applied = len(source), range(fold.layers * fold.iterations)
+    order = tuple(n % fold.layers if fold.order == "cycle" else n // fold.iterations for n in applied)
     kept = [components.layers[number * count // fold.layers] for number in range(fold.layers)]
     applications = [[index for index, used in enumerate(order) if used == number] for number in range(fold.layers)]
     if fold.init == "average":
@@ -422,7 +397,6 @@ class OwnBias(nn.Module):
         self.bias = nn.Parameter(torch.stack([weights["bias"].detach() for weights in replaced]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] → [..., out]."""
         return F.linear(x, self.weight, self.application.select(self.bias))
 
 
@@ -439,7 +413,6 @@ class OwnNorm(nn.Module):
         self.bias = nn.Parameter(torch.stack([weights["bias"].detach() for weights in replaced]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → [..., size] of the same type."""
         weight, bias = self.application.select(self.weight), self.application.select(self.bias)
         return F.layer_norm(to_float32(x), self.shape, weight, bias, self.eps).to(x.dtype)
 
@@ -448,9 +421,7 @@ class AdaptedLinear(nn.Module):
     """y = W x + b + U_t (D_t x): shared W and b, and a low-rank matrix for every application t.
 
     U_t D_t starts as the closest one to the difference of a replaced layer's matrix from W. For W itself, U_t is zero
-    and D_t random, so that both can be trained.
-
-    Shapes: weight [out, in], bias [out], down (D) [applications, rank, in], up (U) [applications, out, rank].
+    and D_t random, so that both can be trained. D [applications, rank, in], U [applications, out, rank].
     """
 
     own_parts = ("down", "up")
@@ -474,7 +445,6 @@ class AdaptedLinear(nn.Module):
         self.down, self.up = nn.Parameter(torch.stack(downs)), nn.Parameter(torch.stack(ups))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] → [..., out]."""
         low = F.linear(x, self.application.select(self.down))
         return F.linear(x, self.weight, self.bias) + F.linear(low, self.application.select(self.up))
 
@@ -482,8 +452,7 @@ class AdaptedLinear(nn.Module):
 def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
     """Return a model that computes the same with the same tensors in cheaper operators; ``model`` is not changed.
 
-    Queries, keys and values stay three products. Splitting the result of a single one is a copy: in FP32 it took 1 to
-    3 % longer at 1x128 in ONNX Runtime and OpenVINO, and saved nothing at 1x16.
+    Queries, keys and values stay three products: splitting the result of a single one is a copy.
     """
     with needs_extra("hf", "a pretrained encoder"):
         from transformers import AttentionInterface

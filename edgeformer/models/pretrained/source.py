@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
-from tokenizers import Tokenizer
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
@@ -41,8 +40,6 @@ _FILES = (
 )  # fmt: skip
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
 _IGNORED_KEYS = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
-_ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
-_BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
 _ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification)$")
 _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -147,6 +144,11 @@ class Source:
         name: as the user gave it.
         config: its config.json without keys that do not describe the model.
         sizes: what is read of it here.
+        tokenizer: path of its tokenizer.json.
+        max_positions: tokens of the longest text.
+        labels: names of its classes, in order; empty if its config.json names none.
+        classifies: it is a sequence classifier.
+        other_head: its class, if that is neither a bare encoder, a pretraining encoder nor a sequence classifier.
         has_code: config.json names code, which is not run.
         pooling, normalize: how a sentence-transformers folder makes embeddings; None and False in other folders.
         max_length: tokens to which a sentence-transformers folder cuts texts, if specified.
@@ -156,52 +158,29 @@ class Source:
     folder: Path
     config: Mapping[str, Any]
     sizes: EncoderFile
-    has_code: bool = False
-    pooling: str | None = None
-    normalize: bool = False
-    max_length: int | None = None
+    tokenizer: Path
+    max_positions: int
+    labels: tuple[str, ...]
+    classifies: bool
+    other_head: str | None
+    has_code: bool
+    pooling: str | None
+    normalize: bool
+    max_length: int | None
 
-    @property
-    def tokenizer(self) -> Path:
-        """Path of its tokenizer.json."""
-        return self.folder / TOKENIZER_FILE
+    def read_tokenizer(self, *, pairs: bool) -> tuple[int, int | None]:
+        """Return the number of tokens (the weights may have more rows), and the one between the texts of a pair.
 
-    @property
-    def max_positions(self) -> int:
-        """Tokens of the longest text."""
-        return self.sizes.positions
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of its classes, in order; empty if its config.json names none."""
-        names = self.config.get("id2label") or {}
-        return tuple(str(names[key]) for key in sorted(names, key=int))
-
-    @property
-    def classifies(self) -> bool:
-        """Whether it is a sequence classifier."""
-        return any("ForSequenceClassification" in name for name in self.config.get("architectures") or ())
-
-    @property
-    def other_head(self) -> str | None:
-        """Its class, if that is neither a bare encoder, a pretraining encoder nor a sequence classifier.
-
-        None for a sentence-transformers folder, whose encoder is used without a head.
+        Raises DataError, and InputError if its tokenizer takes no pairs.
         """
-        names = self.config.get("architectures") or () if self.pooling is None else ()
-        return next((name for name in names if _DECODER_CLASS.search(name) or not _ENCODER_CLASS.search(name)), None)
-
-    def vocabulary(self) -> int:
-        """Return the number of tokens of its tokenizer; the weights may have more rows. Raises DataError."""
-        return max(self._tokenizer().get_vocab(with_added_tokens=True).values(), default=0) + 1
-
-    def separator(self) -> int:
-        """Return the token between the texts of a pair. Raises InputError if its tokenizer takes no pairs."""
-        tokenizer = self._tokenizer()
+        tokenizer = tokenizer_from_file(self.tokenizer)
+        tokenizer.no_padding()  # padding from the file would follow the last separator
+        tokenizer.no_truncation()
         single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
-        if len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]:
+        if pairs and (len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]):
             raise InputError(f"{self.tokenizer}: puts no separator between the texts of a pair; use pairs: false")
-        return int(single.ids[-1])
+        vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+        return vocabulary, int(single.ids[-1]) if pairs else None
 
     def weights_sha256(self) -> str:
         """Return the checksum of the weights file; of several files, that of the list of their checksums."""
@@ -210,17 +189,6 @@ class Source:
             return sha256_of(path)
         lines = [f"{sha256_of(part)} {part.name}\n" for part in sorted(self.folder.glob("*.safetensors"))]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-    def _tokenizer(self) -> Tokenizer:
-        tokenizer = tokenizer_from_file(self.tokenizer)
-        tokenizer.no_padding()  # padding from the file would follow the last separator
-        tokenizer.no_truncation()
-        return tokenizer
-
-
-def is_encoder_weight(name: str) -> bool:
-    """Return whether a tensor in a model's file is a weight of its encoder: without it, the results are different."""
-    return bool(_ENCODER_WEIGHT.search(name)) and not _BUFFER.search(name)
 
 
 def open_source(name: str) -> Source:
@@ -273,8 +241,24 @@ def open_source(name: str) -> Source:
             f"{folder}: has no {TOKENIZER_FILE}; write one with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    described = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
-    return Source(name, folder, described, sizes, "auto_map" in config, *_read_sentence_model(folder))
+    pooling, normalize, max_length = _read_sentence_model(folder)
+    heads, labels = sizes.architectures or [], sizes.id2label or {}
+    other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
+    return Source(
+        name=name,
+        folder=folder,
+        config={key: value for key, value in config.items() if key not in _IGNORED_KEYS},
+        sizes=sizes,
+        tokenizer=folder / TOKENIZER_FILE,
+        max_positions=sizes.positions,
+        labels=tuple(str(labels[key]) for key in sorted(labels, key=int)),
+        classifies=any("ForSequenceClassification" in head for head in heads),
+        other_head=other_heads[0] if other_heads and pooling is None else None,  # sentence-transformers uses no head
+        has_code="auto_map" in config,
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+    )
 
 
 def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
