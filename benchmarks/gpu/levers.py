@@ -38,7 +38,6 @@ def _encoder(*sets: str) -> Lever:
 
 
 _COMPILED = "training.compile={shapes: 1}"  # packed rows have one
-_RECORDED = "training.compile={shapes: 1, cuda_graphs: true}"
 LEVERS = {
     AS_IT_IS: Lever(),
     "no checkpointing": Lever(("training.checkpointing=none",)),
@@ -55,14 +54,12 @@ LEVERS = {
     "4 rows at a time": Lever(("training.batch_size=4", "training.accumulation=4")),
     "8 rows at a time": Lever(("training.batch_size=8", "training.accumulation=2")),
     "torch.compile": Lever((_COMPILED,)),
-    "torch.compile, CUDA graphs": Lever((_RECORDED,)),
     "encoder": _encoder(),
     "encoder, shuffled": _encoder("training.batching=shuffled"),
     "encoder, fp32": _encoder("training.precision=fp32"),
     "encoder, fp32, TF32": _encoder("training.precision=fp32", "training.tf32=true"),
     "encoder, memory not pinned": _encoder("training.pinned_memory=false"),
     "encoder, torch.compile": _encoder("training.compile={shapes: 4}"),
-    "encoder, torch.compile, CUDA graphs": _encoder("training.compile={shapes: 4, cuda_graphs: true}"),
 }
 
 TRIED = (AS_IT_IS, "attention: math", "AdamW: loop", "fp32, TF32", "encoder")

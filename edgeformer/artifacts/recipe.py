@@ -102,9 +102,6 @@ class CompileConfig(Frozen):
         8, description="most shapes of a batch that are compiled: rows are padded to one of so many lengths, and a "
         "batch of fewer rows, as an epoch's last, is computed without"
     )  # fmt: skip
-    cuda_graphs: bool = Field(
-        False, description="record the launches of each shape as CUDA graphs, and replay them; on CUDA cards only"
-    )
 
 
 class TrainingConfig(Frozen):

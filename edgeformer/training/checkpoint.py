@@ -46,6 +46,8 @@ from edgeformer.training.distributed import Processes
 CHECKPOINTS_FOLDER, WEIGHTS = "checkpoints", "model.safetensors"
 _OPTIMIZER, _SCALER, _SCHEDULE = "optimizer.bin", "scaler.pt", "schedule.pt"
 _POSITION, _CHECKSUMS, _BEST = "state.json", "sha256.json", "best.safetensors"
+RANDOM_STATES = "random_states_{}.pkl"
+"""File with the random states of a process, by its rank."""
 _CHECKPOINTS_KEPT = 2
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -79,11 +81,6 @@ class Position:
     records: int = 0  # lines of the metrics log
 
 
-def random_states_file(rank: int) -> str:
-    """Return the name of the file with the random states of process ``rank``."""
-    return f"random_states_{rank}.pkl"
-
-
 def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> State:
     """Collect weights, optimizer, scaler and random states on the main process. All processes must call it."""
     random_states: dict[str, Any] = {
@@ -93,7 +90,7 @@ def collect_state(processes: Processes, model: nn.Module, optimizer: Any) -> Sta
     }
     if torch.cuda.is_available():
         random_states["torch_cuda_manual_seed"] = [torch.cuda.get_rng_state()]  # of this process's card
-    state = {random_states_file(rank): states for rank, states in enumerate(processes.gather(random_states))}
+    state = {RANDOM_STATES.format(rank): states for rank, states in enumerate(processes.gather(random_states))}
     if processes.accelerator.scaler is not None:
         state[_SCALER] = processes.accelerator.scaler.state_dict()
     plain: nn.Module = processes.accelerator.unwrap_model(model)
@@ -201,7 +198,7 @@ class Checkpoints:
             with suppress(OSError, ValueError, TypeError):  # the file of checksums is damaged
                 checksums = dict(json.loads((folder / _CHECKSUMS).read_text(encoding="utf-8")))
             damaged = [_CHECKSUMS]
-            if {_POSITION, _SCHEDULE, random_states_file(0)} <= checksums.keys():
+            if {_POSITION, _SCHEDULE, RANDOM_STATES.format(0)} <= checksums.keys():
                 names = sorted(checksums, key=_BEST.__eq__)  # the best weights last
                 files = ((name, folder / name) for name in names)
                 damaged = [name for name, file in files if not file.is_file() or sha256_of(file) != checksums[name]]
@@ -250,7 +247,7 @@ class Checkpoints:
                     optimizer.load_state_dict(optimizer_state)
                 if processes.accelerator.scaler is not None:
                     processes.accelerator.scaler.load_state_dict(load_without_code(folder / _SCALER))
-                random_file = folder / random_states_file(processes.rank)
+                random_file = folder / RANDOM_STATES.format(processes.rank)
                 if random_file.is_file():
                     states = load_without_code(random_file)
                     random.setstate(states["random_state"])

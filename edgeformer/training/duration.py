@@ -175,37 +175,35 @@ def planned_time(
             with bar(progress, "Timing some steps", None, ""):
                 total_s, timed_steps = _time_steps(recipe, cache)
             low, high = (share * total_s for share in _TIMED_RANGE)
-            return _estimated(data, low_s=low, high_s=high, basis=f"{timed_steps} steps timed here; {data.text}")
-        if device.kind == "cuda":
-            return gpu_time(data, work, device, precision)
-        # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
-        rates = device.peaks.of("fp32")
-        if not rates:
-            remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
-            raise InputError(f"the rates of {device.title} are not known: {remedy}")
-        rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
-        filled = data.tokens / recipe.data.tokens_at_once
-        operations = filled * work.operations * data.rows / recipe.training.batch_size
-        basis = (
-            f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} of "
-            f"{rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
-        )
-        low = operations / (rate * speedup * SHARE_OF_PEAK[1])
-        high = operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION
-        return _estimated(data, low_s=low, high_s=high, basis=basis)
+            fields: dict[str, Any] = {"low_s": low, "high_s": high}
+            fields["basis"] = f"{timed_steps} steps timed here; {data.text}"
+        elif device.kind == "cuda":
+            fields = gpu_time(data, work, device, precision)
+        else:
+            # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
+            rates = device.peaks.of("fp32")
+            if not rates:
+                remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
+                raise InputError(f"the rates of {device.title} are not known: {remedy}")
+            rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
+            filled = data.tokens / recipe.data.tokens_at_once
+            operations = filled * work.operations * data.rows / recipe.training.batch_size
+            fields = {
+                "low_s": operations / (rate * speedup * SHARE_OF_PEAK[1]),
+                "high_s": operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION,
+                "basis": f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to "
+                f"{SHARE_OF_PEAK[1]:.0%} of {rate / 1e12:.3g} TFLOP/s ({rates[0].source})",
+            }
     except EdgeformerError as error:
         return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=str(error))
-
-
-def _estimated(data: PlannedData, **fields: Any) -> PlannedTime:
-    epochs = 1 if data.steps is None else data.recipe.training.epochs
+    epochs = 1 if data.steps is None else recipe.training.epochs
     return PlannedTime(
         status="estimated", steps=data.steps, rows=data.rows, epochs=epochs, rows_from=data.rows_from, **fields
     )
 
 
-def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision: str) -> PlannedTime:
-    """Estimate how long a CUDA card takes. Work is taken to grow with the tokens of a row.
+def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision: str) -> dict[str, Any]:
+    """Estimate how long a CUDA card takes: fields of PlannedTime. Work is taken to grow with the tokens of a row.
 
     A step takes the time of its products and then of the traffic of all other kernels, and at least the launches of its
     kernels. The low end assumes the card's highest power limit, the high end its lowest.
@@ -255,10 +253,10 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
         f"{data.text}. {operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
         "TFLOP/s, from the work of a step and assumed efficiencies; never checked on a GPU"
     )
-    return _estimated(
-        data, low_s=seconds["low"], high_s=seconds["high"], basis=basis, low_reason=reasons["low"],
-        high_reason=reasons["high"], share_of_peak=(low_share, high_share),
-    )  # fmt: skip
+    return {
+        "low_s": seconds["low"], "high_s": seconds["high"], "basis": basis, "low_reason": reasons["low"],
+        "high_reason": reasons["high"], "share_of_peak": (low_share, high_share),
+    }  # fmt: skip
 
 
 def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:

@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import keep_heap
-from edgeformer.training.checkpoint import Checkpoints, Position, collect_state, random_states_file
+from edgeformer.training.checkpoint import RANDOM_STATES, Checkpoints, Position, collect_state
 from edgeformer.training.distributed import Processes
 from edgeformer.training.objective import Objective
 from edgeformer.training.step import Meter, Stepper, describe_divergence, is_finite
@@ -83,7 +83,7 @@ class TrainingLoop:
             self.position = self.checkpoints.load(
                 folder, processes, stepper.model, stepper.optimizer, stepper.schedule, has_best=has_best
             )
-        if not (folder / random_states_file(processes.rank)).is_file():  # fewer processes wrote it
+        if not (folder / RANDOM_STATES.format(processes.rank)).is_file():  # fewer processes wrote it
             set_seed(self.objective.recipe.seed + self.position.step + processes.rank)
         self._window = Meter(**self.position.window)
 
@@ -151,7 +151,10 @@ class TrainingLoop:
                 position.epoch_loss_sum += step.loss_sum
                 position.epoch_weight += step.weight_sum
                 step_seconds.append(step.seconds_sum)
-                speed = self._window.speed()
+                seconds = self._window.seconds_sum
+                speed = {"samples_per_s": self._window.rows_sum / seconds}
+                if self._window.per_token:
+                    speed["tokens_per_s"] = self._window.weight_sum / seconds
                 # The time left, with scoring. Early stopping is not predicted.
                 validations = -(-self._last_step // self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))

@@ -54,13 +54,6 @@ class Meter:
         """Mean loss per row or token."""
         return self.loss_sum / max(1, self.weight_sum)
 
-    def speed(self) -> dict[str, float]:
-        """Return ``samples_per_s``, and ``tokens_per_s`` if the weight counts tokens."""
-        if not self.seconds_sum:
-            return {}
-        speeds = {"samples_per_s": self.rows_sum / self.seconds_sum}
-        return {**speeds, "tokens_per_s": self.weight_sum / self.seconds_sum} if self.per_token else speeds
-
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all values of a tensor, or of this process's shard of it, are finite."""
@@ -87,17 +80,14 @@ class CompiledModel(nn.Module):
     """A model compiled for the shapes of full micro-batches, at most as many shapes as the recipe allows.
 
     A micro-batch with fewer than ``rows`` rows, or of a further shape, goes through the model uncompiled, and so do
-    scoring and saving. ``cuda_graphs``: replay the launches of each shape as a CUDA graph.
+    scoring and saving.
     """
 
-    def __init__(self, model: nn.Module, max_shapes: int, rows: int, *, cuda_graphs: bool) -> None:
+    def __init__(self, model: nn.Module, max_shapes: int, rows: int) -> None:
         super().__init__()
-        options: dict[str, Any] = {}
-        if cuda_graphs:  # with an error instead of a silent fallback
-            options = {"options": {"triton.cudagraphs": True, "triton.cudagraph_or_error": True}}
         # A tuple hides both from this module's own parameters.
-        self._models = (model, torch.compile(model, dynamic=False, backend=BACKEND, **options))
-        self.rows, self._max_shapes, self._cuda_graphs = rows, max_shapes, cuda_graphs
+        self._models = (model, torch.compile(model, dynamic=False, backend=BACKEND))
+        self.rows, self._max_shapes = rows, max_shapes
         self._shapes: set[object] = set()
 
     def forward(self, *inputs: Tensor | None, **keywords: Any) -> Any:
@@ -108,16 +98,12 @@ class CompiledModel(nn.Module):
         if not is_full or (shape not in self._shapes and len(self._shapes) >= self._max_shapes):
             return self._models[0](*inputs, **keywords)
         self._shapes.add(shape)
-        if self._cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             # This class counts the shapes; beyond its own limit torch would silently run a shape uncompiled.
             with torch._dynamo.config.patch(recompile_limit=4 * self._max_shapes + 8, fail_on_recompile_limit_hit=True):
                 return self._models[1](*inputs, **keywords)
-        except RuntimeError as error:
-            # A failure to record a CUDA graph occurs at run time and is no error of the compiler.
-            is_compilation = isinstance(error, TorchDynamoException) or "cudagraph" in str(error)
-            if is_out_of_memory(error) or not is_compilation:
+        except TorchDynamoException as error:
+            if is_out_of_memory(error):
                 raise
             lines = str(error).strip().splitlines()
             reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
@@ -158,33 +144,20 @@ class Stepper:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, names)  # type: ignore[no-untyped-call]
         self.model, self.optimizer = processes.prepare(plain, optimizer)
         training, on_card = self._config, device.type == "cuda"
-        cuda_graphs = training.compile is not None and training.compile.cuda_graphs
-        options = {"tf32": training.tf32, "pinned_memory": training.pinned_memory, "compile.cuda_graphs": cuda_graphs}
+        options = {"tf32": training.tf32, "pinned_memory": training.pinned_memory}
         self.unused = [
             f"training.{name} is not used: it needs a CUDA card, and this run trains on the {device.type.upper()}"
             for name, is_requested in options.items()
             if is_requested and not on_card
         ]
         # Steps multiply float32 in TF32; scores between them are computed in full precision.
-        self._tf32, self._cuda_graphs = training.tf32 and on_card, cuda_graphs and on_card
+        self._tf32 = training.tf32 and on_card
         if self._tf32 and torch.cuda.get_device_capability(device) < _TF32_CAPABILITY:
             self._tf32 = False
             self.unused.append("training.tf32 is not used: it needs compute capability 8.0, and this card has less")
         self._pinned = on_card and training.pinned_memory is not False
         use_static_gradients(plain, device.type, self._config, processes.count)
         self._compiled: CompiledModel | None = None
-        # A replay of a CUDA graph overwrites the results of the replay before, and torch would keep a returned first
-        # gradient: copy it, so that every parameter has a gradient of its own.
-        addresses: dict[Tensor, int] = {}
-
-        def copy_gradient(parameter: Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.data_ptr() != addresses.get(parameter):
-                parameter.grad = parameter.grad.clone()
-                addresses[parameter] = parameter.grad.data_ptr()
-
-        for parameter in self.model.parameters() if self._cuda_graphs else ():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(copy_gradient)  # type: ignore[no-untyped-call]
         self._is_updating = False
         self._is_allocated = False
         """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
@@ -293,9 +266,9 @@ class Stepper:
         model = self.model
         if (compile_ := self._config.compile) is not None:
             if self._compiled is None or self._compiled.rows != size:
-                if self._compiled is not None:  # recorded graphs hold memory, and memory has just run out
+                if self._compiled is not None:  # compiled code holds memory, and memory has just run out
                     torch._dynamo.reset()
-                self._compiled = CompiledModel(model, compile_.shapes, size, cuda_graphs=self._cuda_graphs)
+                self._compiled = CompiledModel(model, compile_.shapes, size)
             model = self._compiled
         computed: list[tuple[float, dict[str, Tensor]]] = []
         for number, ((batch, _), part) in enumerate(zip(batches, parts, strict=True), 1):

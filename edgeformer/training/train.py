@@ -365,13 +365,11 @@ class RunRecord:
             )
             write_json(folder / RUN_FILE, self.manifest)
 
-        def make_locked() -> Path:
-            folder = new_folder(NEW_RUN, partial(free_folder, options.artifacts, options.name, recipe.name), fill)
-            run_lock.enter_context(lock_folder(folder, "is being trained"))
-            return folder
-
-        self.folder = loop.processes.on_main(make_locked)
+        free = partial(free_folder, options.artifacts, options.name, recipe.name)
+        self.folder = loop.processes.on_main(partial(new_folder, NEW_RUN, free, fill))
         loop.checkpoints = Checkpoints(self.folder)
+        if loop.processes.is_main:
+            run_lock.enter_context(lock_folder(self.folder, "is being trained"))
 
     def resume(self, folder: Path, progress: Progress) -> None:
         """Restore the state of a resumed run.

@@ -227,7 +227,7 @@ class TestCompile:
     def test_unavailable_options_are_reported_and_change_no_loss(self, tmp_path: Path, graphs: list[int]) -> None:
         base = [*TINY, "training.log_every=1", "model.dropout=0.0"]
         options = ["training.tf32=true", "training.pinned_memory=true"]
-        options += ["training.compile={shapes: 2, cuda_graphs: true}"]
+        options += ["training.compile={shapes: 2}"]
         messages, curves = Messages(), []
         for name, changes in (("plain", []), ("fast", options)):
             recipe = load_recipe("quickstart", [*base, *changes])
@@ -236,14 +236,13 @@ class TestCompile:
         assert [line.partition(":")[0] for line in messages.containing("not used")] == [
             "training.tf32 is not used",
             "training.pinned_memory is not used",
-            "training.compile.cuda_graphs is not used",
         ]
         assert curves[0] == pytest.approx(curves[1], abs=1e-5), "padding to few lengths changes no loss"
         assert 1 <= len(graphs) <= 2
 
     def test_number_of_shapes_is_limited(self, graphs: list[int]) -> None:
         model = nn.Embedding(5, 3)
-        compiled = CompiledModel(model, 2, 4, cuda_graphs=False)
+        compiled = CompiledModel(model, 2, 4)
         for rows, length in ((4, 2), (4, 3), (4, 2), (4, 5), (3, 2), (2, 3)):
             ids = torch.ones(rows, length, dtype=torch.int64)
             assert torch.equal(compiled(ids), model(ids))
@@ -269,9 +268,8 @@ class TestCompile:
         ("error", "at_compilation", "expected"),
         [
             (RuntimeError("no compiler\nand more"), True, InputError),
-            (RuntimeError("skipping cudagraphs due to a cpu device"), False, InputError),
             (RuntimeError("an assertion on the card"), False, RuntimeError),
-            (torch.OutOfMemoryError("CUDA out of memory in cudagraphs"), False, torch.OutOfMemoryError),
+            (torch.OutOfMemoryError("CUDA out of memory "), False, torch.OutOfMemoryError),
         ],
     )
     def test_errors(
@@ -281,7 +279,7 @@ class TestCompile:
             raise error
 
         monkeypatch.setattr(step_module, "BACKEND", fail if at_compilation else lambda graph, inputs: fail)
-        compiled = CompiledModel(nn.Linear(3, 3), 2, 2, cuda_graphs=False)
+        compiled = CompiledModel(nn.Linear(3, 3), 2, 2)
         with pytest.raises(expected) as raised:
             compiled(torch.ones(2, 3))
         if at_compilation:

@@ -14,8 +14,8 @@ from edgeformer.artifacts.data_config import FileSource, SyntheticSource, TextCo
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
-from edgeformer.models.crt.adapter import build_crt
 from edgeformer.models.crt.loss import chunked_loss, full_loss
+from edgeformer.models.crt.model import CRT
 from edgeformer.tasks import language_modeling
 from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
@@ -60,7 +60,7 @@ class RealTraining(nn.Module):
     def __init__(self, recipe: LanguageRecipe, precision: str = "fp32") -> None:
         super().__init__()
         self.config, self.half = recipe.training, precision == "bf16"
-        self.model = build_crt(recipe.model)
+        self.model = CRT(recipe.model)
         self.model.checkpointing = recipe.training.checkpointing
         self.static_gradients = use_static_gradients(self.model, "cpu", recipe.training)
         self.optimizer = build_optimizer(self.model, recipe.training.optimizer)
@@ -131,7 +131,7 @@ class TestPrediction:
 
     def test_breakdown_and_accumulated_gradients(self) -> None:
         recipe = language_recipe("training.accumulation=2")
-        parameters = sum(parameter.numel() for parameter in build_crt(recipe.model).parameters())
+        parameters = sum(parameter.numel() for parameter in CRT(recipe.model).parameters())
         breakdown = predict_peak(recipe, device_kind="cuda", precision="bf16")
         assert breakdown.weights == breakdown.gradients == 4 * parameters
         assert 8 * parameters <= breakdown.optimizer <= 8 * parameters + 1024  # two moments and the number of steps
@@ -155,7 +155,7 @@ def test_cuda_does_not_store_attention_weights(length: int) -> None:
 
 def test_validation_can_be_the_peak() -> None:
     recipe = language_recipe("training.batch_size=1", "training.checkpointing=cycles", "training.accumulation=1")
-    model = build_crt(recipe.model).eval()
+    model = CRT(recipe.model).eval()
     rows = language_modeling.EVALUATION_TOKENS // recipe.data.sequence_length
     ids = torch.zeros(rows, recipe.data.sequence_length, dtype=torch.int64)
     ledger = MemoryLedger(model.parameters())

@@ -31,17 +31,6 @@ _AXES = {
 }
 
 
-class CRTReadout(nn.Module):
-    """State [B, S, C] after ``loop`` (1 … L) → logits float32 [B, S, V]."""
-
-    def __init__(self, model: CRT, loop: int) -> None:
-        super().__init__()
-        self.head = model.head_of(loop)
-
-    def forward(self, state: Tensor) -> Tensor:
-        return self.head(state).float()
-
-
 def piece_specs(model: CRT) -> dict[str, GraphSpec]:
     """Return the spec of every piece: those of the full text, and of a causal model the parts of the step bundle.
 
@@ -78,8 +67,13 @@ def piece_specs(model: CRT) -> dict[str, GraphSpec]:
         heads["readout_exit"] = model.exits[0]
     heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
     for part, loop in heads.items():
-        specs[part] = GraphSpec(CRTReadout(model, loop), {"state": state}, {"state": _TOKEN_AXES})
+        head = model.head_of(loop)
+        specs[part] = GraphSpec(Piece(head, partial(_readout, head)), {"state": state}, {"state": _TOKEN_AXES})
     return specs
+
+
+def _readout(head: nn.Linear, state: Tensor) -> Tensor:
+    return head(state).float()
 
 
 def _run_loop(
