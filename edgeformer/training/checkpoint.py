@@ -130,11 +130,6 @@ class Checkpoints:
             raise ArtifactError(f"{self._folder}: holds no best weights; train again without --resume")
         return file
 
-    @property
-    def any(self) -> bool:
-        """Whether a state was ever saved, damaged or not."""
-        return bool(self._states())
-
     def save(self, state: State, schedule: Any, position: Position, *, best: bool) -> None:
         """Write a new state from :func:`collect_state` atomically, then remove all but the last two.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -101,10 +101,6 @@ class Processes:
         total = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=self.device), "sum")
         return [float(value) for value in total.tolist()]
 
-    def any(self, *flags: bool) -> list[bool]:
-        """Return for each flag whether any process has it set."""
-        return [value > 0 for value in self.sums(*map(float, flags))]
-
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all processes in the order of their ranks."""
         return [value] if self.count == 1 else list(gather_object([value]))
@@ -145,18 +141,6 @@ class Processes:
                 f"process {rank} of {self.count}: {message}"
             )
         raise AlreadyReported(message, code)
-
-    def require_equal(self, facts: Mapping[str, object]) -> None:
-        """Raise InputError if a fact (name → value) differs between processes."""
-        main, *workers = self.gather(dict(facts))
-        for rank, values in enumerate(workers, 1):
-            for name, value in values.items():
-                if value != main[name]:
-                    message = (
-                        f"process {rank} of {self.count}: {name} is {value}, but {main[name]} in process 0; recipe, "
-                        "files, options and number format must be the same everywhere"
-                    )
-                    raise InputError(message) if self.is_main else AlreadyReported(message, InputError.exit_code)
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:

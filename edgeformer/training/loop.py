@@ -35,12 +35,6 @@ _FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed."""
 
 
-def is_spike(loss: float, recent: list[float]) -> bool:
-    """Return whether a step's mean loss is over 6 standard deviations above the mean of at least 20 recent steps."""
-    is_known = len(recent) >= SPIKE_MIN_STEPS
-    return is_known and loss > statistics.fmean(recent) + SPIKE_DEVIATIONS * statistics.pstdev(recent)
-
-
 class TrainingLoop:
     """The loop of one run; several processes share the rows of each step.
 
@@ -96,9 +90,10 @@ class TrainingLoop:
         """
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
         self._last_step = min(self.total_steps, max_steps or self.total_steps)
-        position = self.position
+        position, stopping = self.position, self._config.early_stopping
+        patience = math.inf if stopping is None else stopping.patience
         with keep_heap(self._config.batch_size * self.objective.recipe.data.tokens_at_once):
-            while position.epoch < self._config.epochs and not self._stagnates():
+            while position.epoch < self._config.epochs and position.epochs_without_improvement < patience:
                 # A stop request may have ended the last step before its weights were validated.
                 is_unscored = position.batch > 0 and position.scored_at != position.step
                 if position.step >= self._last_step and not is_unscored:
@@ -114,7 +109,7 @@ class TrainingLoop:
                 self._save(best=is_best)
                 if not is_complete:
                     break
-        if self._stagnates():
+        if position.epochs_without_improvement >= patience:
             progress.message("stopping early: validation loss no longer improves")
         return True
 
@@ -174,12 +169,12 @@ class TrainingLoop:
                 is_late = since + step.seconds_sum + self._saving_s > limit
                 if self._saving_s + step.seconds_sum > limit / 2:  # saving takes most of it: count from the save's end
                     is_late = since - self._saving_s >= limit
-                is_stopping, is_late = self.processes.any(stop.is_set(), is_late)
-                if is_stopping:
+                stop_requests, late_processes = self.processes.sums(stop.is_set(), is_late)
+                if stop_requests:
                     return False
                 if position.step >= self._last_step:
                     break
-                if is_late:
+                if late_processes:
                     self._save()
                     mark, position.seconds = time.perf_counter(), position.seconds + time.perf_counter() - mark
         return True
@@ -219,13 +214,9 @@ class TrainingLoop:
                 position.epochs_without_improvement += 1
         return is_best
 
-    def _stagnates(self) -> bool:
-        stopping = self._config.early_stopping
-        return stopping is not None and self.position.epochs_without_improvement >= stopping.patience
-
     def _save(self, *, best: bool = False) -> None:
         processes, model, started = self.processes, self.stepper.model, time.monotonic()
-        if processes.any(not all(map(is_finite, model.parameters())))[0]:
+        if processes.sums(not all(map(is_finite, model.parameters())))[0]:
             message = describe_divergence(model, self.position.step, "the weights are not finite")
             raise processes.failure(message)
         self.position.window = asdict(self._window)
@@ -254,11 +245,12 @@ class TrainingLoop:
                 )
             return
         position.skipped_in_a_row = 0
-        if is_spike(step.loss, position.losses):
-            usual = statistics.fmean(position.losses)
+        recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
+        has_history = len(recent) >= SPIKE_MIN_STEPS
+        if has_history and step.loss > usual + SPIKE_DEVIATIONS * statistics.pstdev(recent):
             self._record("spike", {"loss": step.loss, "usual_loss": usual})
             self._progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
-        position.losses = [*position.losses, step.loss][-SPIKE_WINDOW:]
+        position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
         if self._log is not None:

@@ -266,23 +266,8 @@ class MaskDropout(nn.Dropout):
         return result
 
 
-_VALIDATION_PEAKS: dict[str, dict[Kind, int]] = {}
+_VALIDATION_PEAKS: dict[str, Counter[Kind]] = {}
 """By task, data and model: a search for what fits predicts many recipes that differ in training only."""
-
-
-def _validation_peak(recipe: Recipe) -> dict[Kind, int]:
-    """Trace the worst moment of one validation batch, in float32 and without gradients."""
-    key = recipe.model_dump_json(include={"task", "data", "model"})
-    if key not in _VALIDATION_PEAKS:
-        task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
-        model = adapter.build(recipe)
-        model.eval()
-        ledger = MemoryLedger([*model.parameters(), *model.buffers()])
-        with ledger.recording("activations"), torch.no_grad():
-            batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
-            run_scorer(adapter.scorer(model), batch)
-        _VALIDATION_PEAKS[key] = ledger.all.worst
-    return _VALIDATION_PEAKS[key]
 
 
 def share_of(recipe: Recipe, processes: int) -> Recipe:
@@ -319,7 +304,16 @@ def predict_peak(
     """
     with FakeTensorMode():
         lasting, ledger = _trace_step(recipe, device_kind, precision, processes, work)
-        traced = (ledger.all.worst, _validation_peak(recipe))
+        key = recipe.model_dump_json(include={"task", "data", "model"})
+        if key not in _VALIDATION_PEAKS:  # the worst moment of one batch, in float32 and without gradients
+            task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
+            model = adapter.build(recipe).eval()
+            validation = MemoryLedger([*model.parameters(), *model.buffers()])
+            with validation.recording("activations"), torch.no_grad():
+                batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
+                run_scorer(adapter.scorer(model), batch)
+            _VALIDATION_PEAKS[key] = validation.all.worst
+        traced = (ledger.all.worst, _VALIDATION_PEAKS[key])
     if sharded:
         lasting["weights"] = lasting["weights"] * (processes + 1) // processes
         lasting["optimizer"] //= processes

@@ -20,7 +20,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Batch, run_scorer
+from edgeformer.models.adapter import Batch, Losses, run_scorer
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, get_task
@@ -104,7 +104,7 @@ class Objective:
             self.model = adapter.build(recipe)
             adapter.start(self.model, recipe)
             adapter.causality(self.model, recipe.seed)
-        self.losses = adapter.loss(self.model, recipe, self.prepared)
+        self._loss = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
         self._compiled_lengths: NDArray[np.int64] | None = None
@@ -134,6 +134,10 @@ class Objective:
             index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
             arrays = pad_batch(arrays, int(lengths[index]), self.prepared.pad)
         return _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None), weight
+
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
+        """Return the summed losses of a micro-batch, with gradients. ``model`` is as Accelerate wrapped it."""
+        return self._loss(model, batch)
 
     def evaluate(
         self,

@@ -137,18 +137,24 @@ def _train(
     with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
         memory = _plan_memory(recipe, options, processes)
     with processes.failing_together(), processes.local_main_first():
-        has_checkpoint = resumed_folder is not None and Checkpoints(resumed_folder).any
+        has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
         objective = Objective(recipe, cache, progress, is_resumed=has_checkpoint)
-    processes.require_equal(
-        {
-            "the recipe's fingerprint": recipe.fingerprint(),
-            "the data's fingerprint": objective.prepared.summary.fingerprint,
-            "the tokenizer's fingerprint": fingerprint(objective.prepared.tokenizer),
-            "the number format": processes.precision,
-            "--max-steps": options.max_steps,
-        }
-    )
+    facts = {
+        "the recipe's fingerprint": recipe.fingerprint(),
+        "the data's fingerprint": objective.prepared.summary.fingerprint,
+        "the tokenizer's fingerprint": fingerprint(objective.prepared.tokenizer),
+        "the number format": processes.precision,
+        "--max-steps": options.max_steps,
+    }
+    main_facts, *workers = processes.gather(facts)
+    for rank, values in enumerate(workers, 1):
+        for name in [name for name in facts if values[name] != main_facts[name]]:
+            message = (
+                f"process {rank} of {processes.count}: {name} is {values[name]}, but {main_facts[name]} in process 0; "
+                "recipe, files, options and number format must be the same everywhere"
+            )
+            raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
     loop = TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:

@@ -124,12 +124,6 @@ def test_spike_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert spike["step"] == 28 and spike["loss"] > 20 > 1 > spike["usual_loss"]
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(1.61, True), (1.59, False)])
-def test_a_spike_is_six_standard_deviations_above_twenty_steps(loss: float, expected: bool) -> None:
-    assert loop.is_spike(loss, [0.9, 1.1] * 10) is expected
-    assert not loop.is_spike(9.0, [0.9, 1.1] * 9)
-
-
 def test_tensorboard_error_ends_training_without_a_traceback(
     tmp_path: Path, tiny_recipe: ClassificationRecipe, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
@@ -65,15 +65,6 @@ class PretrainedConfig(ModelConfig):
     attention_dropout: Probability | None = Field(None, description="default: as in the source")
     fold: FoldConfig | None = None
 
-    @field_validator("architecture")
-    @classmethod
-    def _check_architecture(cls, architecture: dict[str, Any]) -> dict[str, Any]:
-        try:
-            EncoderFile.model_validate(architecture)
-        except ValidationError as error:
-            raise ValueError(f"{first_problem(error)}; take architecture out to have it read") from None
-        return architecture
-
     @property
     def sizes(self) -> EncoderFile:
         """Sizes of the source, from ``architecture``."""
@@ -81,7 +72,10 @@ class PretrainedConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        sizes = self.sizes
+        try:
+            sizes = self.sizes
+        except ValidationError as error:
+            raise ValueError(f"architecture: {first_problem(error)}; take it out to have it read") from None
         if self.max_positions > sizes.positions:
             raise ValueError(f"max_positions: the source takes at most {sizes.positions} tokens")
         if self.pairs and self.separator is None:
