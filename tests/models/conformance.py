@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,15 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
-from edgeformer.models import REGISTRY, ModelSpec, model_spec_of
-from edgeformer.models.adapter import Losses, ModelAdapter, count_parameters, run_scorer
+from edgeformer.models import REGISTRY, model_spec_of
+from edgeformer.models.adapter import Losses, count_parameters, run_scorer
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
-from edgeformer.tasks import Prepared, Task, get_task
+from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.training.memory import predict_peak
 from edgeformer.training.plan import count_offline
@@ -51,55 +50,29 @@ FP16_TOLERANCE = 1e-2
 """The same for FP16, relative to the logits' standard deviation."""
 
 
-@dataclass(frozen=True)
 class Case:
     """A model with a tiny recipe and its data. ``model`` is in evaluation mode, with distinct values in all weights."""
 
-    recipe: Recipe
-    prepared: Prepared
-    model: nn.Module
-
-    @property
-    def model_spec(self) -> ModelSpec:
-        return model_spec_of(self.recipe)
-
-    @property
-    def adapter(self) -> ModelAdapter:
-        return self.model_spec.adapter
-
-    @property
-    def task(self) -> Task:
-        return get_task(self.recipe.task)
-
-    @property
-    def exits(self) -> tuple[int, ...]:
-        return Exits(self.model).exits
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        return self.task.golden_names[0]
-
-    def golden(self) -> dict[str, NDArray[np.int64]]:
-        return self.task.golden_inputs(self.prepared, self.recipe)
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
+        self.adapter = self.model_spec.adapter
+        self.model = self.adapter.build(recipe).eval()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        self.exits, self.input_names = Exits(self.model).exits, self.task.golden_names[0]
+        self.prepared: Prepared = self.task.prepare(recipe, folder, Silent())
+        self.golden = self.task.golden_inputs(self.prepared, recipe)
 
     def inputs(self, rows: int | None = None, length: int | None = None) -> dict[str, NDArray[np.int64]]:
         """Return golden inputs of the graphs, cut to a number of rows and tokens."""
-        return {name: self.golden()[name][:rows, :length] for name in self.input_names}
+        return {name: self.golden[name][:rows, :length] for name in self.input_names}
 
     @cached_property
     def graphs(self) -> Graphs:
         """All graphs, traced once for all checks."""
         return self.adapter.trace(self.model, self.input_names, steps=True)
-
-
-def make_case(recipe: Recipe, folder: Path) -> Case:
-    """Build a case whose data is cached in ``folder``."""
-    torch.manual_seed(0)
-    model = model_spec_of(recipe).adapter.build(recipe)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return Case(recipe, get_task(recipe.task).prepare(recipe, folder, Silent()), model.eval())
 
 
 def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -232,7 +205,7 @@ def check_exits(case: Case) -> None:
 
 def check_scorer(case: Case) -> None:
     """Training and export score alike: the scorer gives the loss that follows from the exits' logits."""
-    arrays = case.golden()
+    arrays = case.golden
     scorer: Any = case.adapter.scorer(case.model).eval()
     assert set(scorer.inputs) <= arrays.keys()
     with torch.inference_mode():

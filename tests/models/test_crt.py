@@ -10,7 +10,6 @@ from torch import Tensor
 
 from edgeformer.models import load_recipe
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights
 from edgeformer.models.crt.loss import full_loss
 from edgeformer.models.crt.model import (
@@ -34,28 +33,6 @@ def make_crt(config: CRTConfig, seed: int = 0) -> CRT:
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(seed))
-
-
-class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
-    """Records the storages that autograd keeps for the backward pass: address → bytes."""
-
-    def __init__(self) -> None:
-        self.storages: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            self.storages[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        super().__init__(pack, lambda tensor: tensor)
-
-    def __enter__(self) -> SavedTensors:  # type: ignore[override]
-        super().__enter__()
-        return self
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.storages.values())
 
 
 @pytest.mark.parametrize(
@@ -86,8 +63,9 @@ def test_forward_follows_the_equations(causal: bool) -> None:
         assert torch.allclose(model.head_of(loop)(states[loop]), logits, atol=1e-12, rtol=0), loop
 
 
-@pytest.mark.parametrize("trm", ["conv_linear", "conv", "linear", "depthwise"])
-@pytest.mark.parametrize("norm", ["layer", "rms", "batch", "none"])
+@pytest.mark.parametrize(
+    ("trm", "norm"), [("conv_linear", "rms"), ("conv", "batch"), ("linear", "none"), ("depthwise", "layer")]
+)
 def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
     model = make_crt(small_config(trm=trm, norm=norm, dropout=0.0)).train()
     ids = random_ids(2, 20)
@@ -99,15 +77,9 @@ def test_every_ablation_variant_learns(trm: str, norm: str) -> None:
 
 
 def test_plain_embedding() -> None:
-    plain: dict[str, Any] = {"embedding_size": 32, "embedding_projection": False, "embedding_cycles": 0}
-    model, projected = (
-        CRT(small_config(**plain)),
-        CRT(small_config(**plain | {"embedding_projection": True})),
-    )
-    ids = random_ids(2, 9)
+    model, ids = CRT(small_config(embedding_size=32, embedding_projection=False, embedding_cycles=0)), random_ids(2, 9)
     expected = model.tokens.weight[ids] + model.positions.weight[:9]
     torch.testing.assert_close(model.eval().embed(ids), expected, atol=0, rtol=0)
-    assert sum(p.numel() for p in projected.parameters()) - sum(p.numel() for p in model.parameters()) == 32 * 33
     with pytest.raises(ValueError, match="embedding_projection: false needs embedding_size 32"):
         small_config(embedding_projection=False)
 
@@ -145,18 +117,6 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
         assert torch.allclose(gradient, recomputed[name], atol=1e-6), name
 
 
-def test_recomputation_saves_memory() -> None:
-    def saved_bytes(setting: Checkpointing) -> int:
-        model = make_crt(small_config()).train()
-        model.checkpointing = setting
-        with SavedTensors() as saved:
-            states = model(random_ids(2, 64))
-        assert states[4].requires_grad
-        return saved.bytes
-
-    assert saved_bytes("loop") < saved_bytes("cycles") < saved_bytes("none")
-
-
 def test_packed_documents_equal_single_ones() -> None:
     model = make_crt(small_config()).double()
     lengths = (1, 13, 2, 20)
@@ -171,7 +131,7 @@ def test_packed_documents_equal_single_ones() -> None:
         start = end
 
 
-@pytest.mark.parametrize("dilation", [1, 2, 4, 5, 9, 30])
+@pytest.mark.parametrize("dilation", [1, 4, 30])
 @pytest.mark.parametrize("positions", [None, POSITIONS], ids=["one document", "packed"])
 def test_training_convolution_equals_inference(dilation: int, positions: Tensor | None) -> None:
     torch.manual_seed(0)
@@ -188,13 +148,6 @@ def test_training_convolution_equals_inference(dilation: int, positions: Tensor 
     for expected, trained in zip(*results, strict=True):
         assert torch.allclose(expected, trained, rtol=0, atol=1e-12)
         assert expected.shape == trained.shape and expected.abs().max() > 0
-
-
-def test_training_convolution_saves_only_its_inputs() -> None:
-    conv, x = DilatedConv(3, 2, causal=True).train(), torch.randn(2, 9, 3, requires_grad=True)
-    with SavedTensors() as saved:
-        conv(x, None, POSITIONS)
-    assert saved.storages.keys() == {tensor.data_ptr() for tensor in (x, conv.weight, POSITIONS)}
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -215,17 +168,3 @@ def test_cpu_attention_is_at_least_as_exact(masked: bool) -> None:
     exact = outputs(attention, torch.float64)
     error, plain_error = ((outputs(f, torch.bfloat16) - exact).norm() for f in (cpu_attention, attention))
     assert error <= plain_error < 0.02 * exact.norm()
-
-
-def test_memory_plan_for_a_gpu_saves_no_float32_copies() -> None:
-    model, ids = CRT(small_config()).train(), torch.zeros(2, 9, dtype=torch.int64)
-
-    def saved_bytes() -> int:
-        with SavedTensors() as saved, torch.autocast("cpu", torch.bfloat16):
-            states = model(ids)
-        assert states
-        return saved.bytes
-
-    cpu_bytes = saved_bytes()
-    ADAPTER.match_cuda_memory(model)
-    assert saved_bytes() < cpu_bytes

@@ -23,6 +23,7 @@ def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
     """Read, derive the sizes and convert; then float32 against the float64 oracle at every exit."""
     state_dict = extract_state_dict(weights, "checkpoint")
     config = infer_config(state_dict, "checkpoint")
+    assert config == SMALL
     model = CRT(config).eval()
     model.load_state_dict(convert_weights(state_dict, config, "checkpoint"))
     ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(3))
@@ -31,13 +32,6 @@ def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
     with torch.inference_mode():
         for loop, logits in expected.items():
             assert torch.allclose(model.logits(ids, loop).double(), logits, atol=1e-5, rtol=0), loop
-
-
-def test_sizes_follow_from_the_shapes(weights: dict[str, Tensor]) -> None:
-    assert infer_config(weights, "checkpoint") == SMALL
-    without_exits = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
-    config = infer_config(without_exits, "checkpoint")
-    assert config.exits == () and config.heads == "tied"
 
 
 def test_layout_of_the_released_size() -> None:
@@ -51,13 +45,13 @@ def test_layout_of_the_released_size() -> None:
     assert shapes["embed.refine.convs.2.pointwise.weight"] == (512, 512, 1)
 
 
-@pytest.mark.parametrize("key", ["model", "model_state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module."])
+@pytest.mark.parametrize(("key", "prefix"), [("model", "_orig_mod.module."), ("model_state_dict", "module.")])
 def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, prefix: str) -> None:
     content = {"epoch": 9, key: {prefix + name: tensor for name, tensor in weights.items()}, "loss": 0.07}
     state_dict = extract_state_dict(content, "checkpoint")
-    assert state_dict.keys() == weights.keys()
-    assert all(state_dict[name] is weights[name] for name in weights)
+    assert state_dict.keys() == weights.keys() and all(state_dict[name] is weights[name] for name in weights)
+    without_exits = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
+    assert infer_config(without_exits, "checkpoint").heads == "tied"
 
 
 @pytest.mark.parametrize("content", [None, [], {"model": {}}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}])
@@ -84,17 +78,16 @@ def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "loop_encodings", "trm.lin1.0.weight"])
-def test_checkpoint_of_another_model(weights: dict[str, Tensor], name: str) -> None:
-    del weights[name]
-    with pytest.raises(ArtifactError, match=f"is no CRT checkpoint: {name} is missing"):
-        infer_config(weights, "checkpoint")
-
-
-def test_impossible_sizes(weights: dict[str, Tensor]) -> None:
-    with pytest.raises(ArtifactError, match="loop_encodings has 2 dimensions, not 4"):
-        infer_config({**weights, "loop_encodings": torch.zeros(4, 32)}, "checkpoint")
-    with pytest.raises(ArtifactError, match="width 30 is no multiple"):
-        infer_config({**weights, "lm_head.weight": torch.zeros(60, 30)}, "checkpoint")
-    with pytest.raises(ArtifactError, match="exits"):  # a head after the last loop
-        infer_config({**weights, "intermediate_heads.loop_9.weight": torch.zeros(60, 32)}, "checkpoint")
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("trm.lin1.0.weight", None, r"is no CRT checkpoint: trm\.lin1\.0\.weight is missing"),
+        ("loop_encodings", (4, 32), "loop_encodings has 2 dimensions, not 4"),
+        ("lm_head.weight", (60, 30), "width 30 is no multiple"),
+        ("intermediate_heads.loop_9.weight", (60, 32), "exits"),  # a head after the last loop
+    ],
+)
+def test_impossible_sizes(weights: dict[str, Tensor], name: str, shape: tuple[int, ...] | None, message: str) -> None:
+    weights.pop(name, None)
+    with pytest.raises(ArtifactError, match=message):
+        infer_config({**weights, **({name: torch.zeros(shape)} if shape else {})}, "checkpoint")

@@ -107,6 +107,6 @@ def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
         loss.backward()
 
 
-def test_exit_weights() -> None:
+def test_weights_of_the_exits() -> None:
     assert exit_weights([2, 4, 8], 0.3) == pytest.approx({2: 0.15, 4: 0.15, 8: 0.7})
     assert exit_weights([2, 4, 8], 0.0) == {2: 0.0, 4: 0.0, 8: 1.0} and exit_weights([8], 0.3) == {8: 1.0}

@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import REGISTRY, ModelSpec, model_spec_of, recipe_type
 from tests.fakes.install import MODELS, installed
 from tests.models import conformance
-from tests.models.conformance import Case, make_case
+from tests.models.conformance import Case
 
 CHECKS = {name: check for name, check in vars(conformance).items() if name.startswith("check_")}
 
@@ -73,7 +73,7 @@ def _averaging() -> Iterator[None]:
 @pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     model_spec = next(model_spec for model_spec in REGISTRY.all() if model_spec.kind == request.param)
-    return make_case(recipe_of(model_spec, model_spec.tasks[0]), tmp_path_factory.mktemp("cache"))
+    return Case(recipe_of(model_spec, model_spec.tasks[0]), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)

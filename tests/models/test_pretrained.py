@@ -178,19 +178,14 @@ def test_fold_applies_layers_in_order(bert: tuple[Any, Path], order: str) -> Non
     model, folder = bert
     fold = {"layers": 2, "iterations": 2, "order": order}
     ids, mask, _ = pairs_of_texts()
-    kept = [model.bert.encoder.layer[0], model.bert.encoder.layer[2]]  # stepwise
-    expected = run_layers(model, [kept[number] for number in ORDERS[order]], ids, mask)
+    layers = model.bert.encoder.layer
+    expected = run_layers(model, [layers[2 * number] for number in ORDERS[order]], ids, mask)  # stepwise
     assert (load(folder, fold=fold)(ids, mask) - expected).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_average_of_replaced_layers(bert: tuple[Any, Path], order: str) -> None:
-    model, folder = bert
-    loaded = load(folder, fold={"layers": 2, "iterations": 2, "order": order, "init": "average"})
-    source = [layer.attention.self.query.weight for layer in model.bert.encoder.layer]
+    averaged = load(folder, fold={**fold, "init": "average"})
+    source = [layer.attention.self.query.weight for layer in layers]
     for number in range(2):
-        expected = sum(source[index] for index, used in enumerate(ORDERS[order]) if used == number) / 2
-        assert torch.allclose(loaded.layers[number].attention.self.query.weight, expected, atol=1e-6)
+        mean = sum(source[index] for index, used in enumerate(ORDERS[order]) if used == number) / 2
+        assert torch.allclose(averaged.layers[number].attention.self.query.weight, mean, atol=1e-6)
 
 
 def test_adapters_of_full_rank_restore_the_matrices(bert: tuple[Any, Path]) -> None:
@@ -218,6 +213,7 @@ def test_own_norms_start_from_the_replaced_layers(bert: tuple[Any, Path]) -> Non
     assert len(names) == 2 * 16, "one tensor per matrix, and one for the vectors of all applications"
 
 
+@pytest.mark.slow
 def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Path) -> None:
     """With adapters, in the order that a host cannot loop; conformance checks the other order."""
     fold = {"layers": 2, "iterations": 2, "own": "adapters", "order": "immediate", "rank": 2}
@@ -267,13 +263,9 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
     assert recipe.tokenizer.path == str(bert[1] / "tokenizer.json") and len(recipe.model.weights_sha256) == 64
     path.write_text(recipe.to_yaml(), encoding="utf-8")
     assert load_recipe(str(path)) == recipe
-
-
-def test_changed_weights_are_refused(bert: tuple[Any, Path]) -> None:
-    recipe = recipe_of(bert[1], weights_sha256="0" * 64)
-    model = ADAPTER.build(recipe)
+    changed = recipe_of(bert[1], weights_sha256="0" * 64)
     with pytest.raises(ArtifactError, match="weights_sha256"):
-        ADAPTER.start(model, recipe)
+        ADAPTER.start(ADAPTER.build(changed), changed)
 
 
 def test_incomplete_source_is_refused(tmp_path: Path) -> None:
@@ -319,19 +311,12 @@ def test_impossible_models_are_refused(model: dict[str, Any], message: str) -> N
     ("changes", "message"),
     [
         ({"hidden_size": 0}, "hidden_size: input should be greater than or equal to 1"),
-        ({"num_attention_heads": 0}, "num_attention_heads: input should be greater than or equal to 1"),
         ({"type_vocab_size": "x"}, "type_vocab_size: input should be a valid integer"),
-        ({"architectures": 5}, "architectures: input should be a valid list"),
-        ({"id2label": ["a"]}, "id2label: input should be a valid dictionary"),
         ({"id2label": {"a": "x"}}, "id2label must name the classes 0, 1, 2"),
         ({"is_decoder": True}, "is_decoder is True, which is not computed here"),
-        ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"chunk_size_feed_forward": 7}, "chunk_size_feed_forward is 7"),
         ({"quantization_config": {"quant_method": "x"}}, "quantization_config is there"),
         ({"max_position_embeddings": 400_000_000}, "describes a model that is larger than the"),
-        ({"type_vocab_size": 400_000_000}, "describes a model that is larger than the"),
-        ({"num_labels": 400_000_000}, "describes a model that is larger than the"),
         ({"num_hidden_layers": 400_000_000}, "describes a model that is larger than the"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -348,15 +333,10 @@ def test_impossible_config_files_are_refused(tmp_path: Path, changes: dict[str, 
     assert str(tmp_path / "config.json") in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"pad_token_id": 99}, {"hidden_act": "zzz"}]
-)
-def test_errors_of_transformers_are_reported(changes: dict[str, Any], tmp_path: Path) -> None:
-    message = "transformers cannot make a model of it: "
-    with pytest.raises(ArtifactError, match=message):
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"hidden_act": "zzz"}])
+def test_errors_of_transformers_are_reported(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match="transformers cannot make a model of it: "):
         load_components(None, {**BERT_CONFIG, **changes}, 2)
-    with pytest.raises(ArtifactError, match=message):
-        load_components(tmp_path, {**BERT_CONFIG, **changes}, 2)
 
 
 def test_unused_encoder_weights_are_refused(bert: tuple[Any, Path], tmp_path: Path) -> None:
@@ -382,7 +362,7 @@ def test_paths_are_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InputError, match="is a file; name the folder that it is in"):
         open_source(str(file))
     monkeypatch.chdir(tmp_path)
-    for name in ("./models", "/nowhere", "../x/y", "some/where/else", "models/x.safetensors", "~/m", "a\\b", "models/"):
+    for name in ("./models", "../x/y", "some/where/else", "models/x.safetensors", "~/m", "a\\b"):
         with pytest.raises(InputError, match="is no folder here, and no name of the hub's, which are OWNER/NAME"):
             open_source(name)
     with pytest.raises(InputError, match="is no folder"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -107,11 +106,8 @@ def test_best_weights(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPat
     for name, tensor in load_file(trainer.checkpoints.best).items():
         assert torch.equal(tensor, expected[name])
     assert not torch.equal(load_file(second / "model.safetensors")["weight"], expected["weight"])
-
-    def refuse(self: Path, target: Path) -> None:
-        raise OSError(errno.EPERM, "no links")
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    # A file system without hard links.
+    monkeypatch.setattr(Path, "hardlink_to", lambda *_: os.link("missing", "missing"))
     copied = trainer.save(3) / "best.safetensors"
     assert not copied.samefile(copied.with_name("model.safetensors"))
     assert copied.read_bytes() == copied.with_name("model.safetensors").read_bytes()
@@ -146,13 +142,6 @@ def test_files_are_synced_before_the_rename(run: Path, trainer: Trainer, monkeyp
     assert checksums == {name: sha256_of(folder / name) for name in files - {"sha256.json"}}
 
 
-@pytest.mark.parametrize("content", ["{}", "no json"])
-def test_damaged_checksums(trainer: Trainer, content: str) -> None:
-    (trainer.save(1) / "sha256.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"000001-step-1/sha256\.json: damaged .*no good checkpoint is left"):
-        trainer.restore()
-
-
 @pytest.mark.parametrize("name", ["state.json", "best.safetensors"])
 def test_damaged_file_is_named(trainer: Trainer, name: str) -> None:
     first = trainer.save(1)
@@ -170,15 +159,9 @@ def test_damaged_file_is_named(trainer: Trainer, name: str) -> None:
     write_damaged(first / "optimizer.bin")
     with pytest.raises(ArtifactError, match=r"step-2/.*damaged.*step-1/optimizer.*no good checkpoint is left"):
         trainer.restore()
-
-
-def test_best_weights_missing_in_both_states(trainer: Trainer) -> None:
-    for step in (1, 2):
-        folder = trainer.save(step, best_epoch=1, best_value=0.5)
-        (folder / "best.safetensors").unlink()
-    messages = Messages()
-    assert trainer.restore(messages.message) == Position(step=2)
-    assert messages.lines[0].endswith(f"going on from {folder}; the best weights are looked for again from there on")
+    (first / "sha256.json").write_text("no json", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"step-1/sha256\.json: damaged .*no good checkpoint is left"):
+        trainer.restore()
 
 
 def test_unloadable_files(run: Path, trainer: Trainer) -> None:
@@ -189,16 +172,11 @@ def test_unloadable_files(run: Path, trainer: Trainer) -> None:
     update_checksum(folder / "state.json")
     with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: TypeError: .*'steps'"):
         trainer.restore()
-    torch.save({"random_state": [1]}, folder / "random_states_0.pkl")
-    update_checksum(folder / "random_states_0.pkl")
-    with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: "):
-        trainer.restore()
 
 
-@pytest.mark.parametrize("name", ["optimizer.bin", "random_states_0.pkl"])
-def test_pickled_code_is_refused(trainer: Trainer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_code_is_refused(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    file = trainer.save(1) / name
+    file = trainer.save(1) / "random_states_0.pkl"
     file.write_bytes(pickle.dumps(RunsCode()))
     update_checksum(file)
     with pytest.raises(ArtifactError, match=r"step-1: holds more than numbers, which could run code"):
@@ -208,10 +186,9 @@ def test_pickled_code_is_refused(trainer: Trainer, name: str, tmp_path: Path, mo
     assert (tmp_path / "proof").exists(), "the file does run code when it is unpickled"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), RuntimeError("\nNo space\nat line 3")])
-def test_write_error(run: Path, trainer: Trainer, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_error(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
-        raise error
+        raise RuntimeError("\nNo space\nat line 3")
 
     for expected in ("--resume begins anew", "--resume goes on from 000001-step-1"):
         with monkeypatch.context() as patch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.weights import load_model
-from edgeformer.training.duration import time_steps
 from edgeformer.training.objective import Objective, with_teacher, without_teacher
 from edgeformer.training.plan import plan
 from edgeformer.training.train import TrainOptions, train
@@ -162,12 +160,6 @@ def test_planned_memory(source: Path, teacher: Path, tmp_path: Path) -> None:
     result = plan(missing, device, tmp_path)
     assert result.breakdown == alone.breakdown
     assert "of the student alone" in result.reason and "nobody" in result.reason
-
-
-def test_timed_steps_without_the_teacher(source: Path, teacher: Path, tmp_path: Path) -> None:
-    """A study estimates its trainings before the teacher is trained."""
-    recipe = student_recipe(source, teacher, "training.teacher=nobody", fold={**FOLD, "weights": "teacher"})
-    assert time_steps(recipe, tmp_path, 0.0, time.monotonic())[1] >= 8
 
 
 def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> None:

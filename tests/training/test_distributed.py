@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.models import load_recipe
@@ -151,6 +149,7 @@ def test_resumed_by_another_number_of_processes(tmp_path: Path, single: dict[str
     assert message in text_of(tmp_path / "messages-0.txt")
 
 
+@pytest.mark.slow
 def test_parameter_without_gradient(tmp_path: Path) -> None:
     task = with_log(LANGUAGE_MODEL, "training.exit_weight=0")
     assert run_processes(tmp_path, task, task, max_steps=3) == [0, 0]
@@ -237,11 +236,3 @@ def test_what_a_launcher_must_not_request(
     monkeypatch.setenv(variable, "true")
     with pytest.raises(InputError, match=message):
         connect(load_recipe(*CLASSIFIER), "cpu", sharded=sharded)
-
-
-def test_clipping_returns_the_norm_before() -> None:
-    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False))
-    model[0].weight.grad = torch.tensor([[3.0, 0.0]])
-    model[1].weight.grad = torch.tensor([[0.0], [4.0]])  # the third has none
-    processes = connect(load_recipe(*CLASSIFIER), "cpu", sharded=False)
-    assert [processes.clip(model, max_norm) for max_norm in (None, 1.0, None)] == pytest.approx([5.0, 5.0, 1.0])

@@ -41,14 +41,6 @@ def test_recipe(folder: Path) -> None:
     assert [finding.rows for finding in result.findings][:3] == [3, 3, 2]
 
 
-def test_paths_are_relative_to_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft(DATA, DraftOptions(out=Path("recipes/mine.yaml"), name="mine"))
-    assert "path: ../data/reviews.csv" in Path("recipes/mine.yaml").read_text(encoding="utf-8")
-    monkeypatch.chdir(folder / "data")
-    recipe: Any = load_recipe("../recipes/mine.yaml")
-    assert recipe.data.parts["train"][0].path == str(folder / DATA) and recipe.name == "mine"
-
-
 def test_existing_recipe_is_kept(folder: Path) -> None:
     RECIPE.write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match=r"reviews\.yaml: is there already; .* --force"):
@@ -108,9 +100,11 @@ def test_pretrained_encoder(folder: Path) -> None:
     from tests.export.hf_models import make_model
 
     make_model(folder / "models" / "bert", "bert")
-    result = draft(DATA, DraftOptions(source="models/bert"))
-    recipe: Any = load_recipe("reviews.yaml")
+    result = draft(DATA, DraftOptions(source="models/bert", out=Path("recipes/mine.yaml"), name="mine"))
+    recipe: Any = load_recipe("recipes/mine.yaml")
+    assert recipe.data.parts["train"][0].path == str(folder / DATA) and recipe.name == "mine"
+    assert "path: ../data/reviews.csv" in result.text
     assert recipe.model.kind == "pretrained" and recipe.model.source == str(folder / "models" / "bert")
-    assert "source: models/bert" in result.text and recipe.data.cleaning == "none"
+    assert "source: ../models/bert" in result.text and recipe.data.cleaning == "none"
     assert recipe.data.max_length <= recipe.model.max_positions
     assert recipe.training.epochs == 8 and recipe.training.schedule.kind == "linear"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import plan_batches
 from edgeformer.data.synthetic import synthetic_reviews
@@ -70,56 +70,22 @@ class TestStreaming:
         assert_equal_weights(run, expected)
         assert row_counts == [read_run(expected).data.rows["train"]] * 2  # in each epoch of the streamed run
 
-    @pytest.mark.parametrize("recipe", ["classification"], indirect=True)
-    def test_changed_file_is_refused(self, recipe: Recipe, tmp_path: Path) -> None:
-        with pytest.raises(InterruptedRun):
-            train(recipe, TrainOptions(tmp_path, name="run"), StopAfter(3))
-        with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as file:
-            file.write('{"text": "One review more, and that is long enough for a paragraph.", "label": 1}\n')
-        # The tokenizer may be trained on the same text.
-        with pytest.raises(InputError, match=r"the (data|tokenizer) changed since this run began"):
-            train(recipe, TrainOptions(tmp_path, name="run", resume=True))
 
-
-@pytest.fixture(scope="module")
-def oversized() -> Recipe:
-    """A recipe whose ``model.vocab_size`` is larger than its trained tokenizer."""
-    return classifier_recipe([*SMALL, "training.epochs=1", "data.rows.train=0.05", "model.vocab_size=4000"])
-
-
-@pytest.fixture(scope="module")
-def oversized_run(tmp_path_factory: pytest.TempPathFactory, oversized: Recipe) -> tuple[Path, Messages]:
+def test_model_and_saved_recipe_follow_a_smaller_tokenizer(tmp_path: Path) -> None:
+    """Both the original recipe, whose ``model.vocab_size`` is too large, and the saved one resume the run."""
+    oversized = classifier_recipe([*SMALL, "training.epochs=1", "data.rows.train=0.05", "model.vocab_size=4000"])
     messages = Messages()
-    run = train(oversized, TrainOptions(tmp_path_factory.mktemp("oversized"), name="run"), messages)
-    return run, messages
-
-
-class TestSmallerVocabulary:
-    def test_model_and_saved_recipe_follow_the_tokenizer(
-        self, oversized_run: tuple[Path, Messages], tmp_path: Path
-    ) -> None:
-        run, messages = oversized_run
-        saved = read_run_recipe(run)
-        size = saved.model.vocab_size
-        assert 100 < size < 4000 and read_run(run).vocabulary == size
-        assert messages.containing(f"model.vocab_size is {size} instead of 4000")
-        assert size in {len(tensor) for tensor in weights(run).values()}
-        repeated = train(saved, TrainOptions(tmp_path))
-        assert read_run(repeated).recipe_sha256 == read_run(run).recipe_sha256 == saved.fingerprint()
-        assert_equal_weights(repeated, run)
-
-    @pytest.mark.parametrize("is_saved", [False, True])
-    def test_resumed_with_the_original_and_the_saved_recipe(
-        self, tmp_path: Path, oversized: Recipe, is_saved: bool
-    ) -> None:
+    run = train(oversized, TrainOptions(tmp_path, name="complete"), messages)
+    saved = read_run_recipe(run)
+    size = saved.model.vocab_size
+    note = f"model.vocab_size is {size} instead of 4000"
+    assert 100 < size < 4000 and read_run(run).vocabulary == size and messages.containing(note)
+    assert size in {len(tensor) for tensor in weights(run).values()}
+    for name, recipe in (("original", oversized), ("saved", saved)):
         with pytest.raises(InterruptedRun):
-            train(oversized, TrainOptions(tmp_path, name="run"), StopAfter(1))
-        resumed = read_run_recipe(tmp_path / "run") if is_saved else oversized
-        assert read_run(train(resumed, TrainOptions(tmp_path, name="run", resume=True))).status == "finished"
-
-    def test_plan(self, oversized_run: tuple[Path, Messages], oversized: Recipe) -> None:
-        run, _ = oversized_run
-        size = read_run_recipe(run).model.vocab_size
-        planned = plan(oversized, load_profile("rtx4050"))
-        assert planned.parameters == read_run(run).parameters
-        assert any(f"model.vocab_size is {size} instead of 4000" in note for note in planned.notes)
+            train(oversized, TrainOptions(tmp_path, name=name), StopAfter(1))
+        resumed = train(recipe, TrainOptions(tmp_path, name=name, resume=True))
+        assert read_run(resumed).recipe_sha256 == read_run(run).recipe_sha256 == saved.fingerprint()
+        assert_equal_weights(resumed, run)
+    planned = plan(oversized, load_profile("rtx4050"))
+    assert planned.parameters == read_run(run).parameters and any(note in line for line in planned.notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, InterruptedRu
 from edgeformer.models import load_recipe
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.train import TrainOptions, train
-from tests.mounts import on_disk
-from tests.torture.children import OFTEN, TINY, ends, kill, start
+from tests.torture.children import OFTEN, ends, kill, start
 from tests.training.runs import StopAfter, assert_same_run
 
 needs_fork = pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="kills by POSIX signals")
@@ -74,46 +72,6 @@ def test_leftovers_are_removed(stopped_run: Path, tiny_recipe: ClassificationRec
     train(tiny_recipe, TrainOptions(stopped_run.parent, name="run", resume=True))
     assert list(stopped_run.rglob(".*")) == [foreign[0]] and foreign[1].is_dir()
     assert sorted(path.name for path in stopped_run.parent.iterdir()) == [".cache", "run"]
-
-
-# Runs in its own mount namespace, which removes the small disk whatever happens.
-_FILL_DISK = """
-import subprocess, sys, time
-from pathlib import Path
-
-disk, sets = Path(sys.argv[1]), [part for override in sys.argv[2:] for part in ("--set", override)]
-command = [sys.executable, "-m", "edgeformer", "train", "quickstart", "--name", "run", "--artifacts", str(disk), *sets]
-with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-    while not list((disk / "run").glob("checkpoints/000002-*")):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    with (disk / "filler").open("wb") as filler:
-        try:
-            while True:
-                filler.write(bytes(1 << 16))
-        except OSError:
-            pass
-    errors = process.communicate()[1]
-print(process.returncode, errors)
-print("FILES", *sorted(path.name for path in (disk / "run" / "checkpoints").iterdir()))
-(disk / "filler").unlink()
-done = subprocess.run([*command, "--resume", "--max-steps", "9"], capture_output=True, text=True)
-print("RESUMED", done.returncode, done.stderr)
-"""
-
-
-@pytest.mark.torture
-def test_full_disk(disk: Path) -> None:
-    overrides = [*TINY, *OFTEN, "training.epochs=4000"]  # it must not end before the disk is full
-    done = on_disk(disk, "size=32m", sys.executable, "-c", _FILL_DISK, str(disk), *overrides)
-    assert done.returncode == 0, done.stderr
-    ended, _, rest = done.stdout.partition("FILES ")
-    files, _, resumed = rest.partition("RESUMED ")
-    assert ended.startswith("1 ") and "Traceback" not in ended, ended
-    message = ended[ended.index("error:") :]
-    assert "No space left on device" in message or "cannot be written" in message
-    assert files.split() and not [name for name in files.split() if name.startswith(".")]
-    assert resumed.startswith("0 "), resumed
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training import memory
 from edgeformer.training.memory import (
-    MaskDropout,
     MemoryLedger,
     check_data_fits,
     is_out_of_memory,
@@ -167,68 +166,11 @@ def test_validation_can_be_the_peak() -> None:
     assert forward <= breakdown.activations < 1.6 * forward  # the logits of the exits are added
 
 
-def counted(ledger: MemoryLedger) -> dict[str, int]:
-    return {kind: size for kind, size in ledger.all.current.items() if size}
-
-
-class TestLedger:
-    def test_storages_are_counted_once_until_they_are_freed(self) -> None:
-        ledger = MemoryLedger([])
-        with ledger.recording("temporary"):
-            first = torch.zeros(8)
-            view = first.view(2, 4)[1]
-            empty = torch.zeros(0)
-        with ledger.recording("optimizer"):
-            second = torch.zeros(4, dtype=torch.float64)
-        outside = torch.zeros(16)
-        assert counted(ledger) == {"temporary": 32, "optimizer": 32}
-        del first
-        assert counted(ledger) == {"temporary": 32, "optimizer": 32}, "a view keeps the storage"
-        del view, second
-        assert counted(ledger) == {} and sum(ledger.all.worst.values()) == sum(ledger.heap.worst.values()) == 64
-        del empty, outside
-
-    def test_a_new_gradient_is_temporary_until_it_is_the_parameters(self) -> None:
-        weight, ledger = nn.Parameter(torch.ones(4)), MemoryLedger([])
-        weight.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
-        with ledger.recording("temporary"):
-            weight.sum().backward()  # type: ignore[no-untyped-call]
-        assert counted(ledger) == {"gradients": 16}
-
-    def test_half_copies_of_weights_are_temporary(self) -> None:
-        weight, other = nn.Parameter(torch.ones(4)), torch.ones(4)
-        ledger = MemoryLedger([weight])
-        with ledger.recording("activations"), torch.no_grad():
-            tensors = weight.detach(), weight.to(torch.float16), other.to(torch.float16), weight * 2
-        ledger.add(weight, "weights")
-        assert counted(ledger) == {"temporary": 8, "activations": 8 + 16}
-        del tensors
-
-
-def test_cuda_dropout() -> None:
-    dropout = MaskDropout(0.25)
-    inputs, ledger = torch.ones(10_000, requires_grad=True), MemoryLedger([])
-    with ledger.recording("activations"):
-        dropped = dropout(inputs)
-    assert counted(ledger) == {"activations": 10_000 + 40_000}, "a mask of bytes, the result"
-    assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-    assert 0.2 < (dropped == 0).double().mean() < 0.3 and torch.equal(dropout.eval()(inputs), inputs)
-
-
-@pytest.mark.parametrize(
-    ("processes", "batch_size", "accumulation"),
-    [(1, 8, 3), (2, 8, 2), (4, 6, 1), (25, 1, 1)],
-)
-def test_share_of_a_process(processes: int, batch_size: int, accumulation: int) -> None:
-    recipe = accumulating_recipe(3)
-    share = share_of(recipe, processes)
-    assert (share.training.batch_size, share.training.accumulation) == (batch_size, accumulation)
-    original = share.training.model_copy(update={"batch_size": 8, "accumulation": 3})
-    assert share.model_copy(update={"training": original}) == recipe
-
-
-def accumulating_recipe(accumulation: int = 1) -> Recipe:
-    return load_recipe("crt_mini", ["training.batch_size=8", f"training.accumulation={accumulation}"])
+def test_share_of_a_process() -> None:
+    recipe = load_recipe("crt_mini", ["training.batch_size=8", "training.accumulation=3"])
+    for processes, expected in ((1, (8, 3)), (2, (8, 2)), (4, (6, 1)), (25, (1, 1))):
+        share = share_of(recipe, processes).training
+        assert (share.batch_size, share.accumulation) == expected
 
 
 def test_peak_of_shards() -> None:
@@ -246,13 +188,10 @@ def test_peak_of_shards() -> None:
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("Triton Error [CUDA]: out of memory"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("shapes do not match"), False),
-        (ValueError("DefaultCPUAllocator"), False),
-        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), False),
         (RuntimeError("OutOfResources: out of resource: shared memory, Required: 132096"), False),
     ],
