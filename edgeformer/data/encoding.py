@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
+from edgeformer.artifacts.data_config import DataConfig, DataSection
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import LabelledTexts, Text, label_sets
 from edgeformer.data.tokenization import boundary_id
 
 if TYPE_CHECKING:
@@ -125,6 +126,16 @@ def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress
     """Encode a set, each text truncated to ``max_length`` tokens."""
     encoded, _ = encode_texts(tokenizer, texts.texts, max_length, progress.advance)
     return replace(encoded, labels=texts.labels, empty=texts.empty)
+
+
+def decode_labels(rows: Encoded, data: DataSection) -> Encoded:
+    """Return the rows with labels as scores compare them: [n, C] of 0 and 1 where a row can have several of C labels.
+
+    Files and caches store one number per row.
+    """
+    if not isinstance(data, DataConfig) or data.separator is None:
+        return rows
+    return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 
 
 class PlainText:

@@ -104,14 +104,6 @@ def prepare_text(
     )
 
 
-def text_set_name(config: TextConfig, split: str) -> str:
-    """Return the set that ``split`` names: ``test`` is the set of that name, else the first test set, or validation."""
-    tests = [part for part in config.parts if part not in ("train", "validation")]
-    if split == "test" and "test" not in tests:
-        return tests[0] if tests else "validation"
-    return split
-
-
 def text_file(path: Path, config: TextConfig, columns: Columns | None = None) -> list[str]:
     """Read the long paragraphs of a file: plain text, or a table with a text column.
 

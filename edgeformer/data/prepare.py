@@ -30,7 +30,7 @@ from edgeformer.data.data_warnings import (
     rows_per_label,
     seen_findings,
 )
-from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, encode, encode_texts
+from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode, encode_texts
 from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled
 from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source
 from edgeformer.data.splits import (
@@ -110,9 +110,12 @@ def prepare(
         cache,
         progress,
     )
-    train = stored if data.stream else stored.in_memory()
+    train = stored if data.stream else decode_labels(stored.in_memory(), data)
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
-        encoded = {name: encode(rows, tokenizer, data.max_length, progress) for name, rows in sets.items()}
+        encoded = {
+            name: decode_labels(encode(rows, tokenizer, data.max_length, progress), data)
+            for name, rows in sets.items()
+        }
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}
     tokens: dict[str, Counter[int]] = {}

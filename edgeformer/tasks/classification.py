@@ -18,7 +18,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio, token_losses
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task, text_fields
+from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
 
 
 class Distillation(Frozen):
@@ -134,14 +134,12 @@ class LabelPrediction(Prediction):
         loops: loops after which the row exited; None: no early exit.
     """
 
+    keys = ("label", "probability", "probabilities", "truncated", "loops")
+
     label: str
     probability: float
     probabilities: dict[str, float]
     loops: int | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        names = ("label", "probability", "probabilities", "truncated", "loops")
-        return {**text_fields(self.text), **{name: getattr(self, name) for name in names}}
 
 
 class Classification(Task):

@@ -77,12 +77,8 @@ def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: 
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
     cosine = row_cosines(vectors[::2], vectors[1::2])
     similarity = spearman(cosine, scores[::2]) if np.isfinite(cosine).all() else float("nan")
-    return _embedding_score(len(cosine), similarity, "pairs")
-
-
-def _embedding_score(n: int, similarity: float, compared_with: Literal["pairs", "fp32"]) -> EmbeddingScore:
     similarity = similarity if isfinite(similarity) else 0.0  # JSON has no NaN, and 0 is the score of chance
-    return EmbeddingScore(n=n, similarity=similarity, loss=1 - similarity, compared_with=compared_with)
+    return EmbeddingScore(n=len(cosine), similarity=similarity, loss=1 - similarity, compared_with="pairs")
 
 
 def vector_parity(
@@ -105,6 +101,8 @@ def vector_parity(
 @dataclass(frozen=True)
 class TextVector(Prediction):
     """The vector of one text, float32 [d]."""
+
+    keys = ("truncated",)
 
     vector: NDArray[np.float32]
 
@@ -276,7 +274,9 @@ class Embedding(Task):
         """Score vectors [n, d] by their mean cosine with those of the whole model in FP32."""
         reference = answers[f"reference_exit{exit_}"]
         reference = reference if rows is None else reference[rows]
-        return _embedding_score(len(logits), float(row_cosines(logits, reference).mean()), "fp32")
+        mean = float(row_cosines(logits, reference).mean())
+        similarity = mean if isfinite(mean) else 0.0
+        return EmbeddingScore(n=len(logits), similarity=similarity, loss=1 - similarity, compared_with="fp32")
 
     def card_lines(self, recipe: EmbeddingRecipe) -> list[str]:
         return [f"**Input:** one text of at most {recipe.data.max_length} tokens; compare vectors by their cosine"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import FileTokenizer, Probability, TextConfig
+from edgeformer.artifacts.data_config import Probability, TextConfig
 from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
@@ -19,11 +19,10 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file, text_set_name
+from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import Columns, local_text_parts
 from edgeformer.data.splits import unknown_set
-from edgeformer.data.tokenization import boundary_id, load_language_tokenizer
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import (
     Array,
@@ -233,7 +232,11 @@ class LanguageModeling(Task):
     golden_note = "their number is small"
 
     local_data = staticmethod(local_text_parts)
-    set_name = staticmethod(text_set_name)
+
+    def set_name(self, data: TextConfig, split: str, /) -> str:
+        """Return the set that ``split`` names; ``test`` that is no set is the first test set, or validation."""
+        tests = [part for part in data.parts if part not in ("train", "validation")]
+        return (tests or ["validation"])[0] if split == "test" and "test" not in tests else split
 
     def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
@@ -259,21 +262,11 @@ class LanguageModeling(Task):
         config = data if as_trained else data.model_copy(update={"mode": "paragraphs"})
         return encode_paragraphs([str(text) for text in texts.texts], config, PlainText(reader.tokenizer))
 
-    def reader(self, tokenizer: Path, data: TextConfig, vocabulary: int) -> TextReader:
-        config = FileTokenizer(kind="file", path=str(tokenizer))
-        loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
-        return TextReader(loaded, boundary_id(loaded), vocabulary)
-
     def batch(
         self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
     ) -> dict[str, Int64s]:
         """Return input_ids, targets and, for packed rows, positions: int64 [B, S]."""
         return text_batch(rows, numbers, pad, pad_to=pad_to)
-
-    def example(self, recipe: LanguageRecipe, rows: int) -> dict[str, Int64s]:
-        ids = np.zeros((rows, recipe.data.sequence_length), dtype=np.int64)
-        packed = {"positions": ids} if recipe.data.mode == "packed" else {}
-        return {"input_ids": ids, "targets": ids, **packed}
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)
@@ -363,16 +356,6 @@ class LanguageModeling(Task):
         if not np.isfinite(logits).all():
             error = np.full(1, np.nan)
         return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
-
-    def tokenizer_config(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, object]:
-        boundary = prepared.tokenizer.id_to_token(prepared.pad)
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.sequence_length,
-            "model_input_names": ["input_ids"],
-            "bos_token": boundary,
-            "eos_token": boundary,
-        }
 
     def card_lines(self, recipe: LanguageRecipe) -> list[str]:
         data = recipe.data

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,14 +12,13 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataConfig, Probability
-from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
-from edgeformer.data.encoding import Encoded, Prepared
-from edgeformer.data.rows import MAX_LABELS, Text, label_sets
+from edgeformer.data.encoding import Encoded
+from edgeformer.data.rows import MAX_LABELS, Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task, text_fields
+from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
 
 DEFAULT_THRESHOLD = 0.5
 Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -187,22 +185,22 @@ class LabelsPrediction(Prediction):
     """The labels of one text or pair whose probability reaches their threshold, likeliest first.
 
     Attributes:
-        probabilities: label → independent probability; they do not sum to 1. ``probability`` in JSON is the highest.
+        label: all labels in one string.
+        probability: the highest probability.
+        probabilities: label → independent probability; they do not sum to 1.
+        loops: always None: early exit needs a top probability.
     """
 
+    keys = ("label", "labels", "probability", "probabilities", "truncated", "loops")
+
+    label: str
     labels: tuple[str, ...]
+    probability: float
     probabilities: dict[str, float]
+    loops: None = None
 
     def as_dict(self) -> dict[str, object]:
-        return {
-            **text_fields(self.text),
-            "label": ", ".join(self.labels),
-            "labels": list(self.labels),
-            "probability": max(self.probabilities.values()),
-            "probabilities": self.probabilities,
-            "truncated": self.truncated,
-            "loops": None,  # early exit needs a top probability
-        }
+        return {**super().as_dict(), "labels": list(self.labels)}
 
 
 class MultiLabel(Task):
@@ -231,20 +229,6 @@ class MultiLabel(Task):
     )
     golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
 
-    def prepare(self, recipe: MultiLabelRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
-        prepared = super().prepare(recipe, cache, progress)
-        train, _ = prepared.train.loaded(np.empty(0, np.int64))
-        return replace(
-            prepared,
-            train=self.decode_labels(train, recipe.data),
-            validation=self.decode_labels(prepared.validation, recipe.data),
-            tests={name: self.decode_labels(rows, recipe.data) for name, rows in prepared.tests.items()},
-        )
-
-    def decode_labels(self, rows: Encoded, data: MultiLabelData) -> Encoded:
-        """Replace label sets, stored as one number per row, by labels [n, C]."""
-        return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
-
     def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
         return score(logits, labels, data.labels, data.thresholds)
 
@@ -271,11 +255,9 @@ class MultiLabel(Task):
         for text, row, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):
             by_label = dict(zip(data.labels, row, strict=True))
             labels = sorted((name for name in by_label if by_label[name] >= thresholds[name]), key=by_label.__getitem__)
-            predictions.append(LabelsPrediction(text, truncated, tuple(reversed(labels)), by_label))
+            names = tuple(reversed(labels))
+            predictions.append(LabelsPrediction(text, truncated, ", ".join(names), names, max(row), by_label))
         return predictions
-
-    def answer_config(self, data: MultiLabelData) -> dict[str, object]:
-        return {"problem_type": "multi_label_classification", "thresholds": data.effective_thresholds}
 
     def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
         thresholds = recipe.data.effective_thresholds

@@ -37,15 +37,13 @@ Validation = Callable[[Run, int], Score]
 """Maps the ``run`` method of a session and the loop that answers to a score on the validation split."""
 
 
-def answer_rows(run: Run, encoded: Encoded, pad: int, batch: int) -> dict[str, NDArray[Any]]:
-    """Return all outputs [n, …] of a model in the order of the rows; calls have ``batch`` rows of similar length."""
-    if not len(encoded):
-        raise ValueError("no rows to run")
-    return answer_batches(run, encoded, pad, ordered_batches(encoded.lengths, batch))
+def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
+    """Return all outputs [n, …] of a model in the order of the rows.
 
-
-def answer_batches(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s]) -> dict[str, NDArray[Any]]:
-    """Return outputs as :func:`answer_rows`, with the row numbers of each call in ``batches``."""
+    ``batches``: row numbers of each call, or rows of one call, which are then of similar length.
+    """
+    if isinstance(batches, int):
+        batches = ordered_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}
     for numbers in batches:
         for name, output in run(collate(encoded, numbers, pad)).items():
@@ -224,7 +222,7 @@ class TextPredictor:
         """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call."""
         if batches is None:
             batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
-        return answer_batches(run, window.encoded, self.reader.pad, batches)
+        return answer_rows(run, window.encoded, self.reader.pad, batches)
 
     def answers(self, window: EncodedTexts, outputs: Arrays) -> list[Answer]:
         """Return the prediction or error of each text; outputs that are not finite are errors."""

@@ -5,7 +5,6 @@ The defaults are those of a task that reads a whole text and returns one row of 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,9 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import IGNORED, collate, cut_batches, ordered_batches
-from edgeformer.data.encoding import Encoded, Prepared, encode
+from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.data.tokenization import boundary_id, load_language_tokenizer, load_tokenizer, special_ids
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity
 
@@ -56,41 +55,37 @@ MAX_TRIMMED_SCORE_DROP = 0.005
 """Largest allowed drop for an artifact with a trimmed vocabulary, at any precision."""
 
 
-def text_fields(text: Text) -> dict[str, object]:
-    """Return a text, or both texts of a pair, as JSON keys."""
-    return {"text": text} if isinstance(text, str) else {"text": text[0], "pair": text[1]}
+@dataclass(frozen=True)
+class TextAnswer:
+    """Result for one text or pair of texts. ``keys``: fields of the JSON output, besides the text."""
+
+    keys: ClassVar[tuple[str, ...]]
+
+    text: Text
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the result for JSON output; the second text of a pair is ``pair``."""
+        texts = {"text": self.text} if isinstance(self.text, str) else {"text": self.text[0], "pair": self.text[1]}
+        return {**texts, **{name: getattr(self, name) for name in self.keys}}
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """Fields that the predictions of all tasks share.
+class Prediction(TextAnswer):
+    """A prediction. ``truncated``: the model read only the beginning of the text."""
 
-    Attributes:
-        text: the text, or both texts of a pair.
-        truncated: whether the model read only the beginning of the text.
-    """
-
-    text: Text
     truncated: bool
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the prediction for JSON output; the second text of a pair is ``pair``."""
-        return {**text_fields(self.text), "truncated": self.truncated}
-
 
 @dataclass(frozen=True)
-class Unanswered:
-    """A text or pair without a prediction, and the reason."""
+class Unanswered(TextAnswer):
+    """No prediction, for the reason ``error``."""
 
-    text: Text
+    keys = ("error",)
+
     error: str
-
-    def as_dict(self) -> dict[str, object]:
-        return {**text_fields(self.text), "error": self.error}
 
 
 Answer = Prediction | Unanswered
-"""Result for one text."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ class Origin:
     as_trained: bool = False
 
 
-class Task(ABC):
+class Task:
     """One task: data, scoring, golden inputs, and the files that clients of its models read.
 
     ``recipe`` and ``data`` arguments are of the task's own types.
@@ -214,15 +209,14 @@ class Task(ABC):
 
     def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
         """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
-        return self.decode_labels(encode(texts, reader.tokenizer, data.max_length), data)
-
-    def decode_labels(self, rows: Encoded, data: Any) -> Encoded:
-        """Return the rows with labels as scores compare them; files and caches store one number per row."""
-        return rows
+        return decode_labels(encode(texts, reader.tokenizer, data.max_length), data)
 
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """Load the tokenizer file of a trained model. Raises DataError."""
         config = FileTokenizer(kind="file", path=str(tokenizer))
+        if self.writes_text:
+            loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
+            return TextReader(loaded, boundary_id(loaded), vocabulary)
         cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
         loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(loaded, special_ids(loaded).pad, vocabulary)
@@ -262,10 +256,13 @@ class Task(ABC):
 
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
         """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
-        length = recipe.data.max_length
+        length = recipe.data.tokens_at_once
+        if self.unit == "tokens":
+            names = ["input_ids", "targets", *(["positions"] if recipe.data.mode == "packed" else [])]
+            return {name: np.zeros((rows, length), dtype=np.int64) for name in names}
         offsets = length * np.arange(rows + 1, dtype=np.int64)
         encoded = Encoded(np.zeros(rows * length, dtype=np.int32), offsets, np.zeros(rows, dtype=np.int64), 0)
-        return self.batch(self.decode_labels(encoded, recipe.data), np.arange(rows), 0)
+        return self.batch(decode_labels(encoded, recipe.data), np.arange(rows), 0)
 
     def evaluation_rows(self, longest: int) -> int:
         """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
@@ -311,17 +308,12 @@ class Task(ABC):
         """Return the part of a call's outputs that :meth:`row_figures` needs, [B, …]."""
         return outputs["logits"]
 
-    @abstractmethod
-    def row_figures(self, answers: Array, rows: Any, data: Any) -> Float64s:
-        """Return figures [n, k] per row (embeddings: per pair) from which :meth:`metric_of` computes the metric.
+    row_figures: Callable[[Array, Any, Any], Float64s]
+    """Compute figures [n, k] per row (embeddings: per pair) from :meth:`row_answers` of all rows, in their order, the
+    rows and the data section."""
 
-        Args:
-            answers: :meth:`row_answers` of all ``rows``, in their order.
-        """
-
-    @abstractmethod
-    def metric_of(self, figures: Float64s) -> float:
-        """Compute the metric from the figures of some rows; resampling may repeat rows."""
+    metric_of: Callable[[Float64s], float]
+    """Compute the metric from the figures of some rows; resampling may repeat rows."""
 
     def criterion(self, score: Any, training: Any) -> float:
         """Return the value that selects the kept epoch, smaller is better: the loss, or the negative metric."""
@@ -337,17 +329,13 @@ class Task(ABC):
             values |= {"early_exit_loss": early.loss, "early_exit_mean_loops": early.mean_loops}
         return values
 
-    @property
-    def metric_label(self) -> str:
-        """Heading of the metric in tables, such as ``F1``."""
-        return next(column.heading for column in self.columns if column.key == self.metric.name)
-
     def describe(self, score: Any) -> str:
         """Return a validation score as one line of text."""
         if score.by_exit:
             exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.by_exit.items())
             return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
-        return f"validation loss {score.loss:.4f}, {self.metric_label} {getattr(score, self.metric.name):.4f}"
+        heading = next(column.heading for column in self.columns if column.key == self.metric.name)
+        return f"validation loss {score.loss:.4f}, {heading} {getattr(score, self.metric.name):.4f}"
 
     def rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
@@ -360,15 +348,18 @@ class Task(ABC):
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
         """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not.
 
-        A drop of one row in ``n`` is within chance and always allowed.
+        A drop of one row in ``n`` is within chance and always allowed. Of graphs without text, parity limits the error.
         """
+        if not self.reads_text:
+            return None
         value = getattr(score, self.metric.name)
         drop = getattr(reference, self.metric.name) - value
         limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / reference.n)
         if drop <= limit:
             return None
+        heading = next(column.heading for column in self.columns if column.key == self.metric.name)
         return (
-            f"{self.metric_label} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; "
+            f"{heading} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; "
             f"at most {limit:.4f} may be lost"
         )
 
@@ -451,7 +442,8 @@ class Task(ABC):
 
     def axes(self, data: Any) -> Axes:
         """Return what sizes the axes of each input; empty for text."""
-        return {}
+        inputs = getattr(data, "inputs", {})
+        return {name: tuple(axis.takes or "" for axis in axes) for name, axes in inputs.items()}
 
     def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
         """Replace the requested batch size and length where the model's own are fixed."""
@@ -483,14 +475,19 @@ class Task(ABC):
 
     def answer_config(self, data: Any) -> dict[str, object]:
         """Return the keys of config.json that say how to read answers."""
-        return {}
+        thresholds = getattr(data, "effective_thresholds", None)
+        return {} if thresholds is None else {"problem_type": "multi_label_classification", "thresholds": thresholds}
 
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return tokenizer_config.json in the format of Hugging Face clients."""
-        token_of, special = prepared.tokenizer.id_to_token, special_ids(prepared.tokenizer)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.tokens_at_once}
+        token_of = prepared.tokenizer.id_to_token
+        if self.writes_text:
+            boundary = token_of(prepared.pad)
+            return {**config, "model_input_names": ["input_ids"], "bos_token": boundary, "eos_token": boundary}
+        special = special_ids(prepared.tokenizer)
         return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.max_length,
+            **config,
             "model_input_names": ["input_ids", "attention_mask"],
             "pad_token": token_of(special.pad),
             "unk_token": token_of(special.unk),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -117,40 +116,8 @@ def measure_error(name: str, output: Array, reference: Array) -> OutputError:
     return OutputError(name, largest, float(error.mean()), cosine, *relative)
 
 
-def measure_errors(outputs: Arrays, reference: Arrays) -> list[OutputError]:
-    """Compare every output with its reference; the largest relative error comes first."""
-    errors = [measure_error(name, outputs[name], array) for name, array in reference.items()]
-    return sorted(errors, key=lambda error: -error.relative_rms)
-
-
 _MAX_ERROR = 1e9
 """Stands for infinity, which JSON lacks: the error of an output that is constantly zero in FP32 only."""
-
-
-def as_parity(
-    errors: Sequence[OutputError], agreement: float | None, n: int, precision: Precision, provider: str
-) -> Parity:
-    """Return the errors from :func:`measure_errors` as a manifest has them; ``agreement``: share of equal answers."""
-    kind, tolerance = OUTPUT_TOLERANCES[precision]
-    largest = [error.largest for error in errors if error.largest is not None]
-    mean = [error.mean for error in errors if error.mean is not None]
-    relative = [error.relative_largest for error in errors if error.relative_largest is not None]
-    finite = len(largest) == len(errors)
-    # The output to report is the worst by the figure that is compared with the tolerance.
-    worst = errors[0] if kind == "rms" or not finite else max(errors, key=lambda error: error.relative_largest or 0.0)
-    return Parity(
-        status="measured",
-        n=n,
-        provider=provider,
-        max_abs_error=max(largest) if finite else None,
-        mean_abs_error=max(mean) if finite else None,
-        relative_error=min(max(relative), _MAX_ERROR) if finite else None,
-        rms_error=min(errors[0].relative_rms, _MAX_ERROR) if finite else None,
-        output=worst.name,
-        top1_agreement=agreement,
-        tolerance=tolerance,
-        tolerance_kind=kind,
-    )
 
 
 def agreement(outputs: Arrays, reference: Arrays) -> float | None:
@@ -199,14 +166,8 @@ class Tensors(Task):
 
     prepare = local_data = set_name = read_set = read_file = set_texts = file_texts = encode_rows = reader = _refuse
     available_sets = batch = weight = example = evaluation_rows = call_batches = _refuse
-    score_rows = meter = row_figures = metric_of = criterion = record = describe = rows = _refuse
+    score_rows = meter = criterion = record = describe = rows = _refuse
     golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
-
-    def lost(self, score: TensorScore, reference: TensorScore, precision: Precision, *, trimmed: bool) -> str | None:
-        return None  # parity limits the error of the outputs
-
-    def axes(self, data: TensorData) -> Axes:
-        return {name: tuple(axis.takes or "" for axis in axes) for name, axes in data.inputs.items()}
 
     def fit_shape(self, data: TensorData, batch: int, seq: int) -> tuple[int, int]:
         return (
@@ -269,11 +230,13 @@ class Tensors(Task):
         self, exit_: int, logits: Arrays, answers: Arrays, rows: Int64s | None = None, data: Any = None
     ) -> TensorScore:
         """Score outputs, name → [calls, …], against those in ``answers``."""
-        errors = measure_errors(logits, answers)
+        errors = [measure_error(name, logits[name], array) for name, array in answers.items()]
         cosines = [error.cosine for error in errors if error.cosine is not None]
         if len(cosines) < len(errors):
-            raise GoldenError(f"output {errors[0].name!r} is not finite")
-        loss, n = min(errors[0].relative_rms, _MAX_ERROR), len(next(iter(answers.values())))
+            worst = max(errors, key=lambda error: error.relative_rms)
+            raise GoldenError(f"output {worst.name!r} is not finite")
+        loss = min(max(error.relative_rms for error in errors), _MAX_ERROR)
+        n = len(next(iter(answers.values())))
         return TensorScore(n=n, loss=loss, cosine=min(cosines))
 
     def golden_parity(
@@ -289,8 +252,28 @@ class Tensors(Task):
                 problem = f"output {name!r} has the shape {shapes}"
             if problem is not None:
                 raise GoldenError(f"golden.npz has other outputs: {problem}")
-        n = len(next(iter(reference.values())))
-        return as_parity(measure_errors(logits, reference), agreement(logits, reference), n, precision, provider)
+        kind, tolerance = OUTPUT_TOLERANCES[precision]
+        errors = [measure_error(name, logits[name], array) for name, array in reference.items()]
+        errors.sort(key=lambda error: -error.relative_rms)
+        largest = [error.largest for error in errors if error.largest is not None]
+        mean = [error.mean for error in errors if error.mean is not None]
+        relative = [error.relative_largest or 0.0 for error in errors]
+        finite = len(largest) == len(errors)
+        # The output to report is the worst by the figure that is compared with the tolerance.
+        worst = errors[0] if kind == "rms" or not finite else errors[int(np.argmax(relative))]
+        return Parity(
+            status="measured",
+            n=len(next(iter(reference.values()))),
+            provider=provider,
+            max_abs_error=max(largest) if finite else None,
+            mean_abs_error=max(mean) if finite else None,
+            relative_error=min(max(relative), _MAX_ERROR) if finite else None,
+            rms_error=min(errors[0].relative_rms, _MAX_ERROR) if finite else None,
+            output=worst.name,
+            top1_agreement=agreement(logits, reference),
+            tolerance=tolerance,
+            tolerance_kind=kind,
+        )
 
 
 TASK = Tensors()

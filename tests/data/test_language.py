@@ -12,10 +12,11 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
-from edgeformer.data.language import prepare_text, text_set_name
+from edgeformer.data.language import prepare_text
 from edgeformer.data.sources import local_text_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import recipe_type
+from edgeformer.tasks import get_task
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.data.conftest import file_sources, read_file, read_set
 
@@ -149,7 +150,7 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
 @pytest.mark.parametrize(("tests", "expected"), [(("b", "test"), "test"), (("b", "a"), "b"), ((), "validation")])
 def test_default_test_set(tests, expected):
     parts = {name: [{"kind": "synthetic-reviews", "rows": 5}] for name in ("train", "validation", *tests)}
-    assert text_set_name(recipe(parts).data, "test") == expected
+    assert get_task("language-modeling").set_name(recipe(parts).data, "test") == expected
 
 
 def test_sets_without_long_paragraphs_are_refused(tmp_path):

@@ -20,7 +20,7 @@ from edgeformer.artifacts.scores import Evaluation, EvaluationRow
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.batching import TextRows, text_batch
 from edgeformer.data.encoding import PlainText
-from edgeformer.data.language import encode_paragraphs, paragraphs, text_file, text_set_name
+from edgeformer.data.language import encode_paragraphs, paragraphs, text_file
 from edgeformer.data.tokenization import load_language_tokenizer
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import open_predictor, predict
@@ -161,7 +161,7 @@ def read_test_set(run: Path, mode: str) -> TextRows:
     assert isinstance(recipe, LanguageRecipe)
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
-    texts = [*paragraphs(recipe.data, text_set_name(recipe.data, "test"))]
+    texts = [*paragraphs(recipe.data, next(name for name in recipe.data.parts if name not in ("train", "validation")))]
     return encode_paragraphs(texts, recipe.data.model_copy(update={"mode": mode}), PlainText(tokenizer))
 
 
