@@ -64,7 +64,7 @@ def ratio(folder: Path, rows: int, rounds: int) -> dict[str, object]:
         path = Path(work) / "texts.csv"
         write_texts(path, rows)
         with unlabelled(path, sys.stdin.buffer, Reading({})) as table, open_predictor(location) as model:
-            read = [model.answering.read(texts) for texts in windows(table.texts())]
+            read = [model.answering.read([row.text for row in rows]) for rows in windows(table.rows())]
             pad = model.answering.reader.pad
             batches = [collate(window.encoded, numbers, pad) for window in read for numbers in window.batches()]
             results: dict[str, list[tuple[float, float]]] = {"bare": [], "predict": []}

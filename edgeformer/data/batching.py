@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from edgeformer.data.encoding import Encoded, Rows
 from edgeformer.data.storage import StoredRows
@@ -77,7 +76,9 @@ class _StreamedPlan(Sequence[Int64s]):
     within the window.
     """
 
-    def __init__(self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool) -> None:
+    def __init__(
+        self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool
+    ) -> None:
         self._rows, self._batch_size, self._bucketed, self._seed = rows, batch_size, bucketed, (seed, epoch)
         generator = np.random.default_rng(self._seed)
         self._keys = generator.integers(2**64, size=_FEISTEL_ROUNDS, dtype=np.uint64).tolist()
@@ -91,29 +92,24 @@ class _StreamedPlan(Sequence[Int64s]):
         # Sequence.__iter__ would take an IndexError raised while a window is computed for the end.
         return (self[number] for number in range(len(self)))
 
-    @overload
-    def __getitem__(self, index: int) -> Int64s: ...
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-    def __getitem__(self, index: int | slice) -> Int64s | Self:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             part = copy.copy(self)
             part._numbers = self._numbers[index]
             return part
         window, offset = divmod(self._numbers[index], WINDOW_BATCHES)
         if self._window[0] != window:
-            self._window = window, self._batches_of(window)
+            size = self._batch_size * WINDOW_BATCHES
+            positions = np.arange(window * size, min((window + 1) * size, len(self._rows)))
+            numbers = permute(positions, len(self._rows), self._keys)
+            if self._bucketed:
+                numbers = numbers[np.argsort(self._rows.sizes(numbers), kind="stable")]
+            batches = _split_order(numbers, self._batch_size)
+            if self._bucketed:
+                order = np.random.default_rng((*self._seed, window)).permutation(len(batches))
+                batches = [batches[number] for number in order.tolist()]
+            self._window = window, batches
         return self._window[1][offset]
-
-    def _batches_of(self, window: int) -> list[Int64s]:
-        size = self._batch_size * WINDOW_BATCHES
-        positions = np.arange(window * size, min((window + 1) * size, len(self._rows)))
-        numbers = permute(positions, len(self._rows), self._keys)
-        if not self._bucketed:
-            return _split_order(numbers, self._batch_size)
-        batches = _split_order(numbers[np.argsort(self._rows.sizes(numbers), kind="stable")], self._batch_size)
-        order = np.random.default_rng((*self._seed, window)).permutation(len(batches))
-        return [batches[number] for number in order.tolist()]
 
 
 def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
@@ -152,10 +148,7 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
 
 
 def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
-    """Pad a batch of :func:`collate` or :func:`text_batch` to ``length`` tokens per row, masked and without targets.
-
-    Arrays with one number per row do not change.
-    """
+    """Pad a batch of :func:`collate` or :func:`text_batch` to ``length`` tokens per row, masked and without targets."""
     added = length - batch["input_ids"].shape[1]
     fill = {"input_ids": pad, "attention_mask": 0, "targets": IGNORED, "positions": 0}
     return {
@@ -178,8 +171,7 @@ class TextRows(Rows):
             and for the first token of a row. None: every row is one paragraph from its start.
         tokens: tokens to be predicted in all rows.
         words: words (separated by white space) that these tokens spell in full, plus one for each predicted end.
-        paragraphs: paragraphs that the rows were made of.
-        truncated: paragraphs cut to the sequence length. Packed rows cut none.
+        truncated: paragraphs cut to the sequence length.
     """
 
     starts: NDArray[np.int32] | None

@@ -70,17 +70,11 @@ _COMPILED = [[(rule, re.compile(rule.pattern) if rule.pattern else None) for rul
 def clean(text: str, version: int = 0) -> str:
     """Lowercase, remove HTML tags and URLs, collapse repeated punctuation marks and white space, strip.
 
-    Args:
-        version: index in ``VERSIONS``.
+    ``version``: index in ``VERSIONS``. Splits are drawn by version 1, so that existing ones do not change.
     """
     for rule, pattern in _COMPILED[version]:
         text = text.lower() if pattern is None else pattern.sub(rule.replacement, text)
     return text
-
-
-def clean_for_splits(text: str) -> str:
-    """Clean as version 0.1 did (collapses ASCII punctuation only), so that existing splits do not change."""
-    return clean(text, version=1)
 
 
 def normalizers(rules: tuple[Rule, ...] = RULES) -> list[Normalizer]:
@@ -89,11 +83,7 @@ def normalizers(rules: tuple[Rule, ...] = RULES) -> list[Normalizer]:
 
 
 def count_words(texts: Iterable[Text], cleaning: str) -> NDArray[np.int64]:
-    """Count the words (separated by white space) of each text, of both texts of a pair, int64 [n].
-
-    Args:
-        cleaning: ``paper`` or ``none``, as in a recipe.
-    """
+    """Count the words (separated by white space) of each text, of both texts of a pair, int64 [n]."""
     parts = ((text,) if isinstance(text, str) else text for text in texts)
     return np.fromiter(
         (sum(len((clean(part) if cleaning == "paper" else part).split()) for part in pair) for pair in parts), np.int64

@@ -33,13 +33,9 @@ _LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
 
 @dataclass
 class ColumnFacts:
-    """Statistics of the values of a column.
+    """Statistics of a column: rows with a value, characters of all values, the first value.
 
-    Attributes:
-        filled: rows with a value.
-        values: value → rows; None: more than _MAX_SPELLINGS values, or values that are not scalars.
-        characters: of all values together.
-        example: the first value.
+    ``values``: value → rows; None: more than _MAX_SPELLINGS values, or values that are not scalars.
     """
 
     name: str
@@ -69,24 +65,10 @@ class ColumnFacts:
     def mean_characters(self) -> float:
         return self.characters / max(1, self.filled)
 
-    @property
-    def may_be_label(self) -> bool:
-        """Whether there are at least two different values, each in two rows on average; case does not count."""
-        if self.values is None:
-            return False
-        return 2 <= len({comparison_key(value) for value in self.values}) <= min(MAX_LABELS, self.filled / 2)
-
 
 @dataclass(frozen=True)
 class DetectedColumns:
-    """Detected columns of a file.
-
-    Attributes:
-        source: the file with its columns.
-        columns: statistics of all columns.
-        labels: label → rows, in the order of a recipe.
-        rows: number of rows.
-    """
+    """Detected columns of a file. ``labels``: label → rows, in the order of a recipe."""
 
     source: FileSource
     columns: tuple[ColumnFacts, ...]
@@ -169,7 +151,13 @@ def _detect_layout(path: Path, columns: Columns) -> FileSource:
 
 def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
     free = [fact for fact in facts.values() if fact.name not in (columns.text, columns.text_pair)]
-    likely = [fact for fact in free if fact.may_be_label]
+    # At least two different values, each in two rows on average; case does not count.
+    likely = [
+        fact
+        for fact in free
+        if fact.values is not None
+        and 2 <= len({comparison_key(value) for value in fact.values}) <= min(MAX_LABELS, fact.filled / 2)
+    ]
     if not likely or len(facts) < 2:
         raise DataError(
             f"{path}: no column looks like labels (2 to {MAX_LABELS} values that come again); columns: "

@@ -73,13 +73,6 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     rows = itertools.chain.from_iterable(part_rows(config, part) for part in pool) if numbers else iter(())
     examples = {n: row for n, row in enumerate(itertools.islice(rows, max(numbers, default=-1) + 1)) if n in numbers}
 
-    def label_of(row: int) -> str:
-        number = int(labels[row])
-        if config.separator is None:
-            return repr(config.labels[number])
-        several = [label for bit, label in enumerate(config.labels) if number >> bit & 1]
-        return repr(f"{config.separator} ".join(several)) if several else "no label"
-
     findings: list[DataFinding] = []
     if len(repeated):
         together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
@@ -92,7 +85,12 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
         for row, other in contradiction_pairs:
             text = " ".join(join_pair(examples[row].text).split())
             shortened = repr(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-            both = [f"{_place(examples[n].where)} {label_of(n)}" for n in (row, other)]
+            both = []
+            for n in (row, other):
+                several = [label for bit, label in enumerate(config.labels) if labels[n] >> bit & 1]
+                names = several if config.separator is not None else [config.labels[labels[n]]]
+                label = repr(f"{config.separator} ".join(names)) if names else "no label"
+                both.append(f"{_place(examples[n].where)} {label}")
             contradictions.append(f"{', '.join(both)}: {shortened}")
         count = int(np.isin(first, contradicted).sum())
         message = (

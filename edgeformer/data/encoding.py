@@ -73,13 +73,7 @@ RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 
 @dataclass(frozen=True)
 class Prepared(Generic[RowsT]):
-    """Encoded data of a recipe, without the texts.
-
-    Attributes:
-        pad: the padding token.
-        train: in memory, or on disk.
-        tests: test set → its rows.
-    """
+    """Encoded data of a recipe, without the texts; the training set in memory or on disk."""
 
     tokenizer: Tokenizer
     pad: int

@@ -34,11 +34,8 @@ from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, deco
 from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled
 from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source
 from edgeformer.data.splits import (
-    IMPORTED_SETS,
     check_classes,
-    first_of,
     make_sets,
-    missing_set,
     set_parts,
     split,
     unknown_set,
@@ -173,13 +170,7 @@ def summarize(
     rows: Mapping[str, Rows],
     **fields: Any,
 ) -> DataSummary:
-    """Return the summary of the sets.
-
-    Args:
-        texts: every set but train, in order.
-        rows: these sets encoded.
-        fields: further fields of the summary.
-    """
+    """Return the summary of the sets; ``texts`` and ``rows``: every set but train, in order, and encoded."""
     fingerprints = {"train": train.facts.fingerprint} | {name: texts[name].fingerprint() for name in texts}
     counts = {"train": train.facts.texts} | {name: len(texts[name]) for name in texts}
     encoded: dict[str, Any] = {"train": train, **rows}
@@ -198,10 +189,7 @@ def summarize(
 def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Lengths]:
     """Return set → distribution of its text lengths, in the same bins for all sets.
 
-    The bins have a round width and hold nearly all texts of each set; the last one also has all longer texts.
-
-    Args:
-        counts: set → length → texts. Sets without texts are left out.
+    ``counts``: set → length → texts. Bins have a round width; the last one also has all longer texts.
     """
     arrays = {name: np.array(sorted(texts.items()), dtype=np.int64).T for name, texts in counts.items() if texts}
     longest = 1
@@ -229,12 +217,7 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
 
 
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
-    """Read one set of a model's data, not encoded. Reads only the parts of that set.
-
-    Raises:
-        InputError: no such set.
-        DataError: as in :func:`prepare`, or the model was imported without the data of this set.
-    """
+    """Read one set of a model's data, not encoded. Raises InputError (no such set) or DataError."""
     sets = set_parts(config)
     if name not in sets:
         raise unknown_set(name, sets)
@@ -242,27 +225,13 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
 
 
 def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read a labelled file for a model with the data section ``data``. Skips rows without a text. Raises DataError.
-
-    ``columns``: that the user names. Others are those of ``data``, or have well-known names (text, label).
-    """
+    """Read the rows with a text of a labelled file for a model with the data section ``data``. Raises DataError."""
     skipped: list[str] = []
     rows = read(replacement_source(path, data.parts, columns), data.labels, data.separator, skipped=skipped)
     texts = label_rows(rows, data.labels)
     if not len(texts):
         raise DataError(f"{path}: no row of it has a text")
     return replace(texts, empty=len(skipped))
-
-
-def pair_part(data: PairsConfig, split: str) -> str:
-    """Return the part that a set of an embedding model is read from.
-
-    Raises InputError (no such set) or DataError (the model was imported without the data of that set).
-    """
-    parts = first_of(data.parts, *IMPORTED_SETS.get(split, (split,)))
-    if parts:
-        return parts[0]
-    raise missing_set(split) if split in IMPORTED_SETS else unknown_set(split, [*IMPORTED_SETS, *data.parts])
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:

@@ -212,10 +212,8 @@ def format_of_source(source: FileSource) -> str:
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
     """Stream the records of a file. ``labels``: as in :func:`class_records`; only Parquet files have class columns.
 
-    Raises:
-        DataError: no such file, a broken archive, a wrong encoding, a line that does not fit the format; plain text
-            with a column of labels or of second texts.
-        MissingDependencyError: a Parquet file without the ``datasets`` package.
+    Raises DataError: no such file, a broken archive, a wrong encoding, a line that does not fit the format; plain text
+    with a column of labels or of second texts.
     """
     path = Path(source.path)
     check_file(path)
@@ -319,11 +317,9 @@ def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tup
 
 
 def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: str, *, header: bool) -> Iterator[Record]:
-    """Yield the records of a table.
+    """Yield the records of a table; without a ``header`` its columns are named 1, 2, 3 …
 
-    Args:
-        remedy: for a row with too few or too many cells.
-        header: the first row names the columns; otherwise the columns are named 1, 2, 3 …
+    ``remedy``: for a row with too few or too many cells.
     """
     names: list[str] = []
     for number, cells in rows:
@@ -348,12 +344,7 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
 
 
 def hub_rows(source: HubSource) -> Any:
-    """Return the library's data set of a split of a hub data set or local data set folder. It has a fingerprint.
-
-    Raises:
-        DataError: not found, offline, no such config or split.
-        MissingDependencyError: ``datasets`` is not installed.
-    """
+    """Return the library's data set of a hub source, or of a local folder. It has a fingerprint. Raises DataError."""
     name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
     with needs_extra("train", f"{name}: reading it"):
         import datasets

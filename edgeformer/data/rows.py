@@ -41,13 +41,7 @@ class Unreadable(str):
 
 @dataclass(frozen=True)
 class Row:
-    """A text or a pair of texts.
-
-    Attributes:
-        label: as the source has it; None: unlabelled.
-        where: place of the row, for messages.
-        values: of the record by column, if the reader keeps them.
-    """
+    """A text or pair with its label (None: unlabelled), its place, and the values of its record if they are kept."""
 
     text: Text
     label: Label | None
@@ -223,10 +217,7 @@ def hash_texts(digest: Any, texts: Iterable[Text]) -> None:
 
 
 def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] | None, remedy: str) -> None:
-    """Raise DataError if the set ``name`` is not the one of training.
-
-    ``trained_on``: set → fingerprint, as recorded by training; ``remedy``: besides restoring the data.
-    """
+    """Raise DataError if the set ``name`` is not the one whose fingerprint training recorded in ``trained_on``."""
     if trained_on and trained_on.get(name, fingerprint) != fingerprint:
         raise DataError(
             f"the {name} set is not the one of this model's training; its data changed since. Restore the data, or "

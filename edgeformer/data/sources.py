@@ -17,6 +17,7 @@ from typing import Any
 
 from edgeformer.artifacts.data_config import (
     DataConfig,
+    DataSection,
     FileSource,
     HubSource,
     Source,
@@ -58,11 +59,7 @@ _TEXT_SUFFIXES = ("txt", *_TABLE_SUFFIXES)
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that the user names. None: found by the names in the model's data, or by well-known names.
-
-    Attributes:
-        encoding: of the file; None: UTF-8. An unknown encoding raises InputError.
-    """
+    """Columns of a file that the user names (None: found by name), and its encoding. Raises InputError for that."""
 
     text: str | None = None
     text_pair: str | None = None
@@ -159,16 +156,13 @@ def file_source(
     """Return a source for a file, with the columns of ``like`` if the file has them, else with well-known columns.
 
     Args:
-        like: source that the file replaces: pairs of texts if it has pairs, otherwise single texts. None: pairs if the
-            file has the columns of a pair.
+        like: source that the file replaces, of pairs or of single texts. None: pairs if the file has their columns.
         labelled: False: find the text only.
         labels: possible names of the column of labels.
-        columns: columns that the user names. A named text without a named second text is a single text; a named second
-            text belongs to a text that is found. Numbers are the columns of a file without a header. None: the user
-            cannot name columns.
+        columns: that the user names. A named text without a named second text is a single text. Numbers are the columns
+            of a file without a header. None: the user cannot name columns.
 
-    Raises:
-        DataError: the file cannot be read, lacks a named column, or has no columns that fit.
+    Raises DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
     user_columns = columns or Columns()
     source, names = _open_table(path, like, user_columns)
@@ -218,11 +212,7 @@ def file_source(
 
 
 def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
-    """Return a source with the layout of a file, and the names of its columns. Raises DataError.
-
-    The layout is that of ``like`` as far as the file can have it: no header; format and delimiter if the suffix of the
-    file does not determine them.
-    """
+    """Return a source with the layout of a file (that of ``like`` as far as it fits), and the names of its columns."""
     check_file(path)
     layout: dict[str, Any] = {}
     kind = suffix_format(path)
@@ -266,9 +256,7 @@ def replacement_source(
         columns, labelled: as in :func:`file_source`.
         single: the model reads single texts, also if its data or the file has pairs.
 
-    Raises:
-        DataError: as in :func:`file_source`; a second text is named for a model of single texts; the model's data is
-            unknown, and the columns fit both single texts and pairs.
+    Raises DataError: as in :func:`file_source`; single texts and pairs are both possible, or the model reads no pairs.
     """
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
@@ -338,15 +326,22 @@ def load_parts(config: DataConfig) -> dict[str, LabelledTexts]:
     return {part: load_part(config, part) for part in config.parts}
 
 
-def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]]:
+def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[str]]:
     """Return ``config`` with the files of a folder as parts, and notes on choices and parts that are left out.
 
-    Every part is read from a file of the folder instead of its sources. If a model was imported (perhaps without data)
-    or a recipe cuts all its sets from one file, the files train, validation and test are the parts. If there is no test
-    or no validation file, a tenth of train is held out.
+    If a model was imported or a recipe cuts all its sets from one file, the files train, validation and test are the
+    parts; without a test or validation file, a tenth of train is held out.
 
     Raises DataError: no such folder, no file for a part that the protocol uses, or no usable columns in a file.
     """
+    if isinstance(config, TextConfig):
+        needed = dict.fromkeys(("train", "validation"), "a language model")
+        files, notes = _part_files(folder, config.parts, _TEXT_SUFFIXES, needed)
+        texts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
+        return config.model_copy(update={"parts": texts}), notes
+    if not isinstance(config, DataConfig):  # pairs of texts
+        pairs, notes = imported_parts(folder, scored=True)
+        return config.model_copy(update={"parts": pairs}), notes
     # Parts without which the protocol would mean something else ("given" does without validation).
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     required |= {"imported": (), "stratified": ("train",)}
@@ -373,23 +368,10 @@ def local_parts(config: DataConfig, folder: Path) -> tuple[DataConfig, list[str]
     return config.model_copy(update={"parts": parts, "split": protocol}), notes
 
 
-def local_text_parts(config: TextConfig, folder: Path) -> tuple[TextConfig, list[str]]:
-    """Return a language model's ``config`` with the files of a folder as parts; ``DIR/<part>.txt`` is preferred.
-
-    Raises DataError: no such folder, no file for train or validation, or no text column in a file.
-    """
-    needed = dict.fromkeys(("train", "validation"), "a language model")
-    files, notes = _part_files(folder, config.parts, _TEXT_SUFFIXES, needed)
-    parts = {part: (file_source(path, config.parts[part][0], labelled=False),) for part, path in files.items()}
-    return config.model_copy(update={"parts": parts}), notes
-
-
 def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
     """Return the files train, validation and test of a folder as parts of an imported model, and notes on missing ones.
 
-    ``scored``: the files have pairs of texts with scores, and ``train`` has texts; otherwise all are labelled.
-
-    Raises DataError: no such folder, no file of any part, or no usable columns in a file.
+    ``scored``: the files have scored pairs, and ``train`` has texts; otherwise all are labelled. Raises DataError.
     """
     files, notes = _part_files(folder, _IMPORTED_PARTS, _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES, {})
     parts: dict[str, tuple[Source, ...]] = {}
@@ -403,10 +385,8 @@ def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: i
     """Return the ``data`` section of an imported model's recipe, and notes for the user. Raises DataError.
 
     Args:
-        path: a file is the test set and also the validation set; a folder has the files train, validation and test;
-            None: no data.
+        path: a file for validation and test; a folder with the files train, validation and test; None: no data.
         labels: of a classifier; None: an embedding model.
-        max_length: tokens.
     """
     path = path.resolve() if path is not None else None
     section: dict[str, Any] = {"parts": {}, "max_length": max_length}

@@ -6,7 +6,7 @@ All choices are seeded. Overlap is a text that is contained in another text, wor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeformer.artifacts.data_config import Amount, DataConfig
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
-from edgeformer.data.cleaning import clean, clean_for_splits, count_words
+from edgeformer.data.cleaning import clean, count_words
 from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
@@ -37,7 +37,9 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
         "glue-dev": {"train": ("train",), "validation": ("train",), "glue-dev": ("validation",)},
         "sst-test": {"train": ("train",), "validation": ("validation",), "sst-test": ("sst-test",)},
         "given": {"train": ("train",), "validation": (validation,), "given": ("test",)},
-        "imported": {name: first_of(config.parts, *names) for name, names in IMPORTED_SETS.items()},
+        "imported": {
+            name: tuple(part for part in names if part in config.parts)[:1] for name, names in IMPORTED_SETS.items()
+        },
     }
     sets = protocols[config.split]
     used = {part for parts in sets.values() for part in parts}
@@ -47,11 +49,6 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
                 raise DataError(f"data.parts: under split {config.split!r} no part may be called {part!r}; rename it")
             sets[part] = (part,)
     return sets
-
-
-def first_of(parts: Collection[str], *names: str) -> tuple[str, ...]:
-    """Return the first of ``names`` that is one of ``parts``, alone; an empty tuple if none is."""
-    return tuple(name for name in names if name in parts)[:1]
 
 
 def unknown_set(name: str, sets: Iterable[str]) -> InputError:
@@ -204,7 +201,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
     """
     target = len(texts) // 10
     numbers: dict[str, int] = {}
-    cleaned = (clean_for_splits(text) for text in texts)
+    cleaned = (clean(text, version=1) for text in texts)
     distinct = np.array([numbers.setdefault(text, len(numbers)) for text in cleaned], dtype=np.int64)
     index = TextIndex(numbers)
     containing = [index.containing(text) or [number] for text, number in numbers.items()]
@@ -222,10 +219,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
 
 
 def row_count(amount: Amount, rows: int, key: str) -> int:
-    """Return the number of rows that ``amount`` means: of a fraction of ``rows`` the nearest number, at least one.
-
-    Raises DataError, with the ``key`` of the amount: more rows than there are.
-    """
+    """Return the rows that ``amount`` (a number or a share, at least one) means. Raises DataError: too many."""
     count = max(1, round(amount * rows)) if isinstance(amount, float) else amount
     if count > rows:
         raise DataError(f"{key}: {count:,} of {rows:,} rows cannot be taken; lower it, or leave it out to take all")
@@ -237,10 +231,7 @@ def sampled_rows(
 ) -> Iterator[Row]:
     """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row.
 
-    Args:
-        rows: reads the source from its beginning; see :func:`~edgeformer.data.sources.read`.
-        key: of the amount, for messages.
-        skipped: receives the places of rows without a text.
+    ``rows`` reads the source from its beginning; see :func:`~edgeformer.data.sources.read`. ``key``: of the amount.
     """
     numbers: dict[str, int] = {}
     strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in rows(skipped=[])), np.int64)
@@ -294,8 +285,7 @@ class OverlapCounter:
     """Counts the texts of other sets that training has seen, all cleaned: equal texts, and further overlapping texts.
 
     An overlapping text is one of any length inside a training text, word for word and in a row, or one around a
-    training text of three words or more. Every row counts at most once. In memory are the texts of the other sets and
-    some of the training texts.
+    training text of three words or more. In memory are the texts of the other sets and some of the training texts.
     """
 
     def __init__(self, other_sets: Mapping[str, Sequence[str]]) -> None:

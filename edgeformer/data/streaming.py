@@ -54,9 +54,8 @@ class Stream:
         sources: are read by ``pairs``; empty: the texts are in memory.
         settings: what decides, besides the sources, which texts and labels ``pairs`` yields.
         pairs: all texts with their class index (or labels as bits), from the beginning.
-        classes: number of classes.
         several: a text can have several labels.
-        check: raises DataError if the set cannot be trained on, by its rows of each class, before it is tokenized.
+        check: raises DataError if the set cannot be trained on, by its rows of each class.
     """
 
     sources: Sequence[Source]
@@ -103,7 +102,7 @@ def store_training_set(
     """Return the tokenizer and the rows of a training set, made now or by an earlier run.
 
     Args:
-        load: loads the tokenizer of a configuration, or trains it on ``training_texts``.
+        load: loads the tokenizer, or trains it on ``training_texts``.
         encode, build: make stored arrays of texts, and rows in memory of stored arrays.
         settings: what decides tokenizer and rows, besides the texts.
         other_texts: other set → its texts, which are compared with the training texts.

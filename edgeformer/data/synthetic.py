@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgeformer.data.rows import Row
@@ -64,67 +65,66 @@ _VERBS = _words("was,is,seemed,felt,turned out to be,proved")
 _PREFIXES = _words("honestly,to be fair,in the end,overall,as for me,all in all,frankly,on the whole")
 
 
+@dataclass(frozen=True)
 class _Writer:
     """Writes reviews; every choice comes from one seeded generator."""
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+    random: random.Random
 
     def review(self, label: int) -> str:
-        domain = self._random.choice(_DOMAINS)
+        choose, draw = self.random.choice, self.random.random
+        domain = choose(_DOMAINS)
         structures = ("clause", "agreement", "contrast", "concession", "aftermath", "expectation")
-        (structure,) = self._random.choices(structures, (6, 9, 3, 1, 1, 2))
-        body = self._body(structure, domain, label)
-        if self._random.random() < 0.25:
-            body = f"{self._random.choice(_PREFIXES)} , {body}"
-        if self._random.random() < 0.35:
-            aside = self._random.choice(domain.asides)
-            body = f"{aside} . {body}" if self._random.random() < 0.6 else f"{body} . {aside}"
-        return body + self._random.choice((" .", " .", " !", ""))
-
-    def _body(self, structure: str, domain: _Domain, label: int) -> str:
+        (structure,) = self.random.choices(structures, (6, 9, 3, 1, 1, 2))
         if structure == "clause":
-            return self._clause(domain, label)
-        if structure == "agreement":
-            joint = self._random.choice(("and", ", and", ". besides ,", ". also ,"))
-            return f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
-        if structure == "contrast":
-            joint = self._random.choice(("but", ", but overall", ", yet", ". however ,", "; still ,"))
-            return f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
-        if structure == "concession":
-            joint = self._random.choice(("although", "even though", "while"))
+            body = self._clause(domain, label)
+        elif structure == "agreement":
+            joint = choose(("and", ", and", ". besides ,", ". also ,"))
+            body = f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
+        elif structure == "contrast":
+            joint = choose(("but", ", but overall", ", yet", ". however ,", "; still ,"))
+            body = f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
+        elif structure == "concession":
+            joint = choose(("although", "even though", "while"))
             main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
-            is_main_last = self._random.random() < 0.7
-            return f"{joint} {subordinate} , {main}" if is_main_last else f"{main} , {joint} {subordinate}"
-        if structure == "aftermath":
+            is_main_last = draw() < 0.7
+            body = f"{joint} {subordinate} , {main}" if is_main_last else f"{main} , {joint} {subordinate}"
+        elif structure == "aftermath":
             end = "would come back any time" if label == POSITIVE else "will not come back"
-            return f"{self._clause(domain, 1 - label)} , and yet i {end}"
-        believed = self._adjective(domain, 1 - label)
-        source = self._random.choice(("i expected it to be", "my friends called it", "the reviews made it sound"))
-        verdict = self._random.choice(("i was wrong", "they were wrong", "it is the opposite"))
-        closing = self._clause(domain, label) if self._random.random() < 0.5 else verdict
-        return f"{source} {believed} , but {closing}"
+            body = f"{self._clause(domain, 1 - label)} , and yet i {end}"
+        else:
+            believed = self._adjective(domain, 1 - label)
+            source = choose(("i expected it to be", "my friends called it", "the reviews made it sound"))
+            verdict = choose(("i was wrong", "they were wrong", "it is the opposite"))
+            body = f"{source} {believed} , but {self._clause(domain, label) if draw() < 0.5 else verdict}"
+        if draw() < 0.25:
+            body = f"{choose(_PREFIXES)} , {body}"
+        if draw() < 0.35:
+            aside = choose(domain.asides)
+            body = f"{aside} . {body}" if draw() < 0.6 else f"{body} . {aside}"
+        return body + choose((" .", " .", " !", ""))
 
     def _adjective(self, domain: _Domain, polarity: int) -> str:
         specific, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
-        return self._random.choice(specific if self._random.random() < 0.5 else general)
-
-    def _opinion(self, domain: _Domain, polarity: int) -> str:
-        """Return an adjective of this polarity, or a negated one of the opposite polarity."""
-        if self._random.random() < 0.15:
-            return f"{self._random.choice(_DENIALS)} {self._adjective(domain, 1 - polarity)}"
-        adjective = self._adjective(domain, polarity)
-        return f"{self._random.choice(_INTENSE)} {adjective}" if self._random.random() < 0.5 else adjective
+        return self.random.choice(specific if self.random.random() < 0.5 else general)
 
     def _clause(self, domain: _Domain, polarity: int) -> str:
-        subject = self._random.choice(domain.aspects if self._random.random() < 0.7 else domain.subjects)
-        text = f"{subject} {self._random.choice(_VERBS)} {self._opinion(domain, polarity)}"
-        return f"{text} and {self._opinion(domain, polarity)}" if self._random.random() < 0.2 else text
+        """Return one or two opinions: an adjective of this polarity, or a negated one of the opposite polarity."""
+        choose, draw = self.random.choice, self.random.random
+        text = f"{choose(domain.aspects if draw() < 0.7 else domain.subjects)} {choose(_VERBS)}"
+        opinions: list[str] = []
+        while not opinions or (len(opinions) == 1 and draw() < 0.2):
+            if draw() < 0.15:
+                opinions.append(f"{choose(_DENIALS)} {self._adjective(domain, 1 - polarity)}")
+            else:
+                adjective = self._adjective(domain, polarity)
+                opinions.append(f"{choose(_INTENSE)} {adjective}" if draw() < 0.5 else adjective)
+        return f"{text} {' and '.join(opinions)}"
 
 
 def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:
     """Yield ``rows`` reviews with label 0 (negative) or 1 (positive); equal arguments give equal rows."""
-    writer = _Writer(seed)
+    writer = _Writer(random.Random(seed))
     labels = random.Random(f"labels-{seed}")
     for _ in range(rows):
         label = labels.randrange(2)

@@ -36,6 +36,7 @@ takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
+_new_trainer = partial(trainers.BpeTrainer, show_progress=False)
 _FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule of Unicode treats specially
 
 
@@ -53,41 +54,38 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load or train the tokenizer of a classifier or an embedding model.
 
-    With ``cleaning == "paper"`` the cleaning comes before the tokenizer's own normalizer, once.
-
-    Args:
-        vocab_size: ``model.vocab_size`` of the recipe, which the tokenizer must have. A tokenizer that is trained here
-            may have fewer tokens; see :func:`fitted_recipe`.
+    With ``cleaning == "paper"`` the cleaning comes before the tokenizer's own normalizer, once. A tokenizer that is
+    trained here may have fewer tokens than ``vocab_size``; see :func:`fitted_recipe`.
 
     Raises DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = cleaning_rules.normalizers() if cleaning == "paper" else []
     tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
     normalizer = tokenizer.normalizer
-    if front and not _starts_with_cleaning(_steps(normalizer)):
+    if front and _cleaning_steps(normalizer)[1] is None:
         tokenizer.normalizer = normalizers.Sequence([*front, normalizer] if normalizer is not None else front)
     special_ids(tokenizer, name)
     return tokenizer
 
 
-def _steps(normalizer: normalizers.Normalizer | None) -> list[object]:
-    return list(json.loads(normalizer.__getstate__()).get("normalizers", [])) if normalizer is not None else []
-
-
-def _starts_with_cleaning(steps: list[object]) -> bool:
-    """Return whether a normalizer starts with the cleaning of this version or an earlier one."""
-    fronts = [_steps(normalizers.Sequence(cleaning_rules.normalizers(rules))) for rules in cleaning_rules.VERSIONS]
-    return any(steps[: len(front)] == front for front in fronts)
+def _cleaning_steps(normalizer: normalizers.Normalizer | None) -> tuple[list[object], list[object] | None]:
+    """Return the current cleaning, and the steps behind a normalizer's cleaning of any version; None: it has none."""
+    steps = json.loads(normalizer.__getstate__()).get("normalizers", []) if normalizer is not None else []
+    fronts = [
+        json.loads(normalizers.Sequence(cleaning_rules.normalizers(rules)).__getstate__())["normalizers"]
+        for rules in cleaning_rules.VERSIONS
+    ]
+    is_cleaning = any(steps[: len(front)] == front for front in fronts)
+    return fronts[0], steps[len(cleaning_rules.RULES) :] if is_cleaning else None
 
 
 def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer with the cleaning of an earlier version, if it has one, replaced by the current one."""
-    steps = _steps(tokenizer.normalizer)
-    if not _starts_with_cleaning(steps):
+    current, further_steps = _cleaning_steps(tokenizer.normalizer)
+    if further_steps is None:
         return tokenizer
     document = json.loads(tokenizer.to_str())
-    current = _steps(normalizers.Sequence(cleaning_rules.normalizers()))
-    document["normalizer"]["normalizers"] = [*current, *steps[len(cleaning_rules.RULES) :]]
+    document["normalizer"]["normalizers"] = [*current, *further_steps]
     return Tokenizer.from_str(json.dumps(document))
 
 
@@ -150,10 +148,7 @@ def embedding_rows(tokenizer: Tokenizer) -> int:
 
 
 def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], None]) -> RecipeT:
-    """Return ``recipe`` with the vocabulary size of a tokenizer that was trained for it and has fewer tokens.
-
-    ``note`` is called with a message if the vocabulary changes.
-    """
+    """Return ``recipe`` with the vocabulary size of a tokenizer that was trained for it, and ``note`` a change."""
     size, stated_size = embedding_rows(tokenizer), recipe.model.vocab_size
     if size == stated_size:
         return recipe
@@ -189,11 +184,7 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
 
 
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:
-    """Return the numbers of the special tokens.
-
-    Raises DataError, with the ``name`` of the tokenizer: no padding or unknown token, or texts do not start with a
-    special token.
-    """
+    """Return the numbers of the special tokens. Raises DataError, with the tokenizer's ``name``: one is missing."""
     probe = tokenizer.encode("a")
     model_unknown = getattr(tokenizer.model, "unk_token", None)
     unknown = (model_unknown, *_UNKNOWN_NAMES) if isinstance(model_unknown, str) else _UNKNOWN_NAMES
@@ -281,14 +272,10 @@ def _train_byte_level(
         tokenizer.normalizer = normalizers.Sequence(list(front))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, _trainer(vocab_size, special_tokens, pre_tokenizers.ByteLevel.alphabet()))
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = _new_trainer(vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=letters)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def _trainer(vocab_size: int, special_tokens: list[str], alphabet: list[str]) -> trainers.BpeTrainer:
-    return trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
-    )
 
 
 def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int]:
@@ -316,7 +303,9 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
 
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    learner.train_from_iterator(mapped_words(), _trainer(vocab_size, SPECIAL_TOKENS, list(character.values())))
+    letters_used = list(character.values())
+    trainer = _new_trainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=letters_used)
+    learner.train_from_iterator(mapped_words(), trainer)
     vocabulary: dict[str, int] = {}
     for token, number in sorted(learner.get_vocab().items(), key=lambda item: item[1]):
         if token not in SPECIAL_TOKENS:

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import Vocabulary
-from edgeformer.data.encoding import Encoded, count_values, encode, encode_texts
+from edgeformer.data.encoding import count_values, encode, encode_texts
 from edgeformer.data.prepare import class_stream
 from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, hash_texts
 from edgeformer.data.sources import load_part, load_parts
@@ -46,9 +46,8 @@ class Trimmed:
 class Keeping:
     """Which tokens stay, besides special tokens and those that spell out other words.
 
-    Attributes:
-        first: tokens from the beginning of the vocabulary, used or not; see :func:`trim_tokenizer`.
-        max_used: of the used tokens only so many, by frequency, then by number; None: all used tokens.
+    ``first``: tokens from the beginning of the vocabulary, used or not; see :func:`trim_tokenizer`. ``max_used``: so
+    many of the used tokens, by frequency, then by number; None: all.
     """
 
     first: int = 0
@@ -62,8 +61,6 @@ def trim_to_training(
     config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
     """Read a classifier's training text again, keep its tokens, and measure the effect on the validation text.
-
-    ``trained_on``: set → fingerprint, as recorded by training.
 
     Raises DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
     """
@@ -104,13 +101,11 @@ def trim_to_stream(
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
     """Keep the tokens ``used``, special and added tokens, the unknown token, and what spells out words.
 
-    The rest of the tokenizer (cleaning, splitting, special tokens around a text) does not change, except for the
-    numbers. Stored truncation and padding are turned off.
+    The rest of the tokenizer does not change, except for the numbers. Stored truncation and padding are turned off.
 
     Args:
         frequent: also keep so many tokens from the beginning of the vocabulary, which WordPiece and BPE number by
-            descending frequency in their training text: other texts use them. The thousand ``[unused…]`` tokens of
-            BERT do not count.
+            descending frequency. The ``[unused…]`` tokens of BERT do not count.
 
     Raises DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
     """
@@ -161,22 +156,21 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(original_rows.ids, trimmed.kept)
     unknown = json.loads(original.to_str())["model"].get("unk_token")
-
-    def count_per_row(encoded: Encoded, is_counted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return np.add.reduceat(is_counted.astype(np.int64), encoded.offsets[:-1])
-
     new_unknown = 0
     if unknown in numbers:
-        unknown_before = count_per_row(original_rows, original_rows.ids == numbers[unknown])
-        unknown_after = count_per_row(trimmed_rows, trimmed_rows.ids == trimmed.tokenizer.token_to_id(unknown))
-        new_unknown = int(np.maximum(unknown_after - unknown_before, 0).sum())
+        unknown_ids = numbers[unknown], trimmed.tokenizer.token_to_id(unknown)
+        before, after = (
+            np.add.reduceat(rows.ids == number, rows.offsets[:-1], dtype=np.int64)
+            for rows, number in zip((original_rows, trimmed_rows), unknown_ids, strict=True)
+        )
+        new_unknown = int(np.maximum(after - before, 0).sum())
     return Vocabulary(
         kept=len(trimmed.kept),
         original=max(numbers.values()) + 1,
         coverage=float(is_kept.mean()),
         unknown=new_unknown / len(original_rows.ids),
         # A row is cut as before exactly if all its tokens were kept.
-        changed_rows=int((count_per_row(original_rows, ~is_kept) > 0).sum()),
+        changed_rows=int(np.logical_or.reduceat(~is_kept, original_rows.offsets[:-1]).sum()),
         rows=len(original_rows),
     )
 

@@ -50,14 +50,11 @@ class Unlabelled:
     """Texts to be read.
 
     Attributes:
-        name: of the file, for messages.
-        pairs: the texts are pairs.
         expected: number of rows; None: unknown.
         rows: reads the rows from the start. Raises DataError.
         leave: ends the reading. Returns whether a thread is blocked in a read that may never return.
         source: the file and its columns; None: plain text.
         columns: names of all columns; of JSON Lines the keys of the first record; empty: plain text.
-        delimiter: between the columns of a table.
         bom: the file begins with a byte order mark.
     """
 
@@ -71,10 +68,6 @@ class Unlabelled:
     delimiter: str = ","
     bom: bool = False
 
-    def texts(self) -> Iterator[Text]:
-        """Yield the texts from the start. Raises DataError."""
-        return (row.text for row in self.rows())
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -82,8 +75,8 @@ class Reading:
 
     Attributes:
         parts: of the model's own data, whose columns are looked for; empty: unknown.
-        columns: columns that the user names.
-        format: name of a format in data sections; None: by the file's suffix, and one text per line of standard input.
+        columns: that the user names.
+        format: as in data sections; None: by the file's suffix, and one text per line of standard input.
         single: read single texts even if the file has the columns of a pair.
     """
 
@@ -95,11 +88,7 @@ class Reading:
 
 @contextlib.contextmanager
 def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unlabelled]:
-    """Open the texts of a file or of standard input. Every line of plain text is a text, also an empty line.
-
-    Args:
-        path: None: standard input. Lines are read as they come; a table is copied to a temporary file first.
-        stdin: standard input as bytes.
+    """Open the texts of a file or of standard input (``path`` None). Every line of plain text is a text.
 
     Raises:
         DataError: no such file, or none of its columns can be the text.

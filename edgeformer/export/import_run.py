@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RU
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Encoded, PlainText, Prepared, encode, encode_texts
 from edgeformer.data.rows import Text, label_sets
-from edgeformer.data.sources import imported_data, local_text_parts
+from edgeformer.data.sources import imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
 from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
@@ -327,7 +327,8 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     length = min(published["data"]["sequence_length"], config.max_positions)
     data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
     if options.data is not None:
-        data, notes = local_text_parts(data, options.data)
+        section, notes = local_parts(data, options.data)
+        data = cast("TextConfig", section)
     source: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
     if options.tokenizer is not None:
         source = FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))

@@ -314,7 +314,7 @@ def compare_texts(
         columns = Columns(text=among.column, encoding=among.encoding)
         reading = Reading(location.open_model().data.parts, columns, single=True)
         with unlabelled(among.path, sys.stdin.buffer, reading) as source:
-            ranked_texts = [str(text) for text in source.texts()]
+            ranked_texts = [str(text) for text, *_ in source.rows()]
     artifact_id, answers = predict(location, [*texts, *ranked_texts], artifact, runtime=runtime)
     queries: list[Any] = answers[: len(texts)]  # TextVector: the task's predictions are vectors
     for number, answer in enumerate(queries, start=1):

@@ -96,14 +96,7 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64], data: Any = N
     """Compute accuracy, precision, recall, F1 and loss (paper A, "Loss Function").
 
     With two classes, precision, recall and F1 are those of the second label (SST-2: positive); with more they are
-    macro-averaged. A ratio whose denominator is zero counts as 0.
-
-    Args:
-        logits: [n, C], n ≥ 1.
-        labels: int64 [n] in 0…C−1.
-
-    Raises:
-        ValueError: n is 0.
+    macro-averaged. A ratio whose denominator is zero counts as 0. Logits [n, C], labels [n]. Raises ValueError: n is 0.
     """
     if len(labels) == 0:
         raise ValueError("cannot score an empty set")
@@ -127,12 +120,7 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64], data: Any = N
 
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
-    """The likeliest label of one text or pair.
-
-    Attributes:
-        probabilities: label → probability.
-        loops: loops after which the row exited; None: no early exit.
-    """
+    """The likeliest label of one text or pair. ``loops``: after which the row exited; None: no early exit."""
 
     keys = ("label", "probability", "probabilities", "truncated", "loops")
 

@@ -50,14 +50,7 @@ class EarlyExit:
 
 @dataclass(frozen=True)
 class EarlyExitResult:
-    """Result of early exit at given thresholds over a set of rows or tokens.
-
-    Attributes:
-        loss: mean loss, nats.
-        right: share of right answers; None if it was not recorded.
-        mean_loops: mean number of loops per row or token.
-        share: loop → share that exits there; sums to 1.
-    """
+    """Mean loss (nats), share of right answers (None: not recorded), mean loops, and loop → share that exits there."""
 
     loss: float
     right: float | None
@@ -85,13 +78,9 @@ def first_exits(
 
 
 class ExitRecords:
-    """Records loss, confidence and optional values of every answer at every exit; 12 to 17 bytes per answer.
+    """Records loss, confidence and optional values of every answer at the exits (in rising order).
 
-    Confidence stays in float64, as sessions compare it. Rounded to float32, a value just below a threshold would reach
-    it, and many values just below 1 would equal 1.
-
-    Args:
-        exits: loops that answer, in rising order; remaining rows exit at the last one.
+    Confidence stays in float64, as sessions compare it: rounded to float32, it could reach a threshold.
     """
 
     def __init__(self, exits: Sequence[int]) -> None:
@@ -112,11 +101,7 @@ class ExitRecords:
     ) -> None:
         """Record the answers of the exit ``loop`` to the next rows or tokens, [n] each.
 
-        Args:
-            losses: nats.
-            confidence: top probability.
-            right: whether the likeliest answer is right; None in all calls: not applicable.
-            cosine: cosine of the hidden states before and after the loop; None in all calls: unknown.
+        ``confidence``: top probability. ``cosine``: of the hidden states before and after the loop.
         """
         self._values["losses"][loop].append(losses.astype(np.float32))
         self._values["confidence"][loop].append(confidence.astype(np.float64))
@@ -132,25 +117,14 @@ class ExitRecords:
         return tuple(rule for rule in rules if any(self._values[rule].values()))
 
     def stacked(self, name: Literal["losses", "confidence", "cosine", "right"]) -> NDArray[Any]:
-        """Return recorded values, [exits, n].
-
-        Raises:
-            ValueError: no answers were recorded, or not the same rows at every exit.
-        """
+        """Return recorded values, [exits, n]. Raises ValueError: there are none, or not the same rows at every exit."""
         values = self._values[name]
         if not all(values.values()):
             raise ValueError("nothing was noted, or not at every exit")
         return np.stack([np.concatenate(values[loop]) for loop in self.exits])
 
     def leave(self, thresholds: Mapping[int, float], rule: Rule = "confidence") -> EarlyExitResult:
-        """Let each row exit at the first loop whose value under ``rule`` reaches its threshold.
-
-        Args:
-            thresholds: loop → threshold, see :func:`first_exits`.
-
-        Raises:
-            ValueError: as :meth:`stacked`.
-        """
+        """Let each row exit at the first loop whose value under ``rule`` reaches its threshold."""
         losses = self.stacked("losses")
         first = first_exits(self.exits, self.stacked(rule), thresholds)
         all_rows = np.arange(losses.shape[1])

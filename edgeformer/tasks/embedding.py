@@ -167,12 +167,6 @@ class Embedding(Task):
             "train a recipe with task: classification"
         )
 
-    def local_data(self, data: PairsConfig, folder: Path) -> tuple[PairsConfig, list[str]]:
-        from edgeformer.data.sources import imported_parts
-
-        parts, notes = imported_parts(folder, scored=True)
-        return data.model_copy(update={"parts": parts}), notes
-
     def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
         names = [name for name in ("train",) if name in data.parts]
         names += ["validation", "test"] if data.parts.keys() - {"train"} else []
@@ -180,9 +174,12 @@ class Embedding(Task):
 
     def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
         """Read one set: ``train`` is texts without scores, every other set is flat pairs."""
-        from edgeformer.data.prepare import pair_part, read_pairs, read_texts
+        from edgeformer.data.prepare import read_pairs, read_texts
+        from edgeformer.data.splits import IMPORTED_SETS, missing_set, unknown_set
 
-        part = pair_part(data, name)
+        part = next((part for part in IMPORTED_SETS.get(name, (name,)) if part in data.parts), None)
+        if part is None:
+            raise missing_set(name) if name in IMPORTED_SETS else unknown_set(name, [*IMPORTED_SETS, *data.parts])
         return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
     def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None) -> LabelledTexts:

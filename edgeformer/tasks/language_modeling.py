@@ -21,7 +21,7 @@ from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import Columns, local_text_parts
+from edgeformer.data.sources import Columns
 from edgeformer.data.splits import unknown_set
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import (
@@ -102,12 +102,7 @@ class LanguageScore(Score):
 
 
 class LanguageMeter(Meter):
-    """Sums the losses of all tokens of a set, batch by batch.
-
-    Args:
-        exits: loops with a head, in rising order, including the last loop.
-        records: receives every token at every exit, for thresholds other than those of paper B.
-    """
+    """Sums the losses of all tokens at the exits (in rising order); ``records`` receives every token at every exit."""
 
     def __init__(self, exits: Sequence[int], records: ExitRecords | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
@@ -150,8 +145,7 @@ class LanguageMeter(Meter):
     ) -> None:
         """Count predicted tokens: loop → loss in nats, top probability and cosine of every token, [n] each.
 
-        The confidence of the last loop may be missing: remaining tokens always exit there. Cosines are only recorded.
-        Every batch comes with confidence, or none.
+        The confidence of the last loop may be missing. Every batch comes with confidence, or none.
         """
         self._has_confidence, count = confidence is not None, len(losses[self._exits[-1]])
         self._tokens += count
@@ -231,8 +225,6 @@ class LanguageModeling(Task):
     )
     golden_note = "their number is small"
 
-    local_data = staticmethod(local_text_parts)
-
     def set_name(self, data: TextConfig, split: str, /) -> str:
         """Return the set that ``split`` names; ``test`` that is no set is the first test set, or validation."""
         tests = [part for part in data.parts if part not in ("train", "validation")]
@@ -270,11 +262,6 @@ class LanguageModeling(Task):
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)
-
-    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Return the summed loss of every row, [B]: the logits of all rows would not fit memory."""
-        rows = zip(outputs["logits"], batch["targets"], batch["targets"] != IGNORED, strict=True)
-        return np.array([token_losses(logits[mask], targets[mask]).sum() for logits, targets, mask in rows])
 
     def row_figures(self, answers: Array, rows: TextRows, data: TextConfig) -> Float64s:
         """Return summed loss in nats and number of predicted tokens: [n, 2]."""
@@ -333,10 +320,7 @@ class LanguageModeling(Task):
     ) -> Parity:
         """Compare the largest logits and the log-sum-exp of every token with golden.npz.
 
-        A wrong logit changes one of the two, unless a small logit became even smaller.
-
-        Args:
-            logits: [n, S, V], or [n, s, V] for the last s positions.
+        A wrong logit changes one of the two, unless a small logit became even smaller. ``logits``: [n, ≤ S, V].
         """
         names = [f"{name}_exit{exit_}" for name in ("top_values", "top_indices", "log_sum_exp", "logits_std")]
         missing = [name for name in names if name not in golden]

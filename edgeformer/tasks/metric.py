@@ -28,11 +28,9 @@ class Metric:
 
     Attributes:
         name: key in JSON, such as ``accuracy``.
-        higher_is_better: true for accuracy, false for perplexity.
         places: decimals in a table.
         lowest, highest: range of a limit on it; None: open.
         flag: option of ``profile --search`` that limits it.
-        evaluated_on: name of the data that it is computed on.
         is_share: it is a share of right rows, so the binomial distribution gives its interval.
     """
 
@@ -75,21 +73,14 @@ class Meter(ABC):
 
     @abstractmethod
     def add(self, outputs: Arrays, batch: Arrays) -> None:
-        """Count one batch.
+        """Count one batch from :meth:`Task.batch`.
 
-        Args:
-            outputs: ``logits``; with several exits ``logits_exitN``, or, where logits are too large, ``loss_exitN``
-                and optionally ``confidence_exitN``.
-            batch: inputs and right answers from :meth:`Task.batch`.
+        ``outputs``: ``logits``, of several exits ``logits_exitN``, or ``loss_exitN`` and ``confidence_exitN``.
         """
 
     @abstractmethod
     def score(self, words: int | None = None) -> Score:
-        """Return the score so far. Raises ValueError for an empty set.
-
-        Args:
-            words: number of words in the text, for figures per word.
-        """
+        """Return the score so far; ``words``: of the text, for figures per word. Raises ValueError for an empty set."""
 
     def earlier(self) -> Mapping[int, Score]:
         """Return exit before the last → score, for scores without ``Score.by_exit``."""
@@ -99,11 +90,8 @@ class Meter(ABC):
 class RowsMeter(Meter):
     """Keeps logits and labels of every row, for figures that are no sums over batches, such as F1.
 
-    Args:
-        score_rows: computes a score of logits [n, …] and labels [n, …]. Rows are in the order of their numbers if
-            batches have ``rows``, else in the order of the batches.
-        exits: loops that answer, in rising order; fewer than two: the model has one answer, ``logits``.
-        records: receives the loss and confidence of every class answer at every exit.
+    ``score_rows`` gets logits and labels [n, …], in the order of the row numbers if batches have ``rows``. ``records``
+    receives the loss and confidence of every class answer at every exit.
     """
 
     def __init__(
@@ -144,10 +132,9 @@ class RowsMeter(Meter):
 
 
 def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return −log p(target) of every row or token in nats, float64 [n]; logits [n, V], targets [n] in 0…V−1.
+    """Return −log p(target) of every row or token in nats, float64 [n]; logits [n, V], targets [n].
 
-    Raises:
-        ValueError: a target outside the classes or the vocabulary, such as the padding mark.
+    Raises ValueError: a target is not in 0…V−1.
     """
     if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
         raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")

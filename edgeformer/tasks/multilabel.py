@@ -14,7 +14,6 @@ from typing_extensions import Self
 from edgeformer.artifacts.data_config import DataConfig, Probability
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
-from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import MAX_LABELS, Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio
@@ -117,10 +116,8 @@ def probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 def best_thresholds(confidence: NDArray[np.float64], actual: NDArray[np.bool_]) -> list[float]:
     """Return the threshold with the highest F1 for each label; among equal ones the nearest to 0.5.
 
-    Args:
-        confidence: probabilities [n, C].
-        actual: right labels [n, C]. Labels of fewer than 5 rows, or of all but fewer than 5, keep 0.5: a threshold
-            from so few rows would be chance.
+    ``confidence``, ``actual``: probabilities and right labels, [n, C]. Labels that fewer than 5 rows have, or lack,
+    keep 0.5: a threshold from so few rows would be chance.
     """
     thresholds = []
     for column, present in zip(confidence.T, actual.T, strict=True):
@@ -147,16 +144,9 @@ def score(
     names: Sequence[str],
     thresholds: Mapping[str, float] | None,
 ) -> MultiLabelScore:
-    """Compute micro and macro figures and the loss.
+    """Compute micro and macro figures and the loss of logits and labels (0 or 1) [n, C]. Raises ValueError: n is 0.
 
-    Args:
-        logits: [n, C], n ≥ 1.
-        labels: 0 or 1, [n, C].
-        names: names of the C labels.
-        thresholds: label → threshold; None: the best thresholds on these rows.
-
-    Raises:
-        ValueError: n is 0.
+    ``thresholds``: label → threshold; None: the best thresholds on these rows.
     """
     if not len(labels):
         raise ValueError("cannot score an empty set")
@@ -184,11 +174,7 @@ def score(
 class LabelsPrediction(Prediction):
     """The labels of one text or pair whose probability reaches their threshold, likeliest first.
 
-    Attributes:
-        label: all labels in one string.
-        probability: the highest probability.
-        probabilities: label → independent probability; they do not sum to 1.
-        loops: always None: early exit needs a top probability.
+    ``probabilities`` are independent, and ``probability`` is the highest. There is no early exit: ``loops`` is None.
     """
 
     keys = ("label", "labels", "probability", "probabilities", "truncated", "loops")
@@ -241,13 +227,6 @@ class MultiLabel(Task):
     def metric_of(self, figures: Float64s) -> float:
         return ratio(*figures.sum(axis=0))
 
-    def settled(self, recipe: MultiLabelRecipe, validation: MultiLabelScore) -> MultiLabelRecipe:
-        """Return the recipe with the best thresholds on the validation set if it states none."""
-        if recipe.data.thresholds is not None:
-            return recipe
-        data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
-        return recipe.model_copy(update={"data": data})
-
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
     ) -> list[LabelsPrediction]:
@@ -258,11 +237,6 @@ class MultiLabel(Task):
             names = tuple(reversed(labels))
             predictions.append(LabelsPrediction(text, truncated, ", ".join(names), names, max(row), by_label))
         return predictions
-
-    def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
-        thresholds = recipe.data.effective_thresholds
-        limits = (f"{markdown(label)} from {threshold:.3f} on" for label, threshold in thresholds.items())
-        return [*super().card_lines(recipe), f"**Given at a probability:** {', '.join(limits)}"]
 
 
 TASK = MultiLabel()

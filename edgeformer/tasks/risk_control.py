@@ -51,10 +51,8 @@ class Guarantee:
 
     Attributes:
         thresholds: loop → smallest top probability at which a row exits; empty: no row exits early.
-        lost: newly wrong rows: right with all loops and wrong with early exit.
-        won: newly right rows: wrong with all loops and right with early exit.
-        p_value: p-value of the hypothesis that the score falls by more than ε.
-        level: largest p-value that rejects the hypothesis: δ divided by the number of sequences.
+        lost, won: newly wrong rows (right with all loops and wrong with early exit), and newly right rows.
+        p_value, level: of the hypothesis that the score falls by more than ε; the largest that rejects it.
         shares: share of the rows that exit at each exit.
         stopped_by: ``lost`` and ``won`` of the first candidate of the sequence that was not rejected; None: all were.
     """
@@ -71,17 +69,13 @@ class Guarantee:
 def choose_thresholds(
     exits: Sequence[int], confidence: NDArray[Any], right: NDArray[np.bool_], max_drop: float, risk: float
 ) -> Guarantee | None:
-    """Choose the cheapest thresholds that control the score drop, by Learn then Test.
+    """Choose the cheapest thresholds that control the score drop, by Learn then Test; None: too few rows.
 
     Args:
         exits: loops that answer, in rising order.
-        confidence: top probability of every answer, [exits, n].
-        right: whether the answer is right, [exits, n].
+        confidence, right: top probability of every answer and whether it is right, [exits, n].
         max_drop: ε, the allowed drop of the share of right answers against the last exit.
         risk: δ, the probability that the guarantee is wrong.
-
-    Returns:
-        None if no hypothesis can be rejected: there are too few rows (:func:`rows_needed`).
     """
     sequences = [exits[place:-1] for place in range(len(exits) - 1)]
     level, full, all_rows = risk / len(sequences), right[-1], np.arange(right.shape[1])
@@ -166,10 +160,7 @@ def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right
 
 @lru_cache(maxsize=256)
 def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
-    """Return the exact confidence interval of the share ``hits`` / ``rows`` (Clopper and Pearson, Biometrika 26, 1934).
-
-    ``error``: probability that the interval misses the share, on each side.
-    """
+    """Return the interval of a share that misses it with probability ``error`` on each side (Clopper and Pearson)."""
     # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
 
     def tail(count: int, share: float) -> float:
@@ -209,9 +200,7 @@ def _log_factorials(largest: int) -> NDArray[np.float64]:
 def bootstrap_interval(statistic: Callable[[NDArray[np.int64]], float], rows: int) -> tuple[float, float]:
     """Return a 95 % percentile bootstrap interval of a statistic over rows (Efron and Tibshirani, 1993, section 13.3).
 
-    Args:
-        statistic: computes the statistic of the rows with these numbers, int64 [rows], some of them repeated.
-        rows: number of rows; they are resampled 1,000 times.
+    ``statistic`` gets row numbers, int64 [rows], some of them repeated; there are 1,000 resamples.
     """
     samples = np.random.default_rng(0).integers(0, rows, size=(1000, rows))
     low, high = np.percentile([statistic(numbers) for numbers in samples], [2.5, 97.5])

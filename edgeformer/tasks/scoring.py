@@ -56,15 +56,11 @@ def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] 
 def score_batches(
     run: Run, batches: Iterable[Arrays], meter: Meter, *, warm_up: bool, advance: Callable[[int], None]
 ) -> float:
-    """Run a model on all batches and add its answers to ``meter``.
+    """Add a model's answers to batches from :meth:`Task.batch` to ``meter``. Return seconds in the model alone.
 
     Args:
-        batches: arrays of each call, from :meth:`Task.batch`.
-        warm_up: run the first batch once more, untimed and not counted; the extra run pays for allocations.
+        warm_up: run the first batch once more, untimed and not counted.
         advance: is called with the number of finished rows.
-
-    Returns:
-        Seconds in the model, without tokenizing and padding (paper A, Table 6).
     """
     seconds = 0.0
     for inputs in batches:
@@ -82,10 +78,7 @@ def score_batches(
 def open_validation(
     task: Task, data: Any, reader: TextReader, origin: Origin, progress: Progress, split: str = "validation"
 ) -> tuple[Validation | None, str | None]:
-    """Read the validation split and return a function that scores an artifact on it, or why it cannot be read.
-
-    ``reader``: tokenizer of the model, or of its trimmed vocabulary. ``split``: a test set of imported models.
-    """
+    """Read the validation (or another) split and return a function that scores an artifact on it, or why it cannot."""
     try:
         rows = task.read_set(data, reader, split, origin)
     except (DataError, InputError, MissingDependencyError) as error:
@@ -112,10 +105,7 @@ def max_batch_rows(artifact: ArtifactManifest) -> int | None:
 
 
 def split_calls(run: Run, max_rows: int | None) -> Run:
-    """Return a ``run`` for any number of rows that calls ``run`` with at most ``max_rows`` rows (None: any number).
-
-    All outputs must have one row per input row.
-    """
+    """Return a ``run`` for any number of rows that calls ``run`` with at most ``max_rows`` rows (None: any number)."""
     if max_rows is None:
         return run
 
@@ -151,11 +141,9 @@ def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Some texts and their encoded rows.
+    """Texts, and the rows of the m texts that are not empty.
 
     Attributes:
-        texts: n texts or pairs.
-        encoded: rows of the m texts that are not empty.
         cut: whether each row was longer than the model reads, bool [m].
         places: index of each row's text, int64 [m].
         errors: index → why a text has no row.
@@ -174,16 +162,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class TextPredictor:
-    """Predictions of one model for texts.
-
-    The steps are separate methods, so that each can have its own thread: reading the next texts while a session
-    computes the current ones, and writing the previous predictions.
-
-    Attributes:
-        reader: tokenizer of the model.
-        data: data section of the model, for labels and the length limit.
-        max_rows: rows of one call at most; None: 32.
-    """
+    """Predictions of one model for texts, in three steps that can have a thread each. ``max_rows``: of a call."""
 
     task: Task
     reader: TextReader

@@ -27,7 +27,7 @@ from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.data.tokenization import boundary_id, load_language_tokenizer, load_tokenizer, special_ids
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity
+from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity, token_losses
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -99,11 +99,9 @@ class TextReader:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the data of a trained model comes from.
+    """Where the data of a trained model comes from: set → fingerprint recorded by training; others are refused.
 
-    Attributes:
-        trained_on: set → fingerprint recorded by training. Sets with another fingerprint are refused.
-        as_trained: cut the text as training did. Exported graphs read every document as a row.
+    ``as_trained``: cut the text as training did. Exported graphs read every document as a row.
     """
 
     trained_on: Mapping[str, str] = field(default_factory=dict)
@@ -163,9 +161,7 @@ class Task:
     def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Any:
         """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
 
-        Raises:
-            InputError: no such set, or it has no right answers.
-            DataError: the set cannot be read, or differs from the one of training.
+        Raises InputError (no such set, or ``train``) or DataError (it cannot be read, or differs from training's).
         """
         name = self.set_name(data, split)
         if name == "train":
@@ -191,11 +187,7 @@ class Task:
     def set_texts(self, data: Any, name: str) -> LabelledTexts:
         """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
 
-        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Labels of a language model are 0.
-
-        Raises:
-            DataError: the set cannot be read.
-            InputError: no such set, or the task has no texts.
+        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Raises InputError (no such set), DataError.
         """
         from edgeformer.data.prepare import set_texts
 
@@ -224,17 +216,11 @@ class Task:
     def trim(
         self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
-        """Remove the tokens that the training text does not use, and measure the effect on other text.
-
-        Raises:
-            InputError: the vocabulary of this task's models cannot be trimmed.
-            DataError: the text is missing or differs from that of training, or the tokenizer cannot be trimmed.
-        """
+        """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
         if not self.can_trim:
             raise InputError(
                 "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language "
-                "model's is what it predicts, so without some tokens it is another model, whose perplexity compares "
-                "with nothing"
+                "model's is what it predicts"
             )
         from edgeformer.data.trimming import trim_to_training
 
@@ -243,10 +229,9 @@ class Task:
     def batch(
         self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
     ) -> dict[str, Int64s]:
-        """Return inputs and right answers of the rows ``numbers``, int64 [B, …], padded to the longest row.
+        """Return input_ids, attention_mask [B, S] and labels [B, …] of the rows ``numbers``, padded to the longest.
 
-        By default these are input_ids, attention_mask [B, S] and labels [B, …]. ``pad_to``: pad to this many tokens
-        and count padding as text (reproduces a defect of published code).
+        ``pad_to``: pad to this many tokens and count padding as text (reproduces a defect of published code).
         """
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
 
@@ -273,10 +258,8 @@ class Task:
     ) -> list[Int64s]:
         """Return row numbers of batches of at most ``max_rows`` rows whose outputs fit memory, longest rows first.
 
-        Args:
-            vocabulary: vocabulary size, times the number of exits that answer.
-            losses: the model returns losses instead of logits.
-            first: use only this many rows from the start; None: all.
+        ``vocabulary``: its size, times the exits that answer. ``losses``: the model returns losses instead of logits.
+        ``first``: use only this many rows from the start.
         """
         lengths = rows.lengths[:first]
         if self.unit != "tokens":
@@ -290,23 +273,26 @@ class Task:
     own."""
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        """Return a new meter.
+        """Return a new meter of the answers after the loops ``exits``, in rising order; empty: there is one answer.
 
-        Args:
-            exits: loops that answer, in rising order; empty: the model has one answer.
-            records: receives every answer at every exit, for early exit.
-            data: data section of the model.
+        ``records`` receives every answer at every exit, for early exit.
         """
         records = records if self.has_confidence else None
         return RowsMeter(lambda logits, labels: self.score_rows(logits, labels, data), exits, records)
 
     def settled(self, recipe: Any, validation: Any) -> Any:
-        """Return the recipe with the settings that the validation score of the kept weights decides."""
-        return recipe
+        """Return the recipe with the label thresholds that were best on the validation set, if it states none."""
+        if getattr(recipe.data, "thresholds", validation) is not None:
+            return recipe
+        data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
+        return recipe.model_copy(update={"data": data})
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Return the part of a call's outputs that :meth:`row_figures` needs, [B, …]."""
-        return outputs["logits"]
+        """Return what :meth:`row_figures` needs of a call: logits [B, …], or the summed loss of the tokens of each row."""
+        if self.unit != "tokens":
+            return outputs["logits"]
+        rows = zip(outputs["logits"], batch["targets"], batch["targets"] != IGNORED, strict=True)
+        return np.array([token_losses(logits[mask], targets[mask]).sum() for logits, targets, mask in rows])
 
     row_figures: Callable[[Array, Any, Any], Float64s]
     """Compute figures [n, k] per row (embeddings: per pair) from :meth:`row_answers` of all rows, in their order, the
@@ -366,15 +352,9 @@ class Task:
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
     ) -> Sequence[Prediction]:
-        """Return one prediction per text.
+        """Return one prediction per text or pair. Raises InputError if models of this task make none.
 
-        Args:
-            texts: texts or pairs of texts.
-            answers: ``logits`` [n, C], and ``loops`` [n] if rows could exit early.
-            cut: whether a text was longer than the model reads, [n].
-
-        Raises:
-            InputError: models of this task make no predictions.
+        ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].
         """
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
@@ -396,10 +376,7 @@ class Task:
         return {"logits": references[max(references)], **by_exit}
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
-        """Return the arrays that :meth:`golden_score` compares with. ``references``: exit → torch FP32 logits.
-
-        ``answers`` are those of the run's golden inputs, or of the model that this one was derived from.
-        """
+        """Return the arrays that :meth:`golden_score` compares with: ``answers`` of the run, or torch FP32's logits."""
         return answers
 
     def golden_score(
@@ -411,10 +388,9 @@ class Task:
     def golden_parity(
         self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
-        """Compare :meth:`golden_outputs` of an artifact with the arrays of golden.npz.
+        """Compare :meth:`golden_outputs` of an artifact (decode graphs: of the last positions) with golden.npz.
 
-        Decode graphs may return only the last positions. ``exit_``: loop that answered; None: the only or last one.
-        Raises GoldenError if golden.npz lacks an array, or its shape differs.
+        ``exit_``: loop that answered; None: the only or last one. Raises GoldenError: an array is missing or differs.
         """
         name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
@@ -424,10 +400,9 @@ class Task:
         return self.parity(logits, golden[name], precision, provider)
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Any:
-        """Run a model on the golden inputs and return the logits of all rows.
+        """Run a model on the golden inputs, ``max_rows`` (None: all) at once, and return the logits of all rows.
 
-        It uses as few calls of at most ``max_rows`` (None: any number) rows as possible: INT8 graphs scale activations
-        by the whole batch. Raises GoldenError for a missing input, ArtifactError without an output ``logits``.
+        INT8 graphs scale activations by the whole batch, so calls are as large as possible. Raises ArtifactError.
         """
         inputs = golden.inputs(self.golden_names[0])
         step = max_rows or len(golden)
@@ -510,23 +485,24 @@ class Task:
         if data.balance is not None:
             omitted.append(f"equal numbers of each {data.balance.replace('-and-', ' of each ')}")
         omitted += [f"of the {name} set {amount:,}" for name, amount in data.rows.items()]
-        return [*lines, f"**Only some rows:** {markdown('; '.join(omitted))}"] if omitted else lines
+        if omitted:
+            lines.append(f"**Only some rows:** {markdown('; '.join(omitted))}")
+        if (thresholds := getattr(data, "effective_thresholds", None)) is not None:
+            limits = (f"{markdown(label)} from {threshold:.3f} on" for label, threshold in thresholds.items())
+            lines.append(f"**Given at a probability:** {', '.join(limits)}")
+        return lines
 
 
 def max_call_tokens(task: Task, max_positions: int | None, max_length: int | None) -> int | None:
-    """Return the largest number of tokens in one call of a model; None: unlimited.
-
-    ``max_length``: length to which its texts are truncated. A model that generates text continues beyond it.
-    """
+    """Return the largest number of tokens in one call of a model; None: unlimited. Generation exceeds max_length."""
     truncation = max_length if task.reads_text and not task.writes_text else None
     return min((length for length in (max_positions, truncation) if length is not None), default=None)
 
 
 def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
-    """Make ``count`` different text inputs of shape [batch, seq] without padding, from the golden rows in turn.
+    """Make ``count`` different text inputs of shape [batch, seq] from the golden rows in turn, cut or repeated.
 
-    Rows are cut or repeated. Real text keeps confidence exits and embedding lookups realistic, which zeros or random
-    tokens would falsify. Different buffers in rotation keep a cache from answering instead of the artifact.
+    Real text keeps confidence exits and embedding lookups realistic; different buffers defeat caches.
     """
     rows: list[Tokens] = []
     for row in golden.texts():

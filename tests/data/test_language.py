@@ -13,7 +13,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.batching import text_batch
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
-from edgeformer.data.sources import local_text_parts
+from edgeformer.data.sources import local_parts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import recipe_type
 from edgeformer.tasks import get_task
@@ -197,15 +197,15 @@ def test_files_of_a_folder_are_found_by_name(tmp_path):
     parts = {**dict.fromkeys(("train", "test", "extra"), hub), "validation": [{"kind": "synthetic-reviews", "rows": 5}]}
     config = TextConfig.model_validate({"parts": parts, "mode": "packed", "sequence_length": 32})
     with pytest.raises(DataError, match="no such folder"):
-        local_text_parts(config, tmp_path / "gone")
+        local_parts(config, tmp_path / "gone")
     (tmp_path / "train.txt.xz").write_bytes(lzma.compress(b"a text\n"))
     message = r"no file for part 'validation', which a language model uses; looked for validation\.txt.*train\.txt"
     with pytest.raises(DataError, match=message):
-        local_text_parts(config, tmp_path)
+        local_parts(config, tmp_path)
     (tmp_path / "valid.txt").write_text("a text\n")
     (tmp_path / "test.jsonl").write_text('{"text": "a text"}\n')
     (tmp_path / "test.tsv").write_text("content\na text\n")
-    local, notes = local_text_parts(config, tmp_path)
+    local, notes = local_parts(config, tmp_path)
     sources = {part: sources[0] for part, sources in local.parts.items()}
     assert {part: (Path(s.path).name, s.text, s.label) for part, s in sources.items()} == {
         "train": ("train.txt.xz", "text", None),
