@@ -29,13 +29,7 @@ def prepare_text(
 ) -> Prepared[TextRows]:
     """Read and encode the parts of a recipe, and count the overlap of the other sets with the training set.
 
-    Args:
-        vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
-        cache: folder of encoded sets.
-
-    Raises:
-        DataError: a file, a column or the tokenizer is unusable; a part has no paragraph that is long enough.
-        MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
+    Arguments and errors are those of :func:`~edgeformer.data.prepare.prepare`; a part needs a long paragraph.
     """
     tests = [part for part in config.parts if part not in ("train", "validation")]
     texts: dict[str, list[str]] = {}
@@ -124,12 +118,10 @@ def _long_paragraphs(
     config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None
 ) -> Iterator[str]:
     """Yield the first stripped texts with more than min_characters characters. Raises DataError if there is none."""
-    no_label = {"text_pair": None, "label": None, "label_value": None, "skip_unlabelled": False}
-    plain = [source if source.kind == "synthetic-reviews" else source.model_copy(update=no_label) for source in sources]
     rows_read = long_rows = 0
-    for row in itertools.chain.from_iterable(map(read, plain)):
+    for row in (row for source in sources for row in read(source, with_labels=False)):
         rows_read += 1
-        text = str(row.text).strip()
+        text = (row.text if isinstance(row.text, str) else row.text[0]).strip()
         if len(text) > config.min_characters:
             long_rows += 1
             yield text

@@ -263,12 +263,9 @@ def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
 
 def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     """Read texts without scores; each text of a pair is a row. Raises DataError."""
-    no_label = {"label": None, "label_value": None, "skip_unlabelled": False}
     texts: list[str] = []
-    for source in sources:
-        plain = source if source.kind == "synthetic-reviews" else source.model_copy(update=no_label)
-        for row in read(plain):
-            texts += (row.text,) if isinstance(row.text, str) else row.text
+    for row in (row for source in sources for row in read(source, with_labels=False)):
+        texts += (row.text,) if isinstance(row.text, str) else row.text
     return LabelledTexts.unlabelled(texts)
 
 

@@ -110,6 +110,7 @@ def read(
     *,
     blanks: bool = False,
     skipped: list[str] | None = None,
+    with_labels: bool = True,
 ) -> Iterator[Row]:
     """Stream the rows of a source.
 
@@ -117,12 +118,15 @@ def read(
         labels: label names of the recipe, for hub data sets with the same classes in another order.
         separator, blanks: as in :func:`~edgeformer.data.rows.rows_of`.
         skipped: leave out rows whose text is white space only, and append their places here; None: keep them.
+        with_labels: False: read the texts of all rows only.
 
     Raises:
         DataError: a file, a column or a row is unusable; there is no (labelled) row.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
     name = ""
+    if not with_labels and not isinstance(source, SyntheticSource):
+        source = source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
     if isinstance(source, SyntheticSource):
         rows = synthetic_reviews(source.rows, source.seed)
         if separator is not None:

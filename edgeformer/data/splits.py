@@ -79,7 +79,7 @@ def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
 
 
 def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
-    """Make the sets of the protocol: train, validation, its test set, then the parts that the protocol does not use.
+    """Make the sets of the protocol: train, validation, its test set, then the parts that it does not use.
 
     Raises DataError: a set is empty, there are fewer than 10 rows to train on, or they have one class only.
     """
@@ -190,14 +190,9 @@ def _groups(config: DataConfig, rows: LabelledTexts) -> Int64s:
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
     """Hold out about a tenth of ``texts`` such that no held-out text is a training text or a part of one.
 
-    A plain random tenth measures nothing if a file holds phrases of its own sentences (SST-2): nearly every held-out
-    phrase lies inside a training sentence. So the texts that are in no other text are drawn in random order, and a
-    text is held out when *all* texts that contain it are. Phrases shared with training sentences stay in training. If
-    no text contains another, this is exactly ``int(0.1 n)`` rows at random. If the texts overlap so much that
-    nothing or over a fifth would be held out, it is a plain random tenth.
-
-    Returns:
-        Row numbers of the training rows and of the held-out rows, each in file order.
+    A plain random tenth measures nothing if a file holds phrases of its own sentences (SST-2). So the texts that are in
+    no other text are drawn in random order, and a text is held out when *all* texts that contain it are. If nothing or
+    over a fifth would be held out, it is a plain random tenth. Returns row numbers of both sets, in file order.
     """
     target = len(texts) // 10
     numbers: dict[str, int] = {}

@@ -10,12 +10,10 @@ that is not rejected, so a sequence needs no more than its share of δ (fixed-se
 one sequence per first exit, because an early exit may be useless where a later one is good; the sequences share δ
 evenly. The guarantee covers all rejected candidates at once, so the cheapest of them may be used.
 
-The loss is the difference of two 0/1 losses of the same row, in {−1, 0, 1}. Hoeffding–Bentkus, which uses only the
-range, would need about 15,000 rows for ε = 1 %; an exact binomial bound on the newly wrong rows would ignore the newly
-right ones. The test is therefore the exact unconditional test of paired proportions (Hsueh, Liu and Chen, Biometrics
-57, 2001): the probability of a net loss as small as observed, or smaller, if the score fell by ε. It depends on the
-share of rows whose two answers differ, a nuisance parameter. The p-value is the largest probability within an exact
-confidence interval of that share, plus the error of the interval (Berger and Boos, JASA 89, 1994).
+The loss is the difference of two 0/1 losses of the same row. The test is the exact unconditional test of paired
+proportions (Hsueh, Liu and Chen, Biometrics 57, 2001): the probability of a net loss as small as observed, or smaller,
+if the score fell by ε. It depends on the share of rows whose two answers differ. The p-value is the largest probability
+within an exact confidence interval of that share, plus the error of the interval (Berger and Boos, JASA 89, 1994).
 """
 
 from __future__ import annotations

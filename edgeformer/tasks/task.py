@@ -288,7 +288,7 @@ class Task:
         return recipe.model_copy(update={"data": data})
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Return what :meth:`row_figures` needs of a call: logits [B, …], or the summed loss of the tokens of each row."""
+        """Return what :meth:`row_figures` needs of a call: logits [B, …], or the summed loss of each row [B]."""
         if self.unit != "tokens":
             return outputs["logits"]
         rows = zip(outputs["logits"], batch["targets"], batch["targets"] != IGNORED, strict=True)

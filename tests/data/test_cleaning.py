@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import Sequence
 
-from edgeformer.data.cleaning import RULES, VERSIONS, clean, clean_for_splits, count_words, normalizers
+from edgeformer.data.cleaning import RULES, VERSIONS, clean, count_words, normalizers
 
 NORMALIZER = Sequence(normalizers())
 
@@ -71,7 +71,7 @@ def test_cleaned_text_has_no_repeated_marks_and_single_spaces(text):
 def test_first_version_collapses_ascii_marks_only():
     """Splits and the tokenizers of earlier models depend on it."""
     text = "so…… BAD!!! <br/>！！"
-    assert clean_for_splits(text) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
+    assert clean(text, version=1) == "so…… bad! ！！" == Sequence(normalizers(VERSIONS[1])).normalize_str(text)
 
 
 def test_unfinished_tags_take_linear_time():

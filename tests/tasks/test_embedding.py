@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.scores import Score, merge_rows, read_evaluation
-from edgeformer.data.prepare import pair_part, read_pairs, read_texts
+from edgeformer.data.prepare import read_pairs, read_texts
 from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
 from edgeformer.models import load_recipe
@@ -153,14 +153,14 @@ def test_trimmed_models_are_compared_with_the_vectors_of_the_whole_model() -> No
 
 def test_sets_replace_each_other_but_never_the_training_text(tmp_path: Path) -> None:
     data = pairs_data(tmp_path, train="text\na b\nc\n", test=PAIRS)
-    assert [pair_part(data, name) for name in ("train", "validation", "test")] == ["train", "test", "test"]
+    assert [len(TASK.set_texts(data, name)) for name in ("train", "validation", "test")] == [2, 6, 6]
     with pytest.raises(InputError, match="--split 'sts': no such set; allowed: test, validation"):
-        pair_part(data, "sts")
+        TASK.set_texts(data, "sts")
     with pytest.raises(DataError, match=r"nothing is known of a validation set; .* or give evaluate a file of its own"):
-        pair_part(pairs_data(tmp_path, train="text\na b\nc\n"), "validation")
+        TASK.set_texts(pairs_data(tmp_path, train="text\na b\nc\n"), "validation")
     with pytest.raises(DataError, match=r"nothing is known of its training text; .* --data DIR$"):
-        pair_part(pairs_data(tmp_path, test=PAIRS), "train")
-    assert [*read_texts(data.parts["train"]).texts] == ["a b", "c"]
+        TASK.set_texts(pairs_data(tmp_path, test=PAIRS), "train")
+    assert [*TASK.set_texts(data, "train").texts] == ["a b", "c"]
     assert len(read_texts(data.parts["test"])) == 6
 
 
