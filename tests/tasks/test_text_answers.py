@@ -42,7 +42,7 @@ def test_predict_refuses_texts_that_the_model_does_not_read(monkeypatch: pytest.
     with pytest.raises(InputError, match=message):
         predict(location, [("a", "b")])
     bundle = location.open_bundle()
-    monkeypatch.setattr(bundle, "manifest", bundle.manifest.model_copy(update={"data": data_of(PAIRS)}))
+    monkeypatch.setattr(bundle, "data", data_of(PAIRS))
     monkeypatch.setattr(type(location), "open_bundle", lambda self: bundle)
     with pytest.raises(InputError, match="was trained on pairs of texts; give each text its second one"):
         predict(location, ["a"])
