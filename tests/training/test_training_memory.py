@@ -16,7 +16,6 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.loss import chunked_loss, full_loss
 from edgeformer.models.crt.model import CRT
-from edgeformer.tasks import language_modeling
 from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -49,7 +48,7 @@ def language_recipe(*overrides: str) -> LanguageRecipe:
 def little_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation batches so small that the peak is in training even for tiny models."""
     monkeypatch.setattr(memory, "_VALIDATION_PEAKS", {})
-    monkeypatch.setattr(language_modeling, "EVALUATION_TOKENS", 1)
+    monkeypatch.setattr(task_module, "EVALUATION_TOKENS", 1)
     monkeypatch.setattr(task_module, "EVALUATION_ROWS", 1)
 
 
@@ -155,7 +154,7 @@ def test_cuda_does_not_store_attention_weights(length: int) -> None:
 def test_validation_can_be_the_peak() -> None:
     recipe = language_recipe("training.batch_size=1", "training.checkpointing=cycles", "training.accumulation=1")
     model = CRT(recipe.model).eval()
-    rows = language_modeling.EVALUATION_TOKENS // recipe.data.sequence_length
+    rows = task_module.EVALUATION_TOKENS // recipe.data.sequence_length
     ids = torch.zeros(rows, recipe.data.sequence_length, dtype=torch.int64)
     ledger = MemoryLedger(model.parameters())
     with ledger.recording("activations"), torch.no_grad():
