@@ -20,14 +20,12 @@ def at(run: Path) -> Location:
     return locate(str(run), run.parent)
 
 
-def test_a_classifier_is_scored_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
-    usual = evaluate(at(finished_run), EvaluateOptions("torch")).rows[0]
-    slow = evaluate(at(finished_run), EvaluateOptions("torch", runtime="torch-cpu")).rows[0]
-    assert (usual.provider, slow.provider) == ("torch-cuda", "torch-cpu")
-    assert usual.loss == pytest.approx(slow.loss, rel=1e-4) and usual.accuracy == pytest.approx(slow.accuracy, abs=0.01)
-
-
-def test_a_classifier_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
+def test_a_classifier_is_scored_and_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
+    fast = evaluate(at(finished_run), EvaluateOptions("torch")).rows[0]
+    by_cpu = evaluate(at(finished_run), EvaluateOptions("torch", runtime="torch-cpu")).rows[0]
+    assert (fast.provider, by_cpu.provider) == ("torch-cuda", "torch-cpu")
+    assert fast.loss == pytest.approx(by_cpu.loss, rel=1e-4)
+    assert fast.accuracy == pytest.approx(by_cpu.accuracy, abs=0.01)
     texts = ["a warm and funny film", "dull", "neither good nor bad"]
     usual = predict(at(finished_run), texts, "torch")[1]
     slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]

@@ -13,13 +13,12 @@ import pytest
 from benchmarks.gpu.timing import TINY
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile, shipped_names
-from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, Parity
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.search import SearchOptions
-from edgeformer.bundle import Bundle, seal
+from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import CalibrationOptions, improve
-from edgeformer.inference.verify import record, verify
+from edgeformer.inference.verify import verify
 from edgeformer.measurement.target import find_target
 from edgeformer.run import Location
 from edgeformer.runtimes import default_provider, on_gpu
@@ -126,22 +125,6 @@ def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
     assert report.search is not None and report.search.pick == 0, report.search.reason  # type: ignore[union-attr]
 
 
-def test_what_was_exported_elsewhere_is_recorded_here(bundle: Path) -> None:
-    """As if the bundle came from a machine without this card: its engine was left to be compared."""
-    (engine,) = built(bundle)
-    opened = Bundle.open(bundle)
-    unknown = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="no card")
-    unverified = engine.model_copy(update={"parity": unknown, "score": None, "validation": None})
-    entries = tuple(unverified if entry.id == engine.id else entry for entry in opened.artifacts)
-    seal(bundle, opened.manifest.model_copy(update={"artifacts": entries}))
-    opened = Bundle.open(bundle)
-    recorded = record(opened, verify(opened)).recorded
-    assert recorded is not None and recorded.file is not None, recorded
-    (written,) = recorded.records
-    assert written.status == "verified" and written.compute_capability is not None and "driver" in written.runtime
-    assert written.validation == engine.validation
-
-
 def test_int8_engines_keep_what_their_task_scores(bundle: Path) -> None:
     pytest.importorskip("nncf")
     engines = {engine.precision: engine for engine in built(bundle, int8=True) if engine.role == "full"}
@@ -171,22 +154,6 @@ def test_a_language_model_writes_with_its_engines_what_its_graphs_write(
             decoder.close()
             answers.append(np.stack(logits))
         assert np.allclose(answers[0], answers[1], atol=2e-2 * float(answers[1].std()) + 1e-3), engine.id
-
-
-def test_an_engine_for_another_card_is_refused_with_words(bundle: Path) -> None:
-    (engine,) = built(bundle)
-    assert engine.built_for is not None
-    other = engine.model_copy(update={"built_for": {**engine.built_for, "compute_capability": "1.0"}})
-    reason = why_engine_cannot_run(other)
-    assert reason is not None and "1.0" in reason
-
-
-def test_an_engine_that_was_cut_short_is_no_crash(bundle: Path) -> None:
-    (engine,) = built(bundle)
-    path = bundle / str(engine.file)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ArtifactError):
-        Bundle.open(bundle).session(engine)
 
 
 def test_estimates_for_this_card_are_checked_on_it(bundle: Path, tmp_path: Path) -> None:

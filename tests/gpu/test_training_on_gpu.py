@@ -135,24 +135,26 @@ def learned(folder: Path, *overrides: str) -> list[float]:
     return losses(trained(language(*overrides), folder, f"run-{len([*folder.iterdir()])}"))
 
 
-def test_tf32_is_used_in_steps_and_not_in_scores(tmp_path: Path) -> None:
-    if torch.cuda.get_device_capability() < (8, 0):
+WIDE = ("model.hidden_size=128", "model.ffn_size=512")
+
+
+@pytest.mark.parametrize(
+    ("common", "change", "tolerance"),
+    [
+        (WIDE, "training.tf32=true", 5e-3),
+        ((), "training.pinned_memory=false", 1e-5),
+        ((), "training.optimizer.kernels=foreach", 1e-4),
+        ((), "training.optimizer.kernels=loop", 1e-4),
+    ],
+)
+def test_other_ways_to_compute_learn_the_same(
+    common: tuple[str, ...], change: str, tolerance: float, tmp_path: Path
+) -> None:
+    if common and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("TF32 needs compute capability 8.0")
-    wide = ("model.hidden_size=128", "model.ffn_size=512")
-    exact, cut = learned(tmp_path, *wide), learned(tmp_path, *wide, "training.tf32=true")
-    assert exact != cut and cut == pytest.approx(exact, rel=5e-3)
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_where_batches_come_from_changes_nothing(tmp_path: Path) -> None:
-    usual, waited = learned(tmp_path), learned(tmp_path, "training.pinned_memory=false")
-    assert usual == pytest.approx(waited, rel=1e-5)
-
-
-@pytest.mark.parametrize("kernels", ["foreach", "loop"])
-def test_other_kernels_of_adamw_learn_the_same(kernels: str, tmp_path: Path) -> None:
-    fused, other = learned(tmp_path), learned(tmp_path, f"training.optimizer.kernels={kernels}")
-    assert other == pytest.approx(fused, rel=1e-4)
+    exact, actual = learned(tmp_path, *common), learned(tmp_path, *common, change)
+    assert actual == pytest.approx(exact, rel=tolerance) and (exact != actual or common != WIDE)
+    assert torch.get_float32_matmul_precision() == "highest"  # in scores
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

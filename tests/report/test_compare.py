@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,10 +14,9 @@ from typer.testing import CliRunner
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import LEAKS
-from edgeformer.artifacts.report import Latency, Row
+from edgeformer.artifacts.report import Latency
 from edgeformer.cli.app import app
 from edgeformer.report.compare import (
-    Record,
     compare_reports,
     format_comparison,
     format_pairs,
@@ -62,11 +60,9 @@ class TestReports:
             (1, 128, "only in one report"), (8, 128, "faster"), (1, 64, "only in one report"),
         ]  # fmt: skip
         assert rows[1]["ratio"] == pytest.approx(1 / 9)
-
-    def test_rows_of_several_thread_counts_are_matched_by_threads(self) -> None:
-        rows = made_row(measured(40.0), threads=1), made_row(measured(20.0), threads=2)
-        compared = compare_reports(made_report(*rows), made_report(*reversed(rows)))["rows"]
-        assert [(row["threads"], row["ratio"]) for row in compared] == [(1, 1.0), (2, 1.0)]
+        pair = made_row(measured(40.0), threads=1), made_row(measured(20.0), threads=2)
+        rows = compare_reports(made_report(*pair), made_report(*reversed(pair)))["rows"]
+        assert [(row["threads"], row["ratio"]) for row in rows] == [(1, 1.0), (2, 1.0)]
 
     def test_different_machines_are_noted(self) -> None:
         other = made_report(host={"cpu": "Another CPU", "threads": 4, "versions": {"onnxruntime": "1.20"}})
@@ -107,59 +103,31 @@ class TestReports:
             assert message in str(error)
 
 
-@pytest.fixture
-def bundles(tmp_path: Path) -> list[Location]:
-    """Two bundles without reports."""
-    for name in ("first", "second"):
-        shutil.copytree(OLD, tmp_path / name)
-    return [Location(None, tmp_path / name) for name in ("first", "second")]
-
-
-def write_rows(location: Location, name: str, *rows: Row, day: int = 25, host: dict[str, Any] = HOST) -> None:
-    report = made_report(*rows, host=host, created=f"2026-11-{day}T00:00:00+00:00")
+def test_times_of_runs_name_unusual_providers_and_other_machines(tmp_path: Path) -> None:
+    location = Location(None, Path(shutil.copytree(OLD, tmp_path / "bundle")))
+    board, steady = {**HOST, "cpu": "A small board"}, {"threads": 2}
+    cuda = made_row(measured(1.0), provider="CUDAExecutionProvider")
+    openvino = made_row(measured(5.0), provider="openvino-cpu", **steady)
+    cold = made_row(measured(700.0), phase="cold", **steady)
+    newest = (made_row(measured(9.0), **steady), openvino, cuda, made_row(estimated(), "device"), cold)
     location.reports.mkdir(exist_ok=True)
-    write_json(location.reports / f"{name}.json", report)
-
-
-def timed(p50: float, **facts: Any) -> Row:
-    return made_row(measured(p50), **{"threads": 2, **facts})
-
-
-def times(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name.endswith("_p50_ms")}
-
-
-class TestTimesOfRuns:
-    def test_unusual_provider_is_named(self, bundles: list[Location]) -> None:
-        rows = [timed(9.0), timed(5.0, provider="openvino-cpu"), timed(3.0, provider="openvino-cpu-bf16")]
-        rows.append(timed(1.0, provider="CUDAExecutionProvider", threads=None))
-        write_rows(bundles[0], "host", *rows, made_row(estimated(), "device"), timed(700.0, phase="cold"))
-        (record,) = run_records(bundles[:1])
-        assert times(record) == {
-            "onnx-fp32_1x128_p50_ms": 9.0,
-            "onnx-fp32_1x128_openvino-cpu_p50_ms": 5.0,
-            "onnx-fp32_1x128_openvino-cpu-bf16_p50_ms": 3.0,
-            "onnx-fp32_1x128_CUDAExecutionProvider_p50_ms": 1.0,
-        }
-
-    def test_reports_of_another_machine_are_left_out_and_named(self, bundles: list[Location]) -> None:
-        write_rows(bundles[0], "older", timed(20.0), day=24)
-        write_rows(bundles[0], "host", timed(9.0), timed(8.0, batch=2), day=26)
-        board = {**HOST, "cpu": "A small board"}
-        write_rows(bundles[0], "other", timed(7.0), timed(6.0, batch=4), day=25, host=board)
-        (record,) = run_records(bundles[:1])
-        assert times(record) == {"onnx-fp32_1x128_p50_ms": 9.0, "onnx-fp32_2x128_p50_ms": 8.0}
-        assert record["measured_on"] == "Some CPU"
-        assert record["reports_left_out"] == "other.json, of A small board with 2 cores (Linux)"
-        assert "reports left out" in format_comparison([record], "plain")
-
-    def test_temporary_files_of_killed_processes_are_ignored(self, bundles: list[Location]) -> None:
-        (record,) = run_records(bundles[:1])
-        assert times(record) == {} and "measured_on" not in record and record["parameters"] > 0
-        write_rows(bundles[0], "host", timed(9.0))
-        write_rows(bundles[0], ".other.json.abc.tmp", timed(30.0), day=26)
-        (record,) = run_records(bundles[:1])
-        assert times(record) == {"onnx-fp32_1x128_p50_ms": 9.0}
+    for name, day, host, rows in (
+        ("older", 24, HOST, (made_row(measured(20.0), **steady),)),
+        ("other", 25, board, (made_row(measured(7.0), **steady), made_row(measured(6.0), batch=4, **steady))),
+        ("host", 26, HOST, newest),
+        (".host.json.x.tmp", 27, HOST, (made_row(measured(1.5), **steady),)),  # of a killed process
+    ):
+        report = made_report(*rows, host=host, created=f"2026-11-{day}T00:00:00+00:00")
+        write_json(location.reports / f"{name}.json", report)
+    (record,) = run_records([location])
+    assert {name: value for name, value in record.items() if name.endswith("_p50_ms")} == {
+        "onnx-fp32_1x128_p50_ms": 9.0,
+        "onnx-fp32_1x128_openvino-cpu_p50_ms": 5.0,
+        "onnx-fp32_1x128_CUDAExecutionProvider_p50_ms": 1.0,
+    }
+    assert record["measured_on"] == "Some CPU"
+    assert record["reports_left_out"] == "other.json, of A small board with 2 cores (Linux)"
+    assert "reports left out" in format_comparison([record], "plain")
 
 
 class TestScoresOfRuns:

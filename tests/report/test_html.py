@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.report import Latency, Memory, Report
-from edgeformer.report.context import estimate_note
 from tests.report.made_reports import (
-    CHECKED_ON_CPU,
     estimated,
     html_of,
     made_report,
@@ -125,15 +123,6 @@ def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     ]  # fmt: skip
 
 
-def test_applicable_error_record_is_stated_without_caveat() -> None:
-    subset = CHECKED_ON_CPU.model_copy(update={"applies": True, "why_not": None})
-    text = html_of(made_report(estimate_evidence=(subset,), estimated_for="cpu"))
-    assert "12 cases on Some CPU, 2026-11-21: median error of a time 15.0%, worst 41.0%" in text
-    assert "never checked" not in text
-    words = estimate_note(made_report(estimate_evidence=(), estimated_for="cpu", device_title="A board"))
-    assert words == "estimated, not measured; never checked on A board"
-
-
 def test_pictures_take_every_colour_from_the_style_sheet(text: str) -> None:
     pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
     assert len(pictures) == 5
@@ -165,26 +154,15 @@ def test_without_matplotlib_the_page_has_tables_and_says_why(monkeypatch: pytest
     assert any("20.0 ms" in cells for _, cells in Page(text).rows)
 
 
-@pytest.mark.parametrize("empty", ["rows", "checks"])
-def test_page_says_what_is_missing(empty: str) -> None:
-    changes: dict[str, dict[str, object]] = {
-        "rows": {"rows": (), "sizes": (), "verdict": {"status": "unknown", "checks": ()}},
-        "checks": {"verdict": {"status": "unknown", "checks": ()}},
-    }
-    text = html_of(made_report(**changes[empty]))
-    Page(text)
-    expected = {
-        "rows": "no time was measured",
-        "checks": "Nothing was checked",
-    }
-    assert expected[empty] in text
-
-
-def test_unsplit_size_is_not_shown_as_zero_embeddings() -> None:
+def test_page_says_what_is_missing() -> None:
+    unchecked: dict[str, object] = {"status": "unknown", "checks": ()}
     unknown = {"artifact": "onnx-fp32", "embeddings": 0, "block": 0, "heads": 0, "other": 20 * 2**20}
-    text = html_of(made_report(sizes=(unknown,)))
+    text = html_of(made_report(verdict=unchecked, sizes=(unknown,)))
+    assert "Nothing was checked" in text and "what the bytes of onnx-fp32 are for" in text
     assert 'id="parts"' not in text, "a table of zeros would say that there are no embeddings"
-    assert "what the bytes of onnx-fp32 are for" in text
+    empty = html_of(made_report(verdict=unchecked, sizes=(), rows=()))
+    Page(empty)
+    assert "no time was measured" in empty
 
 
 @pytest.fixture(scope="module")

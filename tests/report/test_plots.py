@@ -110,13 +110,9 @@ LONG_NAME = "a_run_that_is_named_after_every_setting_in_its_recipe_" * 4
 
 
 @pytest.mark.parametrize(
-    "title",
-    [
-        "small · from $1 to $2 \x1b[31m",
-        f"{LONG_NAME} {LONG_TITLE}",
-    ],
+    ("title", "panels", "size"),
+    [("small · from $1 to $2 \x1b[31m", 1, (7.0, 3.6)), (f"{LONG_NAME} {LONG_TITLE}", 4, (17.5, 4.1))],
 )
-@pytest.mark.parametrize(("panels", "size"), [(1, (7.0, 3.6)), (4, (17.5, 4.1))])
 def test_figure_grows_with_the_lines_of_its_title(
     title: str, panels: int, size: tuple[float, float], tmp_path: Path, figures: list[Figure]
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from edgeformer.report.tables import (
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks, get_task
 from edgeformer.tasks.language_modeling import LanguageScore
-from tests.cli.run_cli import edgeformer
 from tests.report.made_reports import rendered
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
@@ -111,29 +108,11 @@ def early_exit_row(threshold: float | None, share: float, **changes: Any) -> Ear
     return row.model_copy(update=changes)
 
 
-class TestEarlyExit:
-    def text(self, *rows: EarlyExitRow) -> str:
-        return rendered(early_exit_table("mine", rows))
-
-    def test_thresholds_loops_and_shares(self) -> None:
-        text = self.text(early_exit_row(None, 1.0), early_exit_row(0.9, 0.25), early_exit_row(0.1, 1.0, rule="cosine"))
-        assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
-        assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
-
-    @pytest.fixture
-    def run(self, tmp_path: Path) -> Path:
-        return Path(shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "classifier-v1"))
-
-    def test_command_prints_it(self, run: Path, tmp_path: Path) -> None:
-        arguments = ("evaluate", "--artifact", "onnx-fp32-step", "--threshold", "0.55")
-        outcome = edgeformer(*arguments, cwd=tmp_path)
-        assert outcome.code == 0, outcome.err
-        assert "early exit" in outcome.out and "0.55" in outcome.out
-        document = json.loads(edgeformer(*arguments, "--json", cwd=tmp_path).out)
-        assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 40), (1, 40)]
-        thresholds = [row["threshold"] for row in document["early_exit"]]
-        assert 0.55 in thresholds and thresholds == sorted(thresholds)
-        assert all(row["accuracy"] is not None and row["perplexity"] is None for row in document["early_exit"])
+def test_thresholds_loops_and_shares_of_early_exit() -> None:
+    rows = (early_exit_row(None, 1.0), early_exit_row(0.9, 0.25), early_exit_row(0.1, 1.0, rule="cosine"))
+    text = rendered(early_exit_table("mine", rows))
+    assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
+    assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
 
 
 def test_calibration_shows_its_cases_and_its_error() -> None:

@@ -27,7 +27,6 @@ from edgeformer.runtimes.tensorrt.engine import (
     BuiltEngine,
     build_engine,
     graph_bytes,
-    read_listing,
     why_engine_rejected,
 )
 from edgeformer.tasks.scoring import max_batch_rows
@@ -188,10 +187,6 @@ class TestRealEngine:
             path.write_bytes(damaged)
             expect(ArtifactError, r"x\.onnx: truncated, damaged, or not an ONNX graph")
         changed = onnx.load_from_string(content)
-        del changed.graph.initializer[1]
-        onnx.save(changed, path)
-        expect(ArtifactError, r"not an ONNX graph \(MatMul .*was not registered")
-        changed = onnx.load_from_string(content)
         changed.graph.node[1].op_type = "NoSuchOperator"
         onnx.save(changed, path)
         expect(EdgeformerError, "parser does not take this graph: NoSuchOperator")
@@ -206,6 +201,7 @@ class TestRealEngine:
 class TestBuilder:
     """Engines of the committed runs' graphs."""
 
+    @pytest.mark.slow
     def test_step_and_decode_engines(self, tmp_path: Path) -> None:
         folder = shutil.copytree(OLD / "language-v1" / "bundle", tmp_path / "bundle")
         (folder / "engines").mkdir()
@@ -228,6 +224,7 @@ class TestBuilder:
         assert step.engine is not None and step.engine.weight_bytes is not None
         assert step.parity is not None and "verify --write" in str(step.parity.reason)
 
+    @pytest.mark.slow
     def test_trimmed_and_int8_engines(self, tmp_path: Path) -> None:
         """INT8 is quantised for TensorRT, with NNCF."""
         pytest.importorskip("nncf")
@@ -271,7 +268,3 @@ class TestBuilder:
 def test_size_and_warnings_decide(changes: dict[str, object], size_bytes: int, message: str | None) -> None:
     reason = why_engine_rejected(ENGINE.model_copy(update=changes), size_bytes, "fp16")
     assert reason is None if message is None else message in str(reason)
-
-
-def test_unknown_formats_of_the_log_are_no_guess() -> None:
-    assert read_listing("Layers:\nsomething in another format") == {}

@@ -18,6 +18,7 @@ from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.report import Candidate, Search
+from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -28,6 +29,7 @@ from edgeformer.run import locate
 from edgeformer.runtime_preference import FILE, FastestRuntimes, load_fastest, save_fastest
 from edgeformer.runtimes import (
     OpenOptions,
+    cannot_run,
     library_versions,
     opener_of,
     provider_facts,
@@ -36,7 +38,7 @@ from edgeformer.runtimes import (
 from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.system.host import cpu_name, default_threads
+from edgeformer.system.host import default_threads
 from tests.runtimes.test_openvino_rotation import kernels_of
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 from tests.test_old_format import OLD
@@ -71,7 +73,7 @@ def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
 def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
     (entry,) = tiny.artifacts
-    assert "package: openvino is not installed" in str(tiny.cannot_run(entry, CPU)) and tiny.cannot_run(entry) is None
+    assert "package: openvino is not installed" in str(cannot_run(entry, CPU)) and cannot_run(entry) is None
     assert requested_providers(entry, "all") == ("CPUExecutionProvider",)
     with pytest.raises(MissingDependencyError, match=r"openvino is not installed .*\[openvino\]"):
         tiny.session(entry, OpenOptions(CPU))
@@ -116,50 +118,35 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
 def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(OLD / "classifier-v1", run)
-    location = locate(str(run), run.parent)
+    location, usual = locate(str(run), run.parent), default_threads()
     assert load_fastest(location) == {}
-    choice = FastestRuntimes(
-        processor=cpu_name(), bundle=location.open_bundle().contents.fingerprint, device="host", created="now",
-        threads=default_threads(), versions=library_versions(), providers={"onnx-fp32": CPU},
-    )  # fmt: skip
-    location.reports.mkdir(exist_ok=True)
-    write_json(location.reports / FILE, choice)
-    assert load_fastest(location) == {"onnx-fp32": CPU}
+    common: dict[str, Any] = {
+        "artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1, "score": 0.9,
+        "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True, "stable": True,
+    }  # fmt: skip
+    by_onnx, by_openvino = ("CPUExecutionProvider", usual), (CPU, usual)
+    for times, fastest in (
+        ({by_onnx: 2.0, by_openvino: 1.0}, CPU),
+        ({by_onnx: 1.0, by_openvino: 2.0, (CPU, usual + 1): 0.5}, "CPUExecutionProvider"),  # with other threads
+        ({by_onnx: 2.0, by_openvino: 1.0}, CPU),
+    ):
+        choices = tuple(Candidate(provider=p, threads=n, latency_ms=ms, **common) for (p, n), ms in times.items())
+        search = Search(
+            metric="accuracy", bound=None, minimize="latency", candidates=choices, pick=len(choices) - 1, reason=""
+        )
+        save_fastest(SimpleNamespace(search=search, device="host", created="now"), location)  # type: ignore[arg-type]
+        assert load_fastest(location) == {"onnx-fp32": fastest}
     with open_predictor(location, "onnx-fp32") as model:
         assert model.provider == CPU
     bundle = location.open_bundle()
     bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "a recorded reason"}))
     assert load_fastest(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
-    libraries = {**library_versions(), "openvino": "another one"}
-    another = ({"processor": "another one"}, {"bundle": "another one"}, {"threads": 64}, {"versions": libraries})
-    of_earlier_versions = ({"bundle": None}, {"threads": None}, {"versions": None})
-    for other in (*another, *of_earlier_versions):
-        write_json(location.reports / FILE, choice.model_copy(update=other))
+    choice = read_manifest(FastestRuntimes, location.reports / FILE)
+    libraries = {**library_versions(), "openvino": "another"}
+    changes = ({"processor": "another"}, {"bundle": "another"}, {"threads": 64}, {"versions": libraries})
+    for change in (*changes, {"bundle": None}, {"threads": None}, {"versions": None}):  # the last: earlier versions
+        write_json(location.reports / FILE, choice.model_copy(update=change))
         assert load_fastest(location) == {}
-
-
-@NEEDS_OPENVINO
-def test_what_other_threads_were_fastest_with_is_not_remembered(tmp_path: Path) -> None:
-    run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(OLD / "classifier-v1", run)
-    location, usual = locate(str(run), run.parent), default_threads()
-    common = {"artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1}
-    common |= {"score": 0.9, "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True}
-    common |= {"stable": True}
-
-    def search(*times: tuple[str, int, float]) -> SimpleNamespace:
-        choices = tuple(
-            Candidate(provider=name, threads=threads, latency_ms=ms, **common) for name, threads, ms in times
-        )
-        picked: dict[str, Any] = {"candidates": choices, "pick": len(choices) - 1, "reason": ""}
-        result = Search(metric="accuracy", bound=None, minimize="latency", **picked)
-        return SimpleNamespace(search=result, device="host", created="now")
-
-    save_fastest(search(("CPUExecutionProvider", usual, 2.0), (CPU, usual, 1.0)), location)
-    assert load_fastest(location) == {"onnx-fp32": CPU}
-    usually = ("CPUExecutionProvider", usual, 1.0), (CPU, usual, 2.0)
-    save_fastest(search(*usually, (CPU, usual + 1, 0.5)), location)
-    assert load_fastest(location) == {"onnx-fp32": "CPUExecutionProvider"}
 
 
 @NEEDS_OPENVINO
@@ -184,6 +171,7 @@ def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> No
                 session.run(broken)
 
 
+@pytest.mark.slow
 @NEEDS_OPENVINO
 def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     """In a process of its own, whose home is empty and in which opening a connection ends it."""

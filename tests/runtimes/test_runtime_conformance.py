@@ -182,12 +182,6 @@ def test_a_broken_package_is_named(
         registry._announced.cache_clear()
 
 
-def test_a_package_that_is_on_the_path_twice_is_one(reference: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REFERENCE / "."))
-    registry._announced.cache_clear()
-    assert [runtime.name for runtime in all_runtimes()].count("reference") == 1
-
-
 def test_provider_helpers_ask_whoever_knows(reference: Runtime) -> None:
     assert runtimes.provider_facts("CPUExecutionProvider").label == "CPU"
     assert [runtimes.provider_facts(name).label for name in ("onnx-reference", "torch-cpu", "else")] == [

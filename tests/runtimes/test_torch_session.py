@@ -65,27 +65,13 @@ def test_other_inputs_optional_ones_and_several_outputs() -> None:
     np.testing.assert_array_equal(placed["moved"], 2 * ids)
 
 
-@pytest.mark.parametrize(("card", "provider", "kind"), [
-    (False, None, "cpu"), (True, None, "cuda"), (True, "torch-cpu", "cpu"), (True, "torch-cuda", "cuda"),
-    (False, "torch-cpu", "cpu"),
-])  # fmt: skip
-def test_a_run_is_computed_on_a_card_where_there_is_one(
-    card: bool, provider: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_computed_on_a_card_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeformer.runtimes.torch import RUNTIME
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
-    assert RUNTIME.device(provider) == kind
-
-
-@pytest.mark.parametrize(
-    ("provider", "message"), [("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")]
-)
-def test_what_torch_cannot_compute_with_is_refused(
-    provider: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edgeformer.runtimes.torch import RUNTIME
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=f"--runtime {provider}: .*{message}"):
-        RUNTIME.device(provider)
+    for has_card, kinds in ((True, ("cuda", "cpu", "cuda")), (False, ("cpu", "cpu"))):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_card=has_card: has_card)
+        providers = (None, "torch-cpu", "torch-cuda")[: len(kinds)]
+        assert tuple(map(RUNTIME.device, providers)) == kinds
+    for provider, message in (("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")):
+        with pytest.raises(InputError, match=f"--runtime {provider}: .*{message}"):
+            RUNTIME.device(provider)

@@ -138,7 +138,7 @@ def test_page_answers_as_predict_does(confident: tuple[Path, Path], tab: Tab) ->
     assert tab.complaints == []
 
 
-def test_other_artifacts_answer_as_predict_does(site: Path, tab: Tab) -> None:
+def test_other_artifacts_answer_as_predict_does_and_nothing_else_is_requested(site: Path, tab: Tab) -> None:
     """Exits, a trimmed vocabulary with its own tokenizer, FP16."""
     text = SENTENCES[0]
     with served(site) as address:
@@ -147,6 +147,9 @@ def test_other_artifacts_answer_as_predict_does(site: Path, tab: Tab) -> None:
             prediction: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-4)
         assert "no label" in answer(tab, "onnx-fp32", "  ")["message"]
+        assert all(request.startswith((address, "blob:", "data:")) for request in tab.requests)
+        assert tab.run("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
+        assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
 def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
@@ -243,16 +246,6 @@ def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -
         report = measure(tab, ["onnx-int8-exit2"], "16")
     assert {row.latency_ms.status for row in report.rows} == {"measured"}
     assert report.subject is not None and report.subject.task == "language-modeling"
-
-
-def test_page_requests_its_own_files_only(site: Path, tab: Tab) -> None:
-    with served(site) as address:
-        tab.open(address)
-        answer(tab, "onnx-fp32", "fine")
-        assert all(request.startswith((address, "blob:", "data:")) for request in tab.requests)
-        blocked = "fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')"
-        assert tab.run(blocked) == "refused"
-        assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
 def test_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None:
