@@ -161,12 +161,6 @@ def test_the_api_docs_list_every_option_with_its_default() -> None:
         assert documented == expected, call
 
 
-def test_a_path_outside_of_the_clone_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match="the shipped device profile 'rtx4050' is used"):
-        edgeformer.plan("quickstart", "profiles/rtx4050.yaml")
-
-
 def test_wrap_and_export_an_onnx_file(tmp_path: Path) -> None:
     bundle = edgeformer.wrap(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
     assert bundle.verify().exit_code == 0

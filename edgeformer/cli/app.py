@@ -120,7 +120,9 @@ def _report(message: str, exit_code: int) -> None:
 
     from edgeformer.cli.console import Terminal
 
-    Terminal(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/bold red] {escape(message)}")
+    Terminal(emoji=False, stderr=True, highlight=False, soft_wrap=True).print(
+        f"[bold red]error:[/bold red] {escape(message)}"
+    )
     if "--json" in sys.argv[1:]:
         try:
             print(json.dumps({"error": message, "exit_code": exit_code}, ensure_ascii=False), flush=True)

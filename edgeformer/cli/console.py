@@ -14,10 +14,7 @@ from edgeformer.artifacts.units import visible
 
 
 class Terminal(Console):
-    """rich's console, which shows control characters of a text as signs and ``:b:`` as plain text."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"emoji": False, **options})
+    """rich's console, which shows control characters of a text as signs; with ``emoji=False``, ``:b:`` is text."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

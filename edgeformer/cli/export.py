@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 from typer import Option
@@ -13,9 +13,6 @@ from typer import Option
 from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
 from edgeformer.cli import options as opt
 from edgeformer.cli.options import advanced
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.manifest import BundleManifest
 
 
 def command(
@@ -74,6 +71,7 @@ def command(
       edgeformer export recurrent_sst2_fast-001 --int8 --vocab-trim --json
     """
     from edgeformer.artifacts.documents import own_profiles
+    from edgeformer.artifacts.files import whole
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
@@ -110,14 +108,27 @@ def command(
             profiles=own_profiles(artifacts),
         )
         bundle = export(folder if wrapped else folder.parent, options, progress)
+        from edgeformer.report.canvas import NO_PICTURE
         from edgeformer.report.plots import draw_bundle
+        from edgeformer.report.tables import artifact_table
 
         picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
     if as_json:
         facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         opt.print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
     else:
-        _print_bundle(folder, bundle, picture)
+        console = opt.stdout()
+        console.print(artifact_table(bundle))
+        if bundle.leaks:
+            console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
+        for note in bundle.notes:
+            say(f"note   {note}")
+        if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
+            say(f"kept   {', '.join(kept)}")
+        say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
+        name = folder if bundle.wrapped is not None else whole(folder).parent.name
+        leak = " --allow-leak" if bundle.leaks else ""
+        say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}")
     # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
@@ -163,23 +174,3 @@ def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
     selected = [flag for flag in (flags[via], "--trt" if trt else None) if flag is not None]
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))
-
-
-def _print_bundle(folder: Path, bundle: BundleManifest, picture: Path | None) -> None:
-    from edgeformer.artifacts.files import whole
-    from edgeformer.cli.console import say
-    from edgeformer.report.canvas import NO_PICTURE
-    from edgeformer.report.tables import artifact_table
-
-    console = opt.stdout()
-    console.print(artifact_table(bundle))
-    if bundle.leaks:
-        console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
-    for note in bundle.notes:
-        say(f"note   {note}")
-    if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
-        say(f"kept   {', '.join(kept)}")
-    say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
-    run = folder if bundle.wrapped is not None else whole(folder).parent.name
-    leak = " --allow-leak" if bundle.leaks else ""
-    say(f"next   edgeformer profile {run} --device {bundle.target or 'host'}{leak}")

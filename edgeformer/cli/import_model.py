@@ -16,11 +16,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    pass
-
-
 @app.command("crt")
 def crt(
     path: Path = Argument(..., metavar="PATH", help="A checkpoint: .pt, .pth, .bin or .safetensors."),

@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -131,7 +132,7 @@ def stdout() -> Console:
     """Return the console for tables and results; in a pipe, tables have a fixed width."""
     from edgeformer.cli.console import Terminal  # not needed for --json
 
-    return Terminal(width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
+    return Terminal(emoji=False, width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
 def print_json(document: BaseModel | dict[str, Any]) -> None:
@@ -212,7 +213,10 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
         return locate(first, artifacts), words[1:]
     except ArtifactError:
         can_name = first != "" and not any(character.isspace() for character in first)
-        has_texts = len(words) >= 2 or _stdin_has_input()
+        has_texts = len(words) >= 2
+        with suppress(OSError, ValueError):  # stdin is closed; the null device is neither a pipe nor a file
+            status = os.fstat(sys.stdin.fileno())
+            has_texts |= stat.S_ISFIFO(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size > 0)
         exists = can_name and (os.path.exists(first) or os.path.exists(artifacts / first))  # noqa: PTH110
         if exists or (has_texts and can_name and ("/" in first or "\\" in first)):
             raise
@@ -227,15 +231,6 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
                 f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if it is a text: {example}"
             ) from None
     return locate(None, artifacts), words
-
-
-def _stdin_has_input() -> bool:
-    """Return whether standard input is a pipe or a non-empty file (not the null device, not closed)."""
-    try:
-        status = os.fstat(sys.stdin.fileno())
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISFIFO(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size > 0)
 
 
 def onnx_options(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -11,11 +11,6 @@ from typer import Argument, Option
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli import options as opt
 from edgeformer.cli.options import advanced
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.report import Report
-    from edgeformer.benchmark.profile import ProfileOptions
-    from edgeformer.run import Location
 
 Minimize = Literal["latency", "size", "memory", "energy"]
 Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the score on validation, e.g. 0.91.")]
@@ -89,12 +84,13 @@ def command(
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
-    from edgeformer.benchmark.profile import ProfileOptions, judge_report
+    from edgeformer.benchmark.profile import ProfileInterrupted, ProfileOptions, judge_report, profile_bundle
     from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
-    from edgeformer.report.documents import print_report
+    from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.run import locate
+    from edgeformer.runtime_preference import save_fastest
     from edgeformer.tasks import all_tasks
 
     metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
@@ -147,23 +143,8 @@ def command(
         search=search_options,
         estimate_error=known_error(profile, load_profile("host", profiles)),
     )
-    report = _measure(location, profile, options, as_json=as_json)
-    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
-    has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
-    not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
-    if report.verdict.status == "fail" or (runtime is not None and not has_measured) or not_built:
-        raise typer.Exit(3)
-
-
-def _measure(location: Location, profile: Any, options: ProfileOptions, *, as_json: bool) -> Report:
-    """Measure and judge a bundle, write the report's files and print it. Raises InterruptedRun after Ctrl-C."""
-    from edgeformer.benchmark.profile import ProfileInterrupted, profile_bundle
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.report.documents import print_report, write_interrupted, write_report
-    from edgeformer.runtime_preference import save_fastest
-
     try:
-        report = profile_bundle(location, profile, options, show_progress())
+        report = profile_bundle(location, profile, options, progress)
     except ProfileInterrupted as error:
         if not error.report.rows:
             raise InterruptedRun("interrupted before anything was measured; nothing was written") from None
@@ -178,4 +159,8 @@ def _measure(location: Location, profile: Any, options: ProfileOptions, *, as_js
         opt.print_json(report)
     else:
         print_report(report, written, opt.stdout())
-    return report
+    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
+    has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
+    not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
+    if report.verdict.status == "fail" or (runtime is not None and not has_measured) or not_built:
+        raise typer.Exit(3)

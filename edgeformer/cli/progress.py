@@ -48,7 +48,7 @@ class Bars(Progress):
     """A rich progress bar with the figures of the work."""
 
     def __init__(self) -> None:
-        self._console = Terminal(stderr=True, highlight=False)
+        self._console = Terminal(emoji=False, stderr=True, highlight=False)
         self._bars: RichBars | None = None
         self._task: TaskID | None = None
 

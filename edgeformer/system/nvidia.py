@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def shares_system_memory(root: Path = Path("/")) -> bool:
 def state(uuid: str) -> GpuState | None:
     """Return clocks, temperature, limits, energy counter and processes of one card; None without NVML."""
     with _nvml(uuid) as ask:
-        if ask is _silence:
+        if ask("nvmlDeviceGetUUID") is None:
             return None
         limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -140,30 +140,26 @@ def state(uuid: str) -> GpuState | None:
 
 @contextmanager
 def _nvml(uuid: str | None = None) -> Iterator[Ask]:
-    """Initialise NVML; with ``uuid`` for the functions of one card. Yields ``_silence`` without NVML or that card."""
+    """Initialise NVML; with ``uuid`` for the functions of one card. All answers are None without NVML or that card."""
     import pynvml
+
+    handles: list[Any] | None = []
 
     def ask(function: str, *arguments: Any) -> Any:
         try:
-            return getattr(pynvml, function)(*arguments)
+            return getattr(pynvml, function)(*handles, *arguments) if handles is not None else None
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError):
             return None
 
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
-        yield _silence
-        return
+        handles = None
     try:
-        if uuid is None:
-            yield ask
-        elif (handle := ask("nvmlDeviceGetHandleByUUID", uuid)) is None:
-            yield _silence
-        else:
-            yield lambda function, *arguments: ask(function, handle, *arguments)
+        if uuid is not None and handles is not None:
+            handle = ask("nvmlDeviceGetHandleByUUID", uuid)
+            handles = [handle] if handle is not None else None
+        yield ask
     finally:
-        pynvml.nvmlShutdown()
-
-
-def _silence(*_: Any) -> None:
-    """Return None for every NVML function: there is no NVML."""
+        with suppress(pynvml.NVMLError, OSError):
+            pynvml.nvmlShutdown()
