@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,12 @@ def _nvml(uuid: str | None = None) -> Iterator[Ask]:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
         handles = None
+        yield ask
+        return
     try:
-        if uuid is not None and handles is not None:
+        if uuid is not None:
             handle = ask("nvmlDeviceGetHandleByUUID", uuid)
             handles = [handle] if handle is not None else None
         yield ask
     finally:
-        with suppress(pynvml.NVMLError, OSError):
-            pynvml.nvmlShutdown()
+        pynvml.nvmlShutdown()

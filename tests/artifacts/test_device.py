@@ -20,15 +20,12 @@ def test_one_table_of_peaks_the_surest_first() -> None:
     assert peaks.of("int8") == () == Peaks().of("fp16")
 
 
-def test_a_calibration_of_an_earlier_estimator_is_dropped() -> None:
+def test_a_calibration_of_an_earlier_estimator_is_dropped_and_reported(tmp_path: Path) -> None:
     calibration = {"created": "now", "processor": "x", "threads": 2, "provider": "p", "efficiencies": {}}
     kept = HOST.model_dump(exclude={"budgets"}) | {"calibration": calibration}
     former = HOST.model_dump(exclude={"budgets"}) | {"calibration": calibration | {"speed": {"product_us": 396.0}}}
     assert DeviceProfile.model_validate(kept).calibration is not None
     assert DeviceProfile.model_validate(former).calibration is None
-
-
-def test_a_dropped_calibration_is_reported(tmp_path: Path) -> None:
     path, notes = tmp_path / "mine.yaml", list[str]()
     content = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": {"speed": {"product_us": 396.0}}}
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

@@ -34,11 +34,6 @@ def test_nothing_that_acts_is_left(text: str) -> None:
     assert "<" not in markdown(text)
 
 
-@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.none(), st.booleans()))
-def test_numbers_in_csv_stay_numbers(value: object) -> None:
-    assert csv_cell(value) is value
-
-
 @pytest.mark.parametrize(
     ("text", "is_formula"),
     [("-3.5", False), ("-1e-3", False), ("plain", False), ("3 - 2", False), ("=1+1", True), ("+1+cmd|x", True),
@@ -46,6 +41,7 @@ def test_numbers_in_csv_stay_numbers(value: object) -> None:
 )  # fmt: skip
 def test_formulas_in_csv_are_quoted(text: str, is_formula: bool) -> None:
     assert str(csv_cell(text)).startswith("'") is is_formula and (is_formula or csv_cell(text) == text)
+    assert [csv_cell(value) for value in (-3, -1.5, None, True)] == [-3, -1.5, None, True]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +58,12 @@ def test_formulas_in_csv_are_quoted(text: str, is_formula: bool) -> None:
 )
 def test_markdown(text: str, expected: str) -> None:
     assert markdown(text) == expected
-
-
-def test_a_line_of_markdown_starts_nothing() -> None:
     assert [markdown_line(text) for text in ("# x", "- x", "1. x", "+ x", "x # y")] == [
         "\\# x", "\\- x", "\\1. x", "\\+ x", "x # y"
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hostile() -> Report:
     """A report in which everything that came from elsewhere is hostile."""
     report = made_report()
@@ -89,14 +82,11 @@ def hostile() -> Report:
     )
 
 
-def test_markdown_of_a_hostile_report(hostile: Report) -> None:
+def test_a_hostile_report_in_every_format(hostile: Report) -> None:
     text = as_markdown(ReportContext(hostile))
     assert not CONTROL.search(text)
     assert "<script" not in text and "\n# heading" not in text and "- # heading" not in text
     assert "[l](http" not in text and re.search(r"(?<!\\)`x", text) is None
-
-
-def test_html_and_svg_of_a_hostile_report(hostile: Report) -> None:
     page = as_html(ReportContext(hostile))
     assert not CONTROL.search(page)
     assert "<script" not in page and "&lt;script&gt;" in page
@@ -105,9 +95,6 @@ def test_html_and_svg_of_a_hostile_report(hostile: Report) -> None:
     assert {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()} <= {
         "svg", "title", "clipPath", "rect", "g", "text"
     }  # fmt: skip
-
-
-def test_csv_of_a_hostile_report(hostile: Report) -> None:
     text = as_csv(ReportContext(hostile))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert not CONTROL.search(text)

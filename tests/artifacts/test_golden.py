@@ -22,9 +22,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert list(golden.inputs(("attention_mask", "input_ids"))) == ["attention_mask", "input_ids"]
     assert [row.tolist() for row in golden.texts()] == [[1, 5, 6], [1, 7]]
     assert golden.arrays["logits"].dtype == np.float32 and float(golden.arrays["spread"]) == 2.0
-
-
-def test_without_a_mask_no_row_is_padded(tmp_path: Path) -> None:
     golden = Golden(tmp_path, {"input_ids": IDS})
     with pytest.raises(GoldenError, match="holds no 'attention_mask'; it is of an older version"):
         golden.inputs(("input_ids", "attention_mask"))
@@ -53,7 +50,7 @@ def test_what_does_not_keep_to_the_schema(arrays: dict[str, Any], message: str, 
         read_golden(tmp_path / GOLDEN_FILE)
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled_and_damage_is_named(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "sprung",))
@@ -62,9 +59,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     with pytest.raises(GoldenError, match="damaged"):
         read_golden(tmp_path / GOLDEN_FILE)
     assert not (tmp_path / "sprung").exists()
-
-
-def test_missing_and_cut(tmp_path: Path) -> None:
+    (tmp_path / GOLDEN_FILE).unlink()
     with pytest.raises(GoldenError, match=r"golden\.npz: missing"):
         read_golden(tmp_path / GOLDEN_FILE)
     path = write_golden(tmp_path, {"input_ids": IDS}).path

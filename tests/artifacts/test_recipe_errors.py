@@ -9,7 +9,6 @@ import pytest
 from edgeformer.artifacts.documents import shipped_folder, shipped_names
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import load_recipe
-from edgeformer.tasks.classification import ClassificationRecipe
 
 QUICKSTART = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
 
@@ -27,14 +26,6 @@ def test_shipped_recipes_are_valid_and_named_like_their_file(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe.target == "rtx4050"
-
-
-def test_resolved_recipe_reads_back_as_the_same_recipe(tmp_path: Path) -> None:
-    recipe = load_recipe("recurrent_sst2_fast")
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe.to_yaml(), encoding="utf-8")
-    assert load_recipe(str(path)) == recipe
-    assert load_recipe(str(path)).fingerprint() == recipe.fingerprint()
 
 
 def test_unknown_key_names_line_nearest_and_allowed(tmp_path: Path) -> None:
@@ -79,14 +70,11 @@ def test_unreadable_yaml(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in refusal(tmp_path, text)
 
 
-def test_recipe_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_recipe_that_is_not_utf8_or_missing(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: é".encode("latin-1"))
     with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(str(path))
-
-
-def test_missing_recipe_lists_the_shipped_ones_and_the_nearest() -> None:
     with pytest.raises(RecipeError, match=r"did you mean 'quickstart'\?.*recurrent_sst2"):
         load_recipe("quikstart")
 
@@ -108,19 +96,15 @@ def test_settings_that_would_do_nothing_are_refused(override: str, message: str)
 
 class TestOverrides:
     def test_value_is_yaml_and_validated(self) -> None:
-        recipe = load_recipe("quickstart", ["training.optimizer.lr=1e-3", "data.parts.train.0.rows=50", "target=null"])
+        overrides = ["training.optimizer.lr=1e-3", "data.parts.train.0.rows=50", "target=null"]
+        sections = ["training.schedule={kind: plateau, patience: 1}", "training.early_stopping.patience=2"]
+        recipe = load_recipe("quickstart", [*overrides, *sections])
         assert recipe.training.optimizer.lr == 1e-3
         assert recipe.data.parts["train"][0].model_dump()["rows"] == 50
-        assert recipe.target is None
-
-    def test_replaces_a_whole_section(self) -> None:
-        recipe = load_recipe("quickstart", ["training.schedule={kind: plateau, patience: 1}"])
-        assert recipe.training.schedule.kind == "plateau"
-
-    def test_creates_a_section_that_is_absent(self) -> None:
-        recipe = load_recipe("quickstart", ["training.early_stopping.patience=2"])
-        assert recipe.training.early_stopping is not None
-        assert recipe.training.early_stopping.patience == 2
+        assert recipe.target is None and recipe.training.schedule.kind == "plateau"
+        assert recipe.training.early_stopping is not None and recipe.training.early_stopping.patience == 2
+        with pytest.raises(ValueError, match="frozen"):
+            recipe.seed = 1  # type: ignore[misc]
 
     @pytest.mark.parametrize(
         ("override", "expected"),
@@ -137,9 +121,3 @@ class TestOverrides:
         with pytest.raises(RecipeError) as caught:
             load_recipe("quickstart", [override])
         assert expected in str(caught.value)
-
-
-def test_recipes_are_frozen() -> None:
-    recipe: ClassificationRecipe = load_recipe("quickstart")
-    with pytest.raises(ValueError, match="frozen"):
-        recipe.seed = 1  # type: ignore[misc]

@@ -68,14 +68,11 @@ def test_an_edited_record_is_refused(changes: dict[str, object]) -> None:
     assert "was changed since it was written" in str(edited.why_refused(manifest))
 
 
-def test_a_record_of_another_artifact_is_refused() -> None:
+def test_a_record_of_another_artifact_or_other_parts_is_refused() -> None:
     manifest = bundle(engine())
     assert "no such artifact" in str(record(manifest, artifact="other").why_refused(manifest))
     gone = bundle(engine(status="rejected"))
     assert "no such artifact" in str(record(manifest).why_refused(gone))
-
-
-def test_parts_and_weights_are_signed_too() -> None:
     parts = {"embed": "engines/embed", "loop": "onnx/engine.onnx"}
     first, second = (bundle(engine(role="step", parts=parts), files={"engines/embed": sha * 64}) for sha in "cd")
     signed = record(first)
@@ -91,15 +88,7 @@ def test_the_latest_of_a_device_counts_and_the_device_that_is_asked_about() -> N
     assert len(records.records) == 2
     assert records.completing(manifest)["engine"] == other
     assert records.completing(manifest, "RTX 4050")["engine"] == new
-
-
-def test_what_export_scored_itself_needs_no_record() -> None:
-    manifest = bundle(engine(parity=OPEN.model_copy(update={"status": "measured"}), validation=accuracy(0.8)))
-    assert TargetRecords(records=(record(manifest),)).completing(manifest) == {}
-
-
-def test_it_survives_its_file() -> None:
-    manifest = bundle(engine())
-    records = TargetRecords(records=(record(manifest),))
     parsed = TargetRecords.model_validate_json(records.model_dump_json(), strict=False)
-    assert parsed == records and parsed.records[0].why_refused(manifest) is None
+    assert parsed == records and all(record.why_refused(manifest) is None for record in parsed.records)
+    compared = bundle(engine(parity=OPEN.model_copy(update={"status": "measured"}), validation=accuracy(0.8)))
+    assert TargetRecords(records=(record(compared),)).completing(compared) == {}, "export scored it itself"

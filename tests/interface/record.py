@@ -23,22 +23,18 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
-from edgeformer.cli import main
+from edgeformer.cli.app import app
 from tests.cli.run_cli import Outcome, edgeformer
 from tests.conftest import GOLDEN
 
 Words = dict[str, str]
 """Option or key path → the words that describe it, sorted."""
 
-LEAVING = {"study", "claim", "verify-claim", "wrap"}
-"""Commands that the next version removes."""
 DATA_KEYS = {
     "tests", "inputs", "outputs", "parts", "ops_in_fp32", "rounded", "probabilities", "thresholds", "share",
     "guarantees", "pays", "versions", "built_with", "dynamic", "peaks", "budgets", "other_operators", "control_flow",
@@ -56,12 +52,7 @@ def load(name: str) -> Any:
 
 def read_commands() -> dict[str, Words]:
     """Return the arguments (by position) and options of every command, ``import hf`` by both words."""
-    apps: list[typer.Typer] = []
-    with pytest.MonkeyPatch.context() as patch, suppress(SystemExit):
-        patch.setattr(typer.Typer, "__call__", lambda app, *args, **kwargs: apps.append(app))
-        patch.setattr(sys, "argv", ["edgeformer", "--help"])
-        main()
-    return dict(_walk_commands(typer.main.get_command(apps[0]), "", None))
+    return dict(_walk_commands(typer.main.get_command(app), "", None))
 
 
 def _walk_commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Words]]:
@@ -90,19 +81,6 @@ def missing_options(recorded: Words, current: Words) -> list[str]:
             problems.append(f"{name}: no longer {' '.join(sorted(missing))}")
         if "required" in new_words - old_words:
             problems.append(f"{name}: is now required")
-    return problems
-
-
-def missing_moves(snapshot: Any, commands: dict[str, Words]) -> list[str]:
-    """Return the options that a future command lacks; until it exists, those that the command they leave lacks."""
-    problems = []
-    for title, move in snapshot["moves"].items():
-        future = " ".join(word for word in title.split() if word.islower())
-        expected = move["moved"] | move["shared" if future in commands else "replaced"]
-        current = commands.get(future if future in commands else move["from"], {})
-        # A new command may require what was optional among many others, such as the baseline of ``gate``.
-        present = {name: words for name, words in current.items() if name in expected}
-        problems += [f"{title}: {name}" for name in missing_options(expected, present)]
     return problems
 
 
@@ -170,16 +148,10 @@ def record() -> None:
     """Add what is new to the snapshot files and print what disappeared."""
     options, documents, codes = (load(name) for name in ("options.json", "json_keys.json", "exit_codes.json"))
     commands = read_commands()
-    problems = [f"command {name}" for name in options["commands"] if name not in commands] + missing_moves(
-        options, commands
-    )
-    moving = {(move["from"], name) for move in options["moves"].values() for name in move["moved"] | move["replaced"]}
+    problems = [f"command {name}" for name in options if name not in commands]
     for command, current in commands.items():
-        if command in LEAVING:
-            continue
-        recorded = options["commands"].setdefault(command, dict(current))
-        problems += [f"{command}: {line}" for line in missing_options(recorded, current)]
-        recorded |= {name: words for name, words in current.items() if (command, name) not in moving}
+        problems += [f"{command}: {line}" for line in missing_options(options.setdefault(command, {}), current)]
+        options[command] |= current
     with tempfile.TemporaryDirectory() as folder:
         for name, outcome in run_documents(Path(folder)).items():
             if outcome.code != documents[name]["exit_code"]:

@@ -31,12 +31,9 @@ def test_a_probe_survives_prints_exceptions_crashes_and_hangs() -> None:
     assert hangs is not None and "did not finish within" in str(hangs.error)
 
 
-def test_an_exit_by_signal_is_named() -> None:
+def test_the_machine_and_exits_by_signal_are_named() -> None:
     assert exit_text(0) == "exit code 0"
     assert exit_text(-9).startswith("killed by signal 9")
-
-
-def test_the_machine_says_what_it_is() -> None:
     names = [capability.name for capability in machine_capabilities()]
     assert names[:4] == ["python", "cpu", "cpu features", "cuda driver"]
     assert names[-2:] == ["cpu energy (RAPL)", "power"]

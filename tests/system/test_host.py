@@ -14,6 +14,7 @@ from edgeformer.measurement import trackers
 from edgeformer.measurement.trackers import EnergyCounter, energy_counter
 from edgeformer.system import host
 from edgeformer.system.host import board_names, container_quota, cpu_name, default_threads, power_source, rapl_domains
+from edgeformer.system.nvidia import shares_system_memory
 
 X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 190\nmodel name\t: Intel(R) N100\nflags\t\t: fpu avx2\n"
 # NVIDIA's kernels write a "model name" that is the same on every board.
@@ -67,14 +68,12 @@ def test_processor_name_on_macos(tmp_path: Path, script: str, name: str) -> None
     assert cpu_name(tmp_path, "darwin") == name
 
 
-def test_board_names_are_the_model_and_compatible_names(tmp_path: Path) -> None:
+def test_names_of_boards_and_of_this_host(tmp_path: Path) -> None:
     compatible = b"nvidia,p3767-0003\0nvidia,tegra234\0"
     root = write_root(tmp_path / "jetson", model=b"NVIDIA Jetson Orin Nano\0", compatible=compatible)
     assert board_names(root) == ("NVIDIA Jetson Orin Nano", "nvidia,p3767-0003", "nvidia,tegra234")
-    assert board_names(tmp_path / "missing") == ()
-
-
-def test_this_host() -> None:
+    assert shares_system_memory(root) and not shares_system_memory(write_root(tmp_path / "pi", model=b"Raspberry Pi\0"))
+    assert board_names(tmp_path / "missing") == () and not shares_system_memory(tmp_path / "missing")
     assert cpu_name().strip() == cpu_name() != ""
     assert power_source().split()[0] in ("mains", "battery", "unknown")
 
@@ -103,11 +102,7 @@ def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.Mon
     part.write_text("999999999\n", encoding="ascii")
     laptop.write_text("29000000\n", encoding="ascii")
     assert counter.used_mj(start, counter.read()) == pytest.approx(8000.0)
-
-
-def test_energy_is_unavailable_without_a_package(tmp_path: Path) -> None:
-    write_zone(tmp_path, "1", 9_000_000, "psys")
-    domains, reason = rapl_domains(tmp_path)
+    domains, reason = rapl_domains(tmp_path / "nothing")
     assert domains == [] and reason is not None and "has no RAPL energy counters" in reason
 
 

@@ -33,16 +33,15 @@ def aside(folder: Path) -> Path:
     return folder / "bundle"
 
 
-def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+
+def test_one_process_at_a_time_until_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = aside(tmp_path)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(bundle)], text=True, **pipes) as holder:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(bundle)], text=True, **PIPES) as holder:  # type: ignore[call-overload]
         assert holder.stdout.readline() == "held\n"
-        with (
-            pytest.raises(LockedError, match=f"bundle: is being replaced by process {holder.pid} on "),
-            lock_path(bundle),
-        ):
-            pass
+        with pytest.raises(LockedError, match=f"bundle: is being replaced by process {holder.pid} on "):
+            lock_path(bundle).__enter__()
         # A reader waits for the living process, which is about to put something there.
         timer = threading.Timer(0.2, bundle.mkdir)
         timer.start()
@@ -56,6 +55,9 @@ def test_one_process_at_a_time_until_it_dies(tmp_path: Path) -> None:
     with lock_path(bundle):
         remove_leftovers(bundle)
     assert list(tmp_path.iterdir()) == [bundle]
+    monkeypatch.setattr(leftovers, "lock_path", lambda path: pytest.fail("a folder may be one that cannot be written"))
+    restore_folder(bundle)
+    restore_folder(tmp_path / "never there")
 
 
 NEW = """
@@ -72,8 +74,7 @@ with temporary_folder(Path(sys.argv[1]), ".new-run.") as folder:
 def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:
     (tmp_path / ".new-run.older" / "run-001").mkdir(parents=True)  # of a version that took no lock
     (tmp_path / ".other").mkdir()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", NEW, str(tmp_path)], text=True, **pipes) as maker:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-c", NEW, str(tmp_path)], text=True, **PIPES) as maker:  # type: ignore[call-overload]
         theirs = maker.stdout.readline().strip()
         assert {path.name for path in tmp_path.iterdir()} == {theirs, f".{theirs}.lock", ".other"}
         with temporary_folder(tmp_path, ".new-run.") as ours:
@@ -84,14 +85,6 @@ def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:
     with temporary_folder(tmp_path, ".new-run."):
         assert not (tmp_path / theirs).exists()
     assert [path.name for path in tmp_path.iterdir()] == [".other"]
-
-
-def test_a_bundle_that_is_there_is_read_without_a_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = aside(tmp_path)
-    bundle.mkdir()
-    monkeypatch.setattr(leftovers, "lock_path", lambda path: pytest.fail("a folder may be one that cannot be written"))
-    restore_folder(bundle)
-    restore_folder(tmp_path / "never there")
 
 
 def test_the_newest_of_several_that_were_moved_aside_is_put_back(tmp_path: Path) -> None:
@@ -105,15 +98,11 @@ def test_the_newest_of_several_that_were_moved_aside_is_put_back(tmp_path: Path)
 
 
 def test_rubbish_that_cannot_be_deleted_is_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / ".bundle.1.tmp").write_text("a file, which no folder's deletion takes", encoding="utf-8")
-    (tmp_path / ".bundle.2.tmp" / "half").mkdir(parents=True)
-    remove_leftovers(tmp_path / "bundle")
-    assert [path.name for path in tmp_path.iterdir()] == [".bundle.1.tmp"]
-
-
-def test_a_lock_whose_folder_is_gone_goes_and_rubbish_is_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / ".new.abc.lock").write_text("{}", encoding="utf-8")
     (tmp_path / "new.file").write_text("no folder, which is what is deleted", encoding="utf-8")
     with temporary_folder(tmp_path, "new.") as folder:
         folder.rmdir()  # whatever was made in it moved on
-    assert [path.name for path in tmp_path.iterdir()] == ["new.file"]
+    (tmp_path / ".bundle.1.tmp").write_text("a file, which no folder's deletion takes", encoding="utf-8")
+    (tmp_path / ".bundle.2.tmp" / "half").mkdir(parents=True)
+    remove_leftovers(tmp_path / "bundle")
+    assert {path.name for path in tmp_path.iterdir()} == {".bundle.1.tmp", "new.file"}

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from edgeformer.system import nvidia
 from tests.fakes.nvml import FUNCTION_NOT_FOUND, JETSON, LAPTOP, MIB, UUID, WINDOWS, Driver
 
 
-def test_without_a_driver_there_is_no_card(nvml: Driver) -> None:
-    assert nvidia.gpus() == [] and nvidia.state(UUID) is None and nvidia.driver_version() is None
-
-
 def test_a_laptops_card_at_one_moment(nvml: Driver) -> None:
+    assert nvidia.gpus() == [] and nvidia.state(UUID) is None and nvidia.driver_version() is None
     nvml.answer(LAPTOP)
     (card,) = nvidia.gpus()
     assert card == nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", UUID, 6141 * MIB, "8.9")
@@ -47,13 +41,10 @@ def test_windows_hides_the_memory_of_processes(nvml: Driver) -> None:
     for other in (1, 2):  # TCC, MCDM
         nvml.answer({**WINDOWS, "nvmlDeviceGetDriverModel_v2": other})
         assert not nvidia.uses_wddm(UUID)
-
-
-@pytest.mark.parametrize(("model", "wddm"), [(0, True), (1, False)])
-def test_an_older_driver_has_an_older_function_for_its_model(model: int, wddm: bool, nvml: Driver) -> None:
-    older = {"nvmlDeviceGetDriverModel_v2": FUNCTION_NOT_FOUND, "nvmlDeviceGetDriverModel": model}
-    nvml.answer({**WINDOWS, **older})
-    assert nvidia.uses_wddm(UUID) is wddm
+    for model in (0, 1):  # an older driver has an older function for it
+        older = {"nvmlDeviceGetDriverModel_v2": FUNCTION_NOT_FOUND, "nvmlDeviceGetDriverModel": model}
+        nvml.answer({**WINDOWS, **older})
+        assert nvidia.uses_wddm(UUID) is (model == 0)
 
 
 def test_a_jetson_supports_next_to_nothing(nvml: Driver) -> None:
@@ -69,13 +60,3 @@ def test_pynvml_finds_the_library_by_its_name(nvml: Driver) -> None:
     program = "from edgeformer.system import nvidia; print(*[card.name for card in nvidia.gpus()])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == LAPTOP["nvmlDeviceGetName"]
-
-
-def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path) -> None:
-    assert not nvidia.shares_system_memory(tmp_path)
-    tree = tmp_path / "proc" / "device-tree"
-    tree.mkdir(parents=True)
-    (tree / "compatible").write_bytes(b"nvidia,p3768-0000+p3767-0005\0nvidia,p3767-0005\0nvidia,tegra234\0")
-    assert nvidia.shares_system_memory(tmp_path)
-    (tree / "compatible").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert not nvidia.shares_system_memory(tmp_path)
