@@ -13,8 +13,7 @@ Edgeformer = Callable[..., str]
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    """A function that takes the arguments and the exit code that is right, and gives what was printed: stdout, and
-    for exit code 2 stderr too."""
+    """Return a function that runs a command, checks its exit code, and returns stdout, for exit code 2 also stderr."""
 
     def run(*arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments])

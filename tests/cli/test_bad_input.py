@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,21 +14,11 @@ GOOD = HEADER + "".join(f"{i % 2}\tthis is review number {i}\n" for i in range(4
 RECIPE = """
 name: mine
 task: classification
-data:
-  parts:
-    train:
-      - {kind: file, path: reviews.tsv}
-  split: random-split
-  labels: [bad, good]
-  max_length: 16
+data: {parts: {train: [{kind: file, path: reviews.tsv}]}, split: random-split, labels: [bad, good], max_length: 16}
 tokenizer: {kind: trained}
 model: {kind: encoder, vocab_size: 60, hidden_size: 8, layers: 1, iterations: 2, heads: 2, ffn_size: 16,
         residual_scale: 0.5}
-training:
-  epochs: 1
-  batch_size: 8
-  optimizer: {lr: 1e-3}
-  schedule: {kind: constant}
+training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: constant}}
 """
 
 
@@ -59,7 +47,6 @@ def train(folder: Path, *more: str) -> Outcome:
     ("old", "new", "expected"),
     [
         ("epochs:", "epoch:", ("recipe.yaml:", "unknown key 'training.epoch'; did you mean 'epochs'?")),
-        ("epochs: 1", "epochs: one", ("recipe.yaml:", "training.epochs", "integer", "'one'")),
         ("path: reviews.tsv", "path: gone.tsv", ("gone.tsv", "no such file")),
     ],
 )
@@ -88,12 +75,8 @@ def test_wrong_data(folder: Path, content: bytes, expected: tuple[str, ...]) -> 
     ("command", "expected"),
     [
         ("train absent.yaml", ("absent.yaml", "quickstart")),
-        ("train no/such/quickstart.yaml", ("no/such/quickstart.yaml",)),
         ("train recipe.yaml --tokenizer absent.json", ("absent.json",)),
         ("train recurrent_sst2", ("nyu-mll/glue", "--data")),  # the hub without a network
-        ("train recipe.yaml --set training.layer_decay=0.5", ("training.layer_decay: is for pretrained layers",)),
-        ("train recipe.yaml --set seed=-1", ("seed",)),
-        ("train recipe.yaml --set data.split_seed=-1", ("data.split_seed",)),
         ("train recipe.yaml --set training.optimizer.lr=.inf", ("training.optimizer.lr",)),
         ("plan recipe.yaml --device rtx4051", ("rtx4051", "rtx4050")),
         ("plan recipe.yaml", ("--device",)),
@@ -108,18 +91,9 @@ def test_wrong_arguments(folder: Path, command: str, expected: tuple[str, ...]) 
     refused(edgeformer(*command.split(), cwd=folder), folder, *expected)
 
 
-def test_vocabulary_that_the_text_cannot_fill(folder: Path) -> None:
-    outcome = train(folder, "--set", "model.vocab_size=5000")
-    assert outcome.code == 0, outcome.err
-    messages = re.search(r"model\.vocab_size is (\d+) instead of 5000, here and in the saved recipe", outcome.err)
-    assert messages is not None
-    (saved,) = folder.glob("artifacts/*/recipe.yaml")
-    assert f"vocab_size: {messages[1]}\n" in saved.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["train", "absent.yaml"], ["train"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]],
+    [["train", "absent.yaml"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]],
 )
 def test_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> None:
     outcome = edgeformer(*arguments, "--json", cwd=folder)
@@ -128,24 +102,9 @@ def test_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> No
     assert document["exit_code"] == 2 and ("absent.yaml" not in arguments or "absent.yaml" in document["error"])
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["predict", "good film"], ["profile", "--device", "host"]])
-def test_truncated_graph(finished_run: Path, tmp_path: Path, command: list[str]) -> None:
-    bundle = tmp_path / "bundle"
-    shutil.copytree(finished_run / "bundle", bundle)
-    graph = bundle / "onnx" / "model.onnx"
-    graph.write_bytes(graph.read_bytes()[:5000])
-    outcome = edgeformer(command[0], str(bundle), *command[1:], cwd=tmp_path)
-    refused(outcome, tmp_path, "model.onnx", "export")
-
-
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
-    [
-        ("--max-size", "20", "--max-size"),
-        ("--batch", "0", "at least 1"),
-        ("--seq", "600", "512"),
-        ("--batch", "x", "1,16"),
-    ],
+    [("--max-size", "20", "--max-size"), ("--batch", "0", "at least 1"), ("--seq", "600", "512")],
 )
 def test_wrong_profile_option(finished_run: Path, tmp_path: Path, option: str, value: str, expected: str) -> None:
     command = ["profile", str(finished_run), "--device", "host", option, value]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.errors import InputError
+from edgeformer.cli.export import builder_names
 from edgeformer.run import read_run
 from tests.cli.run_cli import edgeformer
 
@@ -103,19 +105,6 @@ def test_profile_evaluate_predict(workplace: Path) -> None:
     assert predicted["predictions"][0]["label"] in ("negative", "positive")  # type: ignore[index]
 
 
-def test_predict_reads_lines_and_takes_a_run_in_front(workplace: Path) -> None:
-    outcome = edgeformer("predict", "small", "--json", cwd=workplace, stdin="good\n\nbad food\n")
-    assert outcome.code == 0, outcome.err
-    assert [p["text"] for p in json.loads(outcome.out)["predictions"]] == ["good", "bad food"]
-
-
-@pytest.mark.parametrize("text", ["9/10, would watch again", "a <br /> tag", "good " * 100])
-def test_predict_takes_texts_that_look_like_paths(workplace: Path, text: str) -> None:
-    outcome = edgeformer("predict", text, "another", "--json", cwd=workplace)
-    assert outcome.code == 0, outcome.err
-    assert [p["text"] for p in json.loads(outcome.out)["predictions"]] == [text, "another"]
-
-
 def test_list_and_compare(workplace: Path) -> None:
     runs = json_of("list", "runs", cwd=workplace)["runs"]
     assert runs[0]["run"] == "small" and runs[0]["synthetic"] is True  # type: ignore[index]
@@ -131,3 +120,22 @@ def test_doctor_tells_the_truth(tmp_path: Path) -> None:
     results = {c["name"]: c for c in document["capabilities"]}  # type: ignore[attr-defined]
     assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in results.items())
     assert all(c["remedy"] or c["detail"] for c in results.values() if c["status"] == "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("trt", "via", "names", "expected"),
+    [
+        (False, "onnx", [], ()),
+        (True, "onnx", [], ("tensorrt",)),
+        # Beside TensorRT's own engine, so that profile can compare the two.
+        (True, "torch-tensorrt", [], ("torch-tensorrt", "tensorrt")),
+        (False, "onnx", ["torch-tensorrt"], ("torch-tensorrt",)),
+        (True, "onnx", ["tensorrt", "other", "other"], ("tensorrt", "other")),
+    ],
+)
+def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], expected: tuple[str, ...]) -> None:
+    assert builder_names(trt, via, names) == expected
+    with pytest.raises(InputError, match="--trt-via 'x': must be onnx or torch-tensorrt"):
+        builder_names(True, "x", [])
+    with pytest.raises(InputError, match="--trt-via: selects the compiler of engines; add --trt"):
+        builder_names(False, "torch-tensorrt", [])

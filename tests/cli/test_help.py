@@ -71,26 +71,13 @@ def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None
     ("module", "heavy"),
     [
         ("edgeformer", HEAVY),
-        *(
-            (f"edgeformer.{module}", ("torch", "onnx", "datasets"))
-            for module in (
-                "benchmark.profile", "inference.evaluate", "inference.generate", "inference.verify", "report.tables",
-            )
+        (
+            "edgeformer.benchmark.profile, edgeformer.inference.evaluate, edgeformer.inference.generate, "
+            "edgeformer.inference.verify, edgeformer.report.tables",
+            ("torch", "onnx", "datasets"),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_an_edge_device_uses_needs_no_torch(module: str, heavy: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     assert run_python(code).strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("command", "default"),
-    [("profile", "Default: onnxruntime; of --search all."), ("exits", "Default: what profile --search found faster")],
-)
-def test_a_runtime_that_is_not_named_is_what_the_help_says(
-    command: str, default: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    printed = CliRunner().invoke(app, [command, "--help"]).output
-    assert default in " ".join(printed.replace("│", " ").split())

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from edgeformer.artifacts.documents import own_profiles, shipped_folder
-from edgeformer.cli import main
+from tests.cli.in_process import in_process
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 
@@ -31,47 +28,22 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-Run = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def run(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command on these artifacts; return its exit code and its JSON document."""
-
-    def run_command(*arguments: str) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments, "--artifacts", str(artifacts), "--json"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert isinstance(stop.value.code, int)
-        return stop.value.code, json.loads(capsys.readouterr().out)
-
-    return run_command
-
-
-def test_plan(run: Run) -> None:
-    code, results = run("plan", "quickstart", "--device", "mine")
-    assert code == 3 and results["device"] == "mine" and results["budget_bytes"] == 2**20
-
-
-def test_train(run: Run) -> None:
-    code, results = run("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu")
-    assert code == 2 and results["error"].startswith("--as-device") and "no device profile" not in results["error"]
+def test_commands(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run, options = in_process(monkeypatch, capsys), ("--artifacts", str(artifacts), "--json")
+    planned = json.loads(run("plan", "quickstart", "--device", "mine", *options, code=3))
+    assert planned["device"] == "mine" and planned["budget_bytes"] == 2**20
+    listed = json.loads(run("list", "devices", *options))["devices"]
+    (mine,) = [device for device in listed if device["name"] == "mine"]
+    assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20
+    refused = run("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu", *options, code=2)
+    assert "error: --as-device" in refused and "no device profile" not in refused
+    refused = run("profile", "old", "--device", "mine", "--max-size", "1", *options, code=2)
+    assert "error: --max-size" in refused, "the profile is read before the limits are"
 
 
 @pytest.mark.slow
-def test_export(artifacts: Path, run: Run) -> None:
+def test_export(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it in an earlier version
-    code, results = run("export", "old", "--trt", "--target", "mine", "--replace")
-    assert code in (0, 3) and "artifacts" in results, results
+    options = ("--trt", "--target", "mine", "--replace", "--artifacts", str(artifacts), "--json")
+    assert "artifacts" in json.loads(in_process(monkeypatch, capsys)("export", "old", *options, code=3))
     assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")
-
-
-def test_profile(run: Run) -> None:
-    code, results = run("profile", "old", "--device", "mine", "--max-size", "1")
-    assert code == 2 and results["error"].startswith("--max-size"), "the profile is read before the limits are"
-
-
-def test_list(run: Run) -> None:
-    code, results = run("list", "devices")
-    (mine,) = [device for device in results["devices"] if device["name"] == "mine"]
-    assert code == 0 and mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20

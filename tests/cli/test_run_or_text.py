@@ -36,30 +36,22 @@ def test_a_wrong_name_is_no_text(folder: Path) -> None:
     messages = refused(folder, "predict", "shops-01", "the food was wonderful")
     assert "no run 'shops-01'; did you mean shops-1?" in messages
     assert "if it is a text: edgeformer predict --run shops-1 shops-01 …" in messages
-
-
-def test_nor_where_the_texts_come_on_standard_input(folder: Path) -> None:
     assert "no run 'shops-01'" in refused(folder, "predict", "shops-01", stdin="good\n")
     assert "no run 'shops-01'" in refused(folder, "generate", "shops-01", stdin="Once\n")
-
-
-def test_generate_has_the_same_rule(folder: Path) -> None:
     messages = refused(folder, "generate", "shops-01", "Once upon a time")
     assert "edgeformer generate --run shops-1 shops-01 …" in messages
+    assert "no text given" in refused(folder, "predict", "shops-1"), "a run alone is no text"
 
 
 def test_what_can_only_be_a_text_is_one(folder: Path) -> None:
     assert texts(folder, "great fun", "dull") == ["great fun", "dull"]
-    assert texts(folder, "Great!", "dull") == ["Great!", "dull"]
+    assert texts(folder, "Great!", "9/10, would watch again", "a <br /> tag") == [
+        "Great!", "9/10, would watch again", "a <br /> tag"
+    ]  # fmt: skip
+    assert texts(folder, "9/10, would watch again", "another") == ["9/10, would watch again", "another"]
     assert texts(folder, "great") == ["great"]
     assert texts(folder, "shops-1", "shops-01") == ["shops-01"]
-
-
-def test_run_takes_every_word_for_a_text(folder: Path) -> None:
     assert texts(folder, "--run", "shops-1", "shops-01", "shops-1") == ["shops-01", "shops-1"]
+    assert texts(folder, "shops-1", stdin="good\n\nbad food\n") == ["good", "bad food"]
     assert texts(folder, "--run", "shops-1", stdin="good\n") == ["good"]
     assert "no run 'shops-01'" in refused(folder, "predict", "--run", "shops-01", "a text")
-
-
-def test_a_run_alone_is_not_classified_as_a_text(folder: Path) -> None:
-    assert "no text given" in refused(folder, "predict", "shops-1")
