@@ -297,16 +297,16 @@ def locate(argument: str | None, artifacts: Path) -> Location:
         if (candidate / workspace.BUNDLE_FILE).is_file():
             return Location(find_enclosing_run(candidate), candidate)
         if candidate.is_file():
-            folder = find_enclosing_bundle(candidate)
-            if folder is None:
+            bundle_folder = find_enclosing_bundle(candidate)
+            if bundle_folder is None:
                 import_ = f"edgeformer import onnx {candidate} -o BUNDLE"
                 hint = f"; make one of it: {import_}" if candidate.suffix == ".onnx" else ""
                 reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
                 raise ArtifactError(f"{candidate}: is not inside a bundle ({reason}){hint}")
-            bundle, name = Bundle.open(folder), candidate.resolve().relative_to(folder).as_posix()
+            bundle, name = Bundle.open(bundle_folder), candidate.resolve().relative_to(bundle_folder).as_posix()
             for artifact in bundle.artifacts:
                 if name in (artifact.file, *artifact.parts.values()):
-                    return Location(find_enclosing_run(folder), folder, artifact.id, bundle)
+                    return Location(find_enclosing_run(bundle_folder), bundle_folder, artifact.id, bundle)
             raise ArtifactError(f"{candidate}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
             raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
