@@ -32,13 +32,10 @@ class ModelSpec(ABC):
     """Torch-free interface of one model kind. ``config`` arguments are of its own ``config_type``.
 
     Attributes:
-        kind: value of ``model.kind`` in a recipe.
-        tasks: names of the tasks that it can be trained for.
-        config_type: type of the recipe's ``model`` section.
+        kind: value of ``model.kind`` in a recipe, whose task is one of ``tasks``.
         model_type, architecture: names in config.json.
         adapter_module: module that defines ``ADAPTER``, a ModelAdapter. It is imported on first use.
         completed: required keys that a recipe may omit because :meth:`complete` fills them in.
-        tags: for model hubs.
     """
 
     kind: ClassVar[str]

@@ -1,7 +1,7 @@
 """Predicted time of a training: from steps timed in a child process, or from a device's stated rates.
 
-``python -m edgeformer.training.duration RECIPE CACHE`` times steps on the CPU: it prints one JSON object, and writes
-encoded data into CACHE. This module imports torch only to time steps.
+``python -m edgeformer.training.duration RECIPE CACHE SECONDS`` times steps on the CPU: it prints one JSON object, and
+writes encoded data into CACHE. This module imports torch only to time steps.
 """
 
 from __future__ import annotations
@@ -203,13 +203,11 @@ def planned_time(
 
 
 def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision: str) -> dict[str, Any]:
-    """Estimate how long a CUDA card takes: fields of PlannedTime. Work is taken to grow with the tokens of a row.
+    """Estimate how long a CUDA card takes, as fields of PlannedTime. Raises EdgeformerError for a missing rate.
 
-    A step takes the time of its products and then of the traffic of all other kernels, and at least the launches of its
-    kernels. The low end assumes the card's highest power limit, the high end its lowest.
-
-    Raises:
-        EdgeformerError: the profile lacks a required rate.
+    Work is taken to grow with the tokens of a row. A step takes the time of its products and then of the traffic of all
+    other kernels, and at least the launches of its kernels. The low end assumes the card's highest power limit, the
+    high end its lowest.
     """
     training, peaks, is_fp32 = data.recipe.training, device.peaks, precision == "fp32"
     peak = peaks.fp32 if is_fp32 else next(iter(peaks.of("fp16")), None)
@@ -266,7 +264,7 @@ def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
         path = Path(folder) / "recipe.yaml"
         write_text(path, recipe.to_yaml())
         child = subprocess.run(
-            [sys.executable, "-m", "edgeformer.training.duration", str(path), str(cache.absolute())],
+            [sys.executable, "-m", "edgeformer.training.duration", str(path), str(cache.absolute()), str(TIMED_S)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             env={"OMP_PROC_BIND": "true", **os.environ},
         )  # fmt: skip
@@ -281,14 +279,10 @@ def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
 
 
 def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> tuple[float, int]:
-    """Time steps of ``recipe``, drawn from all over an epoch. Scoring a row is assumed to take a third of its step.
+    """Time steps of ``recipe``, drawn from all over an epoch; scoring a row is assumed to take a third of its step.
 
-    Args:
-        seconds: limit of the timed steps; eight steps are always taken.
-        started: ``time.monotonic()`` at the start of the process.
-
-    Returns:
-        Seconds of the training: start, steps and validation of all epochs, and every test set; number of timed steps.
+    Returns the seconds of the training from ``started`` on (start, steps and validation of all epochs, every test set),
+    and the number of timed steps: at least eight, and more for ``seconds``.
     """
     # Only the child process imports torch.
     from edgeformer.training.checkpoint import Position
@@ -330,7 +324,7 @@ def main() -> None:
     try:
         recipe = load_recipe(sys.argv[1])
         with keep_heap(recipe.training.batch_size * recipe.data.tokens_at_once):
-            total_s, timed_steps = time_steps(recipe, Path(sys.argv[2]), TIMED_S, started)
+            total_s, timed_steps = time_steps(recipe, Path(sys.argv[2]), float(sys.argv[3]), started)
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code)

@@ -111,14 +111,11 @@ class CompiledModel(nn.Module):
 
 
 class Stepper:
-    """The prepared model with its optimizer and learning rate; takes optimizer steps.
+    """The prepared model with its optimizer and schedule (None: a constant rate); takes optimizer steps.
 
     A step is computed ``Position.batch_size`` rows at a time in each process. When memory runs out, it is repeated with
-    half as many rows at a time: the same rows, the same gradient.
-
-    Attributes:
-        schedule: of the learning rate, over ``total_steps``; None: constant.
-        unused: messages about requested options for speed that this device does not support.
+    half as many rows at a time: the same rows, the same gradient. ``unused`` are messages about requested options for
+    speed that this device does not support.
     """
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int) -> None:

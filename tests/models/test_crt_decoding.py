@@ -16,10 +16,10 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
-from edgeformer.models.crt.graphs import compose_decode, piece_specs, trace_pieces
+from edgeformer.models.crt.graphs import compose_decode, piece_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.layers import convert_weights_to_fp16
-from edgeformer.models.tracing import GraphSpec
+from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
@@ -41,14 +41,16 @@ class TorchGraph:
     provider, max_positions = "torch-cpu", None
 
     def __init__(self, spec: GraphSpec) -> None:
-        self.spec, self.inputs = spec, tuple(spec.inputs)
+        self.spec = spec
+        self.inputs = {
+            name: ("", [None if axis in spec.axes.get(name, {}) else size for axis, size in enumerate(example.shape)])
+            for name, example in spec.inputs.items()
+        }
 
     def empty(self, name: str, rows: int) -> Array:
         example, axes = self.spec.inputs[name], self.spec.axes[name]
         shape = (rows, *(0 if axis in axes else size for axis, size in enumerate(example.shape) if axis))
         return example.new_zeros(shape).numpy()
-
-    def most_tokens(self) -> None: ...
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         arguments = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in self.inputs]
@@ -209,7 +211,8 @@ def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
 
 def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
-    decode = compose_decode(model, trace_pieces(model)[1])
+    specs = piece_specs(model)
+    decode = compose_decode(model, {name: export_graph(specs[name]) for name in ("embed", "loop", "readout")})
     counts = Counter(node.op_type for node in decode.graph)
     assert [counts[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
     shapes = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]

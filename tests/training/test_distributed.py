@@ -188,21 +188,18 @@ def test_signal_to_one_process_stops_all_after_the_same_step(tmp_path: Path) -> 
     assert run.status == "interrupted" and len(losses(tmp_path / "run")) == run.steps
 
 
-def test_different_recipes_are_refused(tmp_path: Path) -> None:
-    other = (CLASSIFIER[0], [*CLASSIFIER[1], "training.optimizer.lr=1e-4"])
-    assert run_processes(tmp_path, CLASSIFIER, other) == [2, 2]
-    assert text_of(tmp_path / "error-0.txt").startswith("InputError: process 1 of 2: the recipe's fingerprint is ")
-    assert not (tmp_path / "run").exists()
-
-
 def test_main_process_reports_errors(tmp_path: Path) -> None:
-    assert run_processes(tmp_path, CLASSIFIER, CLASSIFIER, name="../x") == [2, 2]
-    assert text_of(tmp_path / "error-0.txt").startswith("InputError: --name")
-    assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: --name")
+    other = (CLASSIFIER[0], [*CLASSIFIER[1], "training.optimizer.lr=1e-4"])
     diverging = with_log(CLASSIFIER, "training.optimizer.lr=1e30")
-    assert run_processes(tmp_path, diverging, diverging) == [1, 1]
-    assert text_of(tmp_path / "error-0.txt").startswith("EdgeformerError: training diverged at step ")
-    assert text_of(tmp_path / "error-1.txt").startswith("AlreadyReported: training diverged at step ")
+    for tasks, name, code, message in (
+        ((CLASSIFIER, other), "run", 2, "process 1 of 2: the recipe's fingerprint is "),
+        ((CLASSIFIER, CLASSIFIER), "../x", 2, "--name"),
+        ((diverging, diverging), "run", 1, "training diverged at step "),
+    ):
+        assert not (tmp_path / "run").exists()
+        assert run_processes(tmp_path, *tasks, name=name) == [code, code]
+        assert text_of(tmp_path / "error-0.txt").partition(": ")[2].startswith(message)
+        assert text_of(tmp_path / "error-1.txt").startswith(f"AlreadyReported: {message}")
 
 
 @pytest.mark.slow
@@ -222,17 +219,12 @@ def test_torchrun(tmp_path: Path) -> None:
     assert read_run(tmp_path / "artifacts" / "run").processes == 2
 
 
-@pytest.mark.parametrize(
-    ("variable", "sharded", "message"),
-    [
+def test_what_a_launcher_must_not_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, sharded, message in (
         ("ACCELERATE_USE_DEEPSPEED", False, "ACCELERATE_USE_DEEPSPEED: edgeformer does not train with"),
         ("ACCELERATE_USE_FSDP", False, "--shard: there is one process only"),
         ("UNRELATED", True, "--shard: there is one process only"),
-    ],
-)
-def test_what_a_launcher_must_not_request(
-    monkeypatch: pytest.MonkeyPatch, variable: str, sharded: bool, message: str
-) -> None:
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(InputError, match=message):
-        connect(load_recipe(*CLASSIFIER), "cpu", sharded=sharded)
+    ):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=message):
+            patch.setenv(variable, "true")
+            connect(load_recipe(*CLASSIFIER), "cpu", sharded=sharded)

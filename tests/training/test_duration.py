@@ -17,6 +17,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.report.tables import time_text
 from edgeformer.tasks.classification import ClassificationRecipe
+from edgeformer.training import duration
 from edgeformer.training.duration import (
     SHARE_OF_PEAK,
     PlannedData,
@@ -95,7 +96,10 @@ def test_wrong_expected_rows_are_reported(tiny_recipe: ClassificationRecipe, tmp
         assert sum("states 200 training rows" in text and "has 320" in text for text in messages) == 1
 
 
-def test_timed_steps_on_this_host(tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
+def test_timed_steps_on_this_host(
+    tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "TIMED_S", 0.1)
     result = plan(tiny_recipe, load_profile("host"))
     assert result.fits and "now" in result.budget_source
     time = result.time
@@ -134,6 +138,7 @@ class TestGpu:
         with pytest.raises(EdgeformerError, match="'rtx4050' does not say bandwidth_bytes_per_s"):
             seconds_on(card_with(bandwidth_bytes_per_s=None))
 
+    @pytest.mark.slow
     def test_recipe_for_six_gigabytes(self, tmp_path: Path) -> None:
         """A regression test: the shares in FAST and SLOW were chosen for 26 to 47 minutes per epoch (115 to 35 W)."""
         recipe, epochs = load_recipe("crt_deep_rtx4050"), 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +78,6 @@ def test_notes_about_labels(folder: Path) -> None:
     )
     recipe: Any = load_recipe("own.yaml")
     assert recipe.data.parts["train"][0].skip_unlabelled and recipe.data.labels == ("bad", "good", "Good ")
-
-
-def test_names_that_need_quotes(folder: Path) -> None:
-    labels = ["a, b", "c: d", "# e", "- f", "no", "0x1", "{g}", "\u2028h", "😀", "null"]
-    text, label = 'The\n"text", really: ', "[label] #1, é"
-    with Path("odd.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([text, label])
-        writer.writerows([f"row number {n} is this one", labels[n % len(labels)]] for n in range(60))
-    draft(Path("odd.csv"), DraftOptions(name="1.0"))
-    recipe: Any = load_recipe("odd.yaml")
-    source = recipe.data.parts["train"][0]
-    assert (source.text, source.label, recipe.name) == (text, label, "1.0")
-    assert sorted(recipe.data.labels) == sorted(labels)
 
 
 def test_pretrained_encoder(folder: Path) -> None:

@@ -37,11 +37,8 @@ class TestClassifier:
         manifest, epochs = read_run(tiny_run), records(tiny_run, "epoch")
         assert manifest.status == "finished" and manifest.data.synthetic
         assert manifest.data.rows == {"train": 320, "validation": 40, "random-split": 40} and manifest.steps == 8
-        assert manifest.test is not None and manifest.test.n == 40
-        assert manifest.test == manifest.tests["random-split"]
+        assert manifest.test == manifest.tests["random-split"] and manifest.tests["random-split"].n == 40
         assert load_recipe(str(tiny_run / "recipe.yaml")) == tiny_recipe
-        files = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "golden_inputs.npz")
-        assert all((tiny_run / "model" / name).is_file() for name in files)
         config = json.loads((tiny_run / "model" / "config.json").read_text(encoding="utf-8"))
         assert config["id2label"] == {"0": "negative", "1": "positive"}
         assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
@@ -97,7 +94,6 @@ class TestLanguageModel:
         variants = {
             "full": ("training.checkpointing=none", "training.chunked_loss=false"),
             "pieces": ("training.batch_size=2", "training.accumulation=4"),
-            "loop": ("training.checkpointing=loop", "training.chunked_loss=true"),
             "cycles": ("training.checkpointing=cycles", "training.chunked_loss=true"),
         }
         runs = [

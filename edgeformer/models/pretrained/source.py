@@ -138,20 +138,15 @@ def read_object(path: Path, kind: type[Any] = dict) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """A model's folder.
+    """A model's folder, under its ``name`` as the user gave it.
 
     Attributes:
-        name: as the user gave it.
-        config: its config.json without keys that do not describe the model.
-        sizes: what is read of it here.
-        tokenizer: path of its tokenizer.json.
+        config: its config.json without keys that do not describe the model; ``sizes``: what is read of it here.
         max_positions: tokens of the longest text.
         labels: names of its classes, in order; empty if its config.json names none.
-        classifies: it is a sequence classifier.
         other_head: its class, if that is neither a bare encoder, a pretraining encoder nor a sequence classifier.
         has_code: config.json names code, which is not run.
-        pooling, normalize: how a sentence-transformers folder makes embeddings; None and False in other folders.
-        max_length: tokens to which a sentence-transformers folder cuts texts, if specified.
+        pooling, normalize, max_length: how a sentence-transformers folder makes embeddings and cuts texts.
     """
 
     name: str
@@ -195,8 +190,7 @@ def open_source(name: str) -> Source:
     """Open the model in a folder, or the one with that name on the hub.
 
     Raises:
-        InputError: no such folder or model, an unsupported architecture or computation, or weights that only unpickling
-            could read.
+        InputError: no such folder or model, an unsupported computation, or weights that only unpickling could read.
         ArtifactError: a file is missing or damaged, or contradicts the weights.
     """
     folder = _find_folder(name)
