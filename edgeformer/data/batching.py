@@ -70,11 +70,7 @@ def _split_order(order: Int64s, size: int) -> list[Int64s]:
 
 
 class _StreamedPlan(Sequence[Int64s]):
-    """The batches of one epoch, computed in windows of 64 batches on access.
-
-    The rows of a window come from the whole set. They are sorted by length and cut into batches, which are shuffled
-    within the window.
-    """
+    """The batches of one epoch, computed on access in windows of 64 batches of rows from the whole set."""
 
     def __init__(
         self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool
@@ -115,9 +111,8 @@ class _StreamedPlan(Sequence[Int64s]):
 def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
     """Map ``positions`` by a random permutation of ``range(count)`` without computing all of it.
 
-    A Feistel network on the next even number of bits: each round XORs one half of a number with a hash of the other
-    half and one of the 64-bit ``keys``, which is invertible, so that results are distinct. A result outside the range
-    is mapped again until it is inside (cycle walking: Black and Rogaway, 2002), on average fewer than four times.
+    A Feistel network on the next even number of bits, with 64-bit ``keys``. A result outside the range is mapped again
+    until it is inside (cycle walking: Black and Rogaway, 2002), on average fewer than four times.
     """
     half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -201,9 +196,8 @@ def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length:
 class Packer:
     """Packs documents into rows: boundary d₁ boundary d₂ … boundary, independent of the pieces that they come in.
 
-    Rows have ``sequence_length`` + 1 tokens, the last may be shorter. They overlap by one token, so that each token but
-    the first of all is predicted exactly once. A document that continues in the next row starts there at position 0: a
-    row does not see the row before.
+    Rows of ``sequence_length`` + 1 tokens overlap by one, so that each token but the first of all is predicted once. A
+    document that continues in the next row starts there at position 0.
     """
 
     def __init__(self, boundary: int, sequence_length: int) -> None:
@@ -238,12 +232,8 @@ def text_batch(
 ) -> dict[str, Int64s]:
     """Return the rows at ``indices`` as int64 [B, S]: ``input_ids``, ``targets`` and, for packed rows, ``positions``.
 
-    S is the longest row. Shorter rows are padded with boundary tokens that predict nothing (``IGNORED``) and are
-    documents of their own (position 0).
-
-    Args:
-        pad_to: S is this length, and padding is predicted like text (training.score_padding). Raises ValueError if a
-            row is longer.
+    S is the longest row. Shorter rows are padded with boundary tokens that predict nothing (``IGNORED``). ``pad_to``: S
+    is this length, and padding is predicted like text (training.score_padding); ValueError if a row is longer.
     """
     begins = rows.offsets[indices]
     lengths = rows.lengths[indices]

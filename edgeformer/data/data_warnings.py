@@ -46,10 +46,9 @@ def load_with_findings(
 
 
 def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[DataFinding]:
-    """Return warnings about texts that repeat in the training parts, with the same label or with another label.
+    """Return warnings about texts that repeat (but for case and white space) in the training parts. Raises DataError.
 
-    Texts are equal if they differ in case and white space only. Takes 8 bytes a row. The sources are read again up to
-    the first examples. Synthetic texts get no warnings. Raises DataError.
+    Takes 8 bytes a row. The sources are read again up to the first examples.
     """
     if config.synthetic:
         return []

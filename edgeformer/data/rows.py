@@ -59,8 +59,7 @@ def rows_of(
         blanks: a missing text (null) becomes an empty text and a value that is no text :class:`Unreadable`; rows have
             the values of their records.
 
-    Raises:
-        DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
+    Raises DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
     """
     text_columns = [source.text] if source.text_pair is None else [source.text, source.text_pair]
     columns = [("text", column) for column in text_columns]

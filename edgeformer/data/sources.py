@@ -120,9 +120,7 @@ def read(
         skipped: leave out rows whose text is white space only, and append their places here; None: keep them.
         with_labels: False: read the texts of all rows only.
 
-    Raises:
-        DataError: a file, a column or a row is unusable; there is no (labelled) row.
-        MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
+    Raises DataError: a file, a column or a row is unusable; there is no (labelled) row.
     """
     name = ""
     if not with_labels and not isinstance(source, SyntheticSource):
@@ -255,12 +253,8 @@ def replacement_source(
 ) -> FileSource:
     """Return a source for a file that a model reads in place of its own data; pairs only if that has pairs.
 
-    Args:
-        parts: of the model's own data; empty: unknown.
-        columns, labelled: as in :func:`file_source`.
-        single: the model reads single texts, also if its data or the file has pairs.
-
-    Raises DataError: as in :func:`file_source`; single texts and pairs are both possible, or the model reads no pairs.
+    ``parts``: of the model's own data; empty: unknown. ``single``: the model reads single texts in any case. Raises
+    DataError: as :func:`file_source`; single texts and pairs are both possible, or the model reads no pairs.
     """
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
@@ -334,9 +328,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     """Return ``config`` with the files of a folder as parts, and notes on choices and parts that are left out.
 
     If a model was imported or a recipe cuts all its sets from one file, the files train, validation and test are the
-    parts; without a test or validation file, a tenth of train is held out.
-
-    Raises DataError: no such folder, no file for a part that the protocol uses, or no usable columns in a file.
+    parts; without a test or validation file, a tenth of train is held out. Raises DataError.
     """
     if isinstance(config, TextConfig):
         needed = dict.fromkeys(("train", "validation"), "a language model")

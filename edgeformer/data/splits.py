@@ -90,11 +90,7 @@ def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, Labe
 
 
 def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
-    """Make the sets ``names`` of :func:`split` from the parts that :func:`set_parts` lists for them. Raises DataError.
-
-    Without a protocol's own validation set, a tenth of train is held out; the training parts of random-split and
-    stratified are cut 80/10/10.
-    """
+    """Make the sets ``names`` of :func:`split` from the parts of :func:`set_parts`. Raises DataError."""
     sources = set_parts(config)
     for name in names:
         if not sources[name]:
@@ -131,10 +127,9 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
 
 
 def _stratified(config: DataConfig, rows: LabelledTexts) -> list[Int64s]:
-    """Return the row numbers of training, validation and test rows, each in file order.
+    """Return the row numbers of training, validation and test rows: of every label two tenths are held out.
 
-    Of every label about a tenth of the texts validates and another tenth tests, at least one each if it has three. Rows
-    with equal texts stay together, with the label of the first of them: no test text is a training text.
+    Rows with equal texts stay together, with the label of the first of them: no test text is a training text.
     """
     strata = rows.labels
     if config.separator is not None:
@@ -169,10 +164,7 @@ def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str,
 
 
 def _balance(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
-    """Return as many rows of each group as the smallest group has, if data.balance is set.
-
-    Called again for a random sample of balanced rows, which is nearly balanced only.
-    """
+    """Return as many rows of each group as the smallest group has, if data.balance is set."""
     if config.balance is None:
         return rows
     groups = _groups(config, rows)

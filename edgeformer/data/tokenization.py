@@ -113,10 +113,7 @@ def _load(
     training_texts: Iterable[str] | None,
     train: Callable[[str, int, Iterable[str]], Tokenizer],
 ) -> tuple[Tokenizer, str]:
-    """Return a tokenizer of the model's size, and its name for messages.
-
-    Truncation and padding of a file are turned off: they would cut and pad texts silently.
-    """
+    """Return a tokenizer of the model's size, without truncation and padding, and its name for messages."""
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):
@@ -281,9 +278,8 @@ def _train_byte_level(
 def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int]:
     """Learn the vocabulary of ``WordPieceTrainer``, with ties broken the same way every time.
 
-    That trainer numbers its "##" letters in the order of a randomly seeded hash map, so that two runs on the same text
-    give two tokenizers. It is BPE on letters that know whether they start a word. So each such letter becomes one
-    private-use character here, and the deterministic BPE trainer learns the merges.
+    That trainer is BPE on letters that know whether they start a word, numbered in random order. So each such letter
+    becomes one private-use character here, and the deterministic BPE trainer learns the merges.
     """
     letters: Counter[str] = Counter()
     for word, count in words.items():

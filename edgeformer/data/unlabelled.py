@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple
 
 from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
@@ -94,22 +94,44 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
         DataError: no such file, or none of its columns can be the text.
         InputError: conflicting options.
     """
-    if path is not None:
-        yield _open_file(path, how)
-    elif how.format in (None, _PLAIN):
-        _refuse_columns(how, _STANDARD_INPUT)
-        raw = _InterruptibleInput(stdin)
-        stream = as_text(io.BufferedReader(raw), how.columns.encoding)
-        yield Unlabelled(_STANDARD_INPUT, False, None, lambda: _plain_rows(Path(_STANDARD_INPUT), stream), raw.leave)
-    else:
+    if path is None and how.format not in (None, _PLAIN):
         with tempfile.TemporaryDirectory() as folder:
             copied = Path(folder) / f"standard-input.{how.format}"
             with copied.open("wb") as file:
                 shutil.copyfileobj(stdin, file)
             try:
-                yield _open_file(copied, how)
+                yield _open_table(copied, how)
             except DataError as error:
                 raise DataError(str(error).replace(str(copied), _STANDARD_INPUT)) from None
+        return
+    if path is not None:
+        check_file(path)
+        kind = suffix_format(path)
+        if how.format not in (None, _PLAIN, kind) or (kind is None and how.format != _PLAIN):
+            raise InputError(
+                f"{path}: its suffix tells {f'the format {kind}' if kind else 'no format'}; rename it, or pipe it with "
+                "--input-format FORMAT --file -"
+            )
+        if _PLAIN not in (kind, how.format):
+            yield _open_table(path, how)
+            return
+    name = _STANDARD_INPUT if path is None else str(path)
+    for option, column in (("--text", how.columns.text), ("--pair", how.columns.text_pair)):
+        if column is not None:
+            raise InputError(f"{option} {column}: {name} is read as plain text, one text per line, without columns")
+    raw = _InterruptibleInput(stdin)
+
+    def plain_rows() -> Iterator[InputRow]:
+        """Yield every line, also the empty ones: answers are on the same lines."""
+        if path is None:
+            opened: Any = contextlib.nullcontext(as_text(io.BufferedReader(raw), how.columns.encoding))
+        else:
+            opened = open_data_file(path, how.columns.encoding)
+        with opened as file:
+            yield from (InputRow(line.rstrip("\r\n")) for _, line in lines_of(Path(name), file))
+
+    expected = None if path is None else _count(path, plain_rows())
+    yield Unlabelled(name, False, expected, plain_rows, raw.leave if path is None else lambda: False)
 
 
 def windows(
@@ -158,23 +180,8 @@ class _InterruptibleInput(io.RawIOBase):
         return self._is_reading
 
 
-def _open_file(path: Path, how: Reading) -> Unlabelled:
-    check_file(path)
+def _open_table(path: Path, how: Reading) -> Unlabelled:
     encoding = how.columns.encoding
-    kind = suffix_format(path)
-    if how.format not in (None, _PLAIN, kind) or (kind is None and how.format != _PLAIN):
-        raise InputError(
-            f"{path}: its suffix tells {f'the format {kind}' if kind else 'no format'}; rename it, or pipe it with "
-            "--input-format FORMAT --file -"
-        )
-    if _PLAIN in (kind, how.format):
-        _refuse_columns(how, str(path))
-
-        def plain_rows() -> Iterator[InputRow]:
-            with open_data_file(path, encoding) as file:
-                yield from _plain_rows(path, file)
-
-        return Unlabelled(str(path), False, _count(path, plain_rows()), plain_rows)
     source = replacement_source(path, how.parts, how.columns, labelled=False, single=how.single)
     kind, delimiter, bom = format_of_source(source), ",", False
     if kind in ("csv", "tsv"):
@@ -193,17 +200,6 @@ def _open_file(path: Path, how: Reading) -> Unlabelled:
         delimiter=delimiter,
         bom=bom,
     )
-
-
-def _refuse_columns(how: Reading, name: str) -> None:
-    for option, column in (("--text", how.columns.text), ("--pair", how.columns.text_pair)):
-        if column is not None:
-            raise InputError(f"{option} {column}: {name} is read as plain text, one text per line, without columns")
-
-
-def _plain_rows(path: Path, file: TextIO) -> Iterator[InputRow]:
-    """Yield every line, also the empty ones: answers are on the same lines."""
-    return (InputRow(line.rstrip("\r\n")) for _, line in lines_of(path, file))
 
 
 def _count(path: Path, rows: Iterable[object]) -> int | None:

@@ -29,15 +29,13 @@ from edgeformer.run import run_folders
 from tests.cli.measure_cli import measured, refused
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
+
+
 RECIPE = """\
 name: hostile
 task: classification
 tokenizer: {kind: trained}
-data:
-  split: random-split
-  labels: [bad, good]
-  parts:
-    train: [{kind: file, path: PATH}]
+data: {split: random-split, labels: [bad, good], parts: {train: [{kind: file, path: PATH}]}}
 model: {kind: encoder, vocab_size: 60, iterations: 1, hidden_size: 32, layers: 1, heads: 2, ffn_size: 64,
   residual_scale: 0.5}
 training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: constant}}
@@ -55,10 +53,10 @@ def rows(path: Path) -> list[str]:
 
 
 def bomb(path: Path, suffix: str) -> Path:
-    """4 GB of short rows in less than 7 MB."""
-    pack = PACKERS[suffix]
-    path.write_bytes(pack(b"label\ttext\n") + pack(b"1\tgood\n" * (16 * 2**20 // 7)) * 256)
-    assert path.stat().st_size < 7e6
+    """4 GB of rows in less than 12 MB."""
+    pack, row = PACKERS[suffix], b"1\t" + b"good " * 200 + b"\n"
+    path.write_bytes(pack(b"label\ttext\n") + pack(row * (2**20 // len(row))) * 4096)
+    assert path.stat().st_size < 12e6
     return path
 
 
@@ -70,20 +68,6 @@ def test_four_gigabytes_in_short_lines(tmp_path: Path, suffix: str) -> None:
     assert time.process_time() - started < 5
 
 
-@pytest.mark.torture
-def test_command_refuses_in_bounded_time_and_memory(tmp_path: Path) -> None:
-    start = measured(*train(tmp_path, "absent.tsv"), cwd=tmp_path)
-    assert start.code == 2
-    bomb(tmp_path / "bomb.tsv.xz", ".xz")
-    bombed = measured(*train(tmp_path, "bomb.tsv.xz"), cwd=tmp_path)
-    refused(bombed, "bomb.tsv.xz", "200 times its size", beyond_s=start.seconds)
-    with (tmp_path / "line.tsv").open("wb") as file:
-        file.write(b"label\ttext\n1\t")
-        file.truncate(2**30)  # a hole: no disk, but null characters without end
-    long = measured(*train(tmp_path, "line.tsv"), cwd=tmp_path)
-    refused(long, "line.tsv, line 2", "longer than 16 MiB", beyond_s=start.seconds)
-
-
 @pytest.mark.parametrize("name", ["line.txt", "line.csv", "line.jsonl"])
 def test_line_of_a_gigabyte(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -92,6 +76,9 @@ def test_line_of_a_gigabyte(tmp_path: Path, name: str) -> None:
         file.truncate(2**30)
     with pytest.raises(DataError, match="longer than 16 MiB"):
         rows(path)
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"x" * (MAX_LINE - 1) + b"\nshort\n")
+    assert list(map(len, rows(path))) == [MAX_LINE - 1, 5]
 
 
 def test_bomb_behind_real_text(tmp_path: Path) -> None:
@@ -119,25 +106,12 @@ def test_repetitive_but_real_files_stream(tmp_path: Path, suffix: str, monkeypat
     assert len(rows(path)) == 50_000
 
 
-def test_longest_line(tmp_path: Path) -> None:
-    path = tmp_path / "book.txt"
-    path.write_bytes(b"x" * (MAX_LINE - 1) + b"\nshort\n")
-    assert list(map(len, rows(path))) == [MAX_LINE - 1, 5]
-    path.write_bytes(b"short\n" + b"x" * MAX_LINE + b"\nshort\n")
-    with pytest.raises(DataError, match=r"book\.txt, line 2: is longer than 16 MiB"):
-        rows(path)
-
-
-@pytest.mark.parametrize(("name", "separator"), [("wide.tsv", "\t"), ("wide.csv", ",")])
-def test_millions_of_columns(tmp_path: Path, name: str, separator: str) -> None:
-    path = tmp_path / name
-    path.write_text(separator.join(map(str, range(500_000))) + "\n1\n", encoding="utf-8")
-    with pytest.raises(DataError, match="500,000 columns; at most 10,000") as caught:
-        rows(path)
-    assert len(str(caught.value)) < 500
-
-
-def test_messages_repeat_no_megabytes(tmp_path: Path) -> None:
+def test_wide_tables_and_long_names_give_short_messages(tmp_path: Path) -> None:
+    for name, separator in (("wide.tsv", "\t"), ("wide.csv", ",")):
+        (tmp_path / name).write_text(separator.join(map(str, range(500_000))) + "\n1\n", encoding="utf-8")
+        with pytest.raises(DataError, match="500,000 columns; at most 10,000") as caught:
+            rows(tmp_path / name)
+        assert len(str(caught.value)) < 500
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"x" * 2**20: 1, **{f"c{n}": n for n in range(5000)}}) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="no column 'text'") as caught:
@@ -182,41 +156,34 @@ def test_manifest_of_absurd_size(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"run\.json: cannot be read: it is larger than 16 MiB"):
         read_manifest(RunManifest, folder / "run.json")
     assert run_folders(tmp_path / "artifacts") == [folder]
-    refused(measured("evaluate", "run", cwd=tmp_path), "run.json", "larger than 16 MiB")
     (folder / "run.json").write_bytes(b"[" * (MOST_JSON_BYTES - 1))
     refused(measured("evaluate", "run", cwd=tmp_path), "run.json")
 
 
-class TestGolden:
-    def archive(self, tmp_path: Path, **members: bytes) -> Path:
-        path = tmp_path / "golden.npz"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in members.items():
-                archive.writestr(f"{name}.npy", content)
-        return path
+def archive(folder: Path, members: dict[str, bytes]) -> Path:
+    path = folder / "golden.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return path
 
-    def array(self, array: np.ndarray) -> bytes:  # type: ignore[type-arg]
-        stream = io.BytesIO()
-        np.save(stream, array)
-        return stream.getvalue()
 
-    def test_bomb(self, tmp_path: Path) -> None:
-        path = self.archive(tmp_path, input_ids=self.array(np.zeros((1000, 40_000), np.int64)))
-        assert path.stat().st_size < 1e6
-        with pytest.raises(GoldenError, match=r"golden\.npz: damaged .*more than 256 MiB"):
-            read_golden(path)
+def as_npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
-    def test_shape_without_its_numbers(self, tmp_path: Path) -> None:
-        stated = self.array(np.ones((2, 8), np.int64)).replace(b"(2, 8), }", b"(99999999, 99999), }")
-        assert b"99999999" in stated
-        with pytest.raises(GoldenError, match="holds fewer numbers"):
-            read_golden(self.archive(tmp_path, input_ids=stated))
 
-    def test_thousands_of_members(self, tmp_path: Path) -> None:
-        array = self.array(np.ones((2, 8), np.int64))
-        with pytest.raises(GoldenError, match="1000 arrays"):
-            read_golden(self.archive(tmp_path, input_ids=array, **{f"a{n}": array for n in range(1001)}))
-
-    def test_packed_but_real(self, tmp_path: Path) -> None:
-        golden = read_golden(self.archive(tmp_path, input_ids=self.array(np.ones((2, 8), np.int64))))
-        assert len(golden) == 2
+def test_golden_inputs_of_absurd_size(tmp_path: Path) -> None:
+    real = as_npy(np.ones((2, 8), np.int64))
+    stated = real.replace(b"(2, 8), }", b"(99999999, 99999), }")
+    assert b"99999999" in stated
+    cases = (
+        ({"input_ids": as_npy(np.zeros((1000, 40_000), np.int64))}, r"golden\.npz: damaged .*more than 256 MiB"),
+        ({"input_ids": stated}, "holds fewer numbers"),
+        ({"input_ids": real, **{f"a{n}": real for n in range(1001)}}, "1000 arrays"),
+    )
+    for members, message in cases:
+        with pytest.raises(GoldenError, match=message):
+            read_golden(archive(tmp_path, members))
+    assert len(read_golden(archive(tmp_path, {"input_ids": real}))) == 2

@@ -45,16 +45,18 @@ def test_named_columns_are_used(tmp_path: Path) -> None:
     assert names(detect_columns(path, Columns())) == ("text", None, "label")
     assert names(detect_columns(path, Columns("second", None, "stars"))) == ("second", None, "stars")
     assert names(detect_columns(path, Columns(text_pair="second"))) == ("text", "second", "label")
+    pairs = table(tmp_path, [["premise", "hypothesis", "label"], *(row[:3] for row in rows)], "pairs.csv")
+    assert names(detect_columns(pairs, Columns())) == ("premise", "hypothesis", "label")
+    assert names(detect_columns(pairs, Columns(text="hypothesis"))) == ("hypothesis", None, "label")
+    stars = [[row[0], ("", "9", "10")[n % 3]] for n, row in enumerate(rows)]
+    result = detect_columns(table(tmp_path, [["text", "stars"], *stars]), Columns())
+    assert list(result.labels) == ["9", "10"] and result.source.skip_unlabelled and result.rows == 12
+    many = [[f"text {n}", f"label {n % (MAX_LABELS + 1)}"] for n in range(2 * MAX_LABELS + 2)]
+    with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
+        detect_columns(table(tmp_path, [["text", "label"], *many]), Columns(label="label"))
     broken = table(tmp_path, [["text", "second", "stars"], ["a", "b", "c"], ["a broken row"]], "broken.csv")
     with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: text, second"):
         detect_columns(broken, Columns(label="star"))
-
-
-def test_pairs_are_detected_by_name(tmp_path: Path) -> None:
-    rows = [[text, f"other text {n}", str(n % 2)] for n, text in enumerate(TEXTS)]
-    path = table(tmp_path, [["premise", "hypothesis", "label"], *rows])
-    assert names(detect_columns(path, Columns())) == ("premise", "hypothesis", "label")
-    assert names(detect_columns(path, Columns(text="hypothesis"))) == ("hypothesis", None, "label")
 
 
 @pytest.mark.parametrize("first", [["1", "a first text"], ["good", "a first text"]])
@@ -64,30 +66,18 @@ def test_first_row_without_names_is_data(tmp_path: Path, first: list[str]) -> No
     assert names(result) == ("2", None, "1") and not result.source.header and result.rows == 13
 
 
-def test_numbers_are_sorted_by_size(tmp_path: Path) -> None:
-    rows = [[text, str(8 + n % 4)] for n, text in enumerate(TEXTS)]
-    assert list(detect_columns(table(tmp_path, [["text", "stars"], *rows]), Columns()).labels) == ["8", "9", "10", "11"]
-
-
-def test_rows_without_a_label_are_skipped(tmp_path: Path) -> None:
-    rows = [[text, ("", "a", "b")[n % 3]] for n, text in enumerate(TEXTS)]
-    result = detect_columns(table(tmp_path, [["text", "label"], *rows]), Columns())
-    assert result.source.skip_unlabelled and sum(result.labels.values()) == 8 and result.rows == 12
-
-
 def test_other_formats(tmp_path: Path) -> None:
     lines = [json.dumps({"body": text, "label": bool(n % 2), "tags": ["x"]}) for n, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     result = detect_columns(tmp_path / "a.jsonl", Columns())
     assert names(result) == ("body", None, "label") and list(result.labels) == ["0", "1"]
     rows = [["text", "label"], *([text, str(n % 2)] for n, text in enumerate(TEXTS))]
-    assert detect_columns(table(tmp_path, rows, "a.txt", "|"), Columns()).source.delimiter == "|"
-    plain = detect_columns(table(tmp_path, rows, "a.tsv", "\t"), Columns()).source
-    assert (plain.format, plain.delimiter) == (None, None)
-    quoted = detect_columns(
-        table(tmp_path, [rows[0], *([f'"{a}"', b] for a, b in rows[1:])], "b.tsv", "\t"), Columns()
-    ).source
-    assert (quoted.format, quoted.delimiter) == ("csv", "\t")
+    quoted = [rows[0], *([f'"{a}"', b] for a, b in rows[1:])]
+    plain, marked = ("a.txt", "|", rows, (None, "|")), ("a.tsv", "\t", rows, (None, None))
+    cases = (plain, marked, ("b.tsv", "\t", quoted, ("csv", "\t")))
+    for name, delimiter, content, expected in cases:
+        source = detect_columns(table(tmp_path, content, name, delimiter), Columns()).source
+        assert (source.format, source.delimiter) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,36 +95,19 @@ def test_unusable_files_are_refused(tmp_path: Path, rows: list[list[str]], expec
         detect_columns(table(tmp_path, rows), Columns())
 
 
-def test_too_many_labels_are_refused(tmp_path: Path) -> None:
-    rows = [[f"text {n}", f"label {n % (MAX_LABELS + 1)}"] for n in range(2 * MAX_LABELS + 2)]
-    with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
-        detect_columns(table(tmp_path, [["text", "label"], *rows]), Columns(label="label"))
-
-
-@pytest.mark.parametrize("name", ["Kategorie", "KATEGORIE_", "Catégorie", "class", "Klasse", "Sentiment", "the_label"])
+@pytest.mark.parametrize("name", ["KATEGORIE_", "Catégorie", "class", "the_label"])
 def test_label_is_detected_by_name_and_by_values_in_any_spelling(tmp_path: Path, name: str) -> None:
-    spellings = (
-        "Rechnung",
-        "rechnung ",
-        "RECHNUNG",
-        "Technik",
-        "technik",
-        " Technik",
-        "Vertrag",
-        "VERTRAG",
-        "vertrag ",
-    )
-    rows = [[f"Kunde {'ABCD'[n % 4]}", f"Text Nummer {n}, der lang ist", spellings[n % 9]] for n in range(18)]
-    path = table(tmp_path, [["Kunde", "Nachricht", name], *rows])
-    columns = Columns()
+    spellings = [spelling for label in ("Rechnung", "Technik", "Vertrag") for spelling in (label, f" {label.upper()}")]
+    rows = [[f"Kunde {'ABCD'[n % 4]}", f"Text Nummer {n}, der lang ist", spellings[n % 6]] for n in range(18)]
+    path, columns = table(tmp_path, [["Kunde", "Nachricht", name], *rows]), Columns()
     if name == "the_label":  # no name of a label: both columns could be one
         with pytest.raises(AmbiguousDataError, match=r"2 columns could hold the labels: 'Kunde' .4 values: .*--label"):
             detect_columns(path, columns)
         columns = Columns(label=name)
     result = detect_columns(path, columns)
-    assert names(result) == ("Nachricht", None, name) and len(result.labels) == 9
-    # Nine spellings in nine rows count as three values.
-    short = table(tmp_path, [["text", "Kategorie"], *(row[1:] for row in rows[:9])], "short.csv")
+    assert names(result) == ("Nachricht", None, name) and len(result.labels) == 6
+    # Six spellings in six rows count as three values.
+    short = table(tmp_path, [["text", "Kategorie"], *(row[1:] for row in rows[:6])], "short.csv")
     assert detect_columns(short, Columns()).source.label == "Kategorie"
 
 

@@ -10,9 +10,8 @@ from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.data.data_warnings import label_findings
 from edgeformer.data.prepare import data_findings, prepare
-from edgeformer.data.rows import Row
 from edgeformer.data.sources import load_part
-from tests.data.conftest import file_sources, read_file, write_parquet
+from tests.data.conftest import file_sources, read_file
 from tests.tasks.test_embedding import tiny_tokenizer
 
 CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]
@@ -35,12 +34,6 @@ def findings_of(config: DataConfig) -> dict[str, DataFinding]:
     return findings
 
 
-def test_clean_and_synthetic_data_have_no_warnings(tmp_path: Path) -> None:
-    assert findings_of(config(tmp_path, CLEAN)) == {}
-    synthetic = [{"kind": "synthetic-reviews", "rows": 3000}]
-    assert data_findings(config_of(synthetic, split="random-split", labels=["negative", "positive"])) == []
-
-
 def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:
     chosen = config(tmp_path, [*CLEAN[:3], ("", "bad"), (" \t", "good"), *CLEAN[3:]])
     finding = findings_of(chosen)["empty texts"]
@@ -60,6 +53,8 @@ def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
     assert "all rows of a text are in the same set" in finding.message
     finding = findings_of(config(tmp_path, rows, split="random-split"))["duplicates"]
     assert finding.rows == 3 and "same set" not in finding.message
+    assert findings_of(config(tmp_path, CLEAN)) == {}
+    assert data_findings(config_of([{"kind": "synthetic-reviews", "rows": 900}], labels=["negative", "positive"])) == []
 
 
 def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
@@ -69,24 +64,6 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
     assert finding.message.startswith("train: 2 texts with two labels or more, in 5 rows: kept, and no model can be")
     assert finding.examples[0] == "mine.csv, line 2 'bad', mine.csv, line 44 'good': 'row number 0 is dull'"
     assert finding.examples[1] == "mine.csv, line 5 'good', mine.csv, line 42 'bad': 'row number 3 is fine'"
-
-
-def test_places_without_lines_are_rows(tmp_path: Path) -> None:
-    rows = [Row(text, label, "") for text, label in (*CLEAN, CLEAN[0], (CLEAN[1][0], "bad"))]
-    findings = findings_of(config_of(file_sources(write_parquet(tmp_path / "mine.parquet", rows))))
-    places = "mine.parquet, row 41 as in mine.parquet, row 1; mine.parquet, row 42 as in mine.parquet, row 2"
-    assert findings["duplicates"].message.endswith(f"({places})")
-    assert findings["contradictions"].examples == (
-        "mine.parquet, row 2 'good', mine.parquet, row 42 'bad': 'row number 1 is fine'",
-    )
-
-
-def test_places_in_several_files(tmp_path: Path) -> None:
-    config(tmp_path, CLEAN)
-    (tmp_path / "more.csv").write_text(f"text,label\n,bad\n{CLEAN[7][0]},good\n", encoding="utf-8")
-    findings = findings_of(config_of([*file_sources(tmp_path / "mine.csv"), *file_sources(tmp_path / "more.csv")]))
-    assert findings["duplicates"].examples == ("more.csv, line 3 as in mine.csv, line 9",)
-    assert findings["empty texts"].examples == ("more.csv, line 2",)
 
 
 def test_labels_without_rows_are_reported_for_every_set() -> None:
@@ -117,13 +94,6 @@ def test_validation_texts_of_the_training_set_are_reported(tmp_path: Path) -> No
     chosen = chosen.model_copy(update={"split": "glue-dev", "parts": {"train": source, "validation": source}})
     finding = findings_of(chosen)["seen texts"]
     assert finding.rows == 12 and "12 rows of 12 stand in the training set, too" in finding.message
-
-
-def test_training_records_the_warnings(tmp_path: Path) -> None:
-    chosen = config(tmp_path, [*CLEAN, ("", "bad"), CLEAN[0]], labels=["bad", "good", "unheard of"])
-    summary = prepare(chosen, TrainedTokenizer(kind="trained"), 60, tmp_path / "cache").summary
-    assert [finding.kind for finding in summary.findings] == ["empty texts", "duplicates", "labels without rows"]
-    assert sum(summary.rows.values()) == 41
 
 
 def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:

@@ -53,11 +53,3 @@ def test_boundary_inside_a_text_is_spelled_out():
     assert [tokenizer.decode(row, skip_special_tokens=False) for row in rows] == texts
     assert rows[0] == tokenizer.encode(texts[0]).ids
     assert [plain.encode(text).ids for text in texts] == rows
-
-
-def test_plain_text_has_no_special_tokens(tokenizer):
-    plain = PlainText(tokenizer)
-    assert plain.boundary == tokenizer.token_to_id("[SEP]")
-    row = plain.encode_all(TEXTS.texts[:1]).ids.tolist()
-    assert row == tokenizer.encode(TEXTS.texts[0], add_special_tokens=False).ids
-    assert row == tokenizer.encode(TEXTS.texts[0]).ids[1:-1]

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgeformer.artifacts.data_config import DataConfig, FileSource
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.column_detection import detect_columns
-from edgeformer.data.sources import Columns, file_source, load_parts, local_parts, replacement_source
-from tests.data.conftest import file_sources
+from edgeformer.data.sources import Columns, file_source, local_parts, replacement_source
 
 LABELLED = "text,label\nfine,1\n"
 
@@ -95,15 +93,6 @@ def test_ambiguous_label_columns_are_refused(tmp_path: Path) -> None:
     assert file_source(write(tmp_path, "b.csv", "text;topic;sentiment\na;1;2\n")).label == "sentiment"
 
 
-def test_sources_of_a_part_are_concatenated(tmp_path: Path) -> None:
-    good, bad = write(tmp_path, "a.txt", "good\nfine\n"), write(tmp_path, "b.txt", "bad\n")
-    sources = [*file_sources(good, label_value="positive"), *file_sources(bad, label_value=0)]
-    document = {"parts": {"train": sources}, "split": "random-split", "labels": ["negative", "positive"]}
-    (part,) = load_parts(DataConfig.model_validate(document)).values()
-    assert (part.texts, part.labels.tolist()) == (["good", "fine", "bad"], [1, 1, 0])
-    assert part.labels.dtype == np.int64
-
-
 def config(split: str = "sst-test", **parts: Any) -> DataConfig:
     hub = {"kind": "hub", "name": "nyu-mll/glue", "text": "sentence"}
     sources = {part: [settings or hub] for part, settings in parts.items()}
@@ -125,13 +114,6 @@ def test_files_and_columns_of_a_folder_are_found_by_name(tmp_path: Path) -> None
     assert len(notes) == 1 and "extra" in notes[0]
 
 
-def test_columns_of_the_recipe_are_preferred(tmp_path: Path) -> None:
-    write(tmp_path, "train.csv", "text,opinion,label,stars\nno,yes,1,5\n")
-    (settings,) = file_sources(Path("gone.csv"), text="opinion", label="stars", skip_unlabelled=True)
-    (source,) = local_parts(config("random-split", train=settings), tmp_path)[0].parts["train"]
-    assert (source.text, source.label, source.skip_unlabelled) == ("opinion", "stars", True)
-
-
 @pytest.mark.parametrize(
     ("files", "split", "parts"),
     [
@@ -149,16 +131,6 @@ def test_stratified_recipe_uses_the_test_sets_of_a_folder(
     local, notes = local_parts(config("stratified", train=None), tmp_path)
     assert (local.split, [*local.parts]) == (split, parts)
     assert len(notes) == (split != "stratified") and all(split in note for note in notes)
-
-
-def test_unused_and_missing_files_are_noted(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        write(tmp_path, f"{name}.csv")
-    local, notes = local_parts(config("random-split", train=None), tmp_path)
-    assert [*local.parts] == ["train"]
-    assert notes == ["test.csv is left alone: split random-split of this recipe has no such part"]
-    local, notes = local_parts(config("given", train=None, validation=None, test=None), tmp_path)
-    assert set(local.parts) == {"train", "test"} and "validation" in notes[0]
 
 
 def test_missing_files_and_columns_are_refused(tmp_path: Path) -> None:

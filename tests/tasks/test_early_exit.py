@@ -79,8 +79,3 @@ def test_incomplete_records_are_refused() -> None:
     records.add(1, np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="not at every exit"):
         records.leave({1: 0.5})
-
-
-def test_losses_are_float32_and_averaged_in_float64() -> None:
-    assert two_exits(np.array([0.1]), np.ones(1)).leave({}).loss == float(np.float32(0.1))
-    assert two_exits(np.array([2.0**24, 1.0, 1.0, 1.0]), np.ones(4)).leave({}).loss == (2**24 + 3) / 4

@@ -89,15 +89,20 @@ def test_perplexity_per_word_uses_the_total_loss():
     assert score.perplexity == pytest.approx(math.exp(3.0))
     assert score.word_perplexity == pytest.approx(math.exp(4.0))
     assert (meter.score().words, meter.score().word_perplexity, meter.score().early_exit) == (None, None, None)
-
-
-def test_huge_loss_is_valid_json():
-    meter = LanguageMeter([1])
-    meter.add_tokens({1: np.array([6e4])})
+    meter = LanguageMeter([2, 10])
+    meter.add_tokens({2: np.array([2.0]), 10: np.array([6e4])})
     score = meter.score(words=1)
-    assert score.loss == 6e4
-    assert math.isfinite(score.perplexity) and score.perplexity > 1e300
+    assert score.loss == 6e4 and math.isfinite(score.perplexity) and score.perplexity > 1e300
     assert LanguageScore.model_validate_json(score.model_dump_json()) == score
+    shuffled = score.model_copy(update={"exits": dict(sorted(score.exits.items()))})
+    assert list(shuffled.exits) == ["10", "2"] and list(shuffled.by_exit) == [2, 10]
+    meter = LanguageMeter([1])
+    for _ in range(4):
+        meter.add_tokens({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
+    assert meter.score().loss == (2**24 + 3) / 4, "sums are in double precision"
+    for make, message in ((LanguageMeter(EXITS).score, "empty"), (lambda: LanguageMeter([4, 2]), "exits must rise")):
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 def random_logits(seed):
@@ -162,26 +167,3 @@ def test_cosine_is_an_exit_rule():
     assert records.rules == ("confidence", "cosine")
     assert records.leave({1: 0.9}).loss == pytest.approx((2 + 10) / 2)
     assert records.leave({1: 0.9}, "cosine").loss == pytest.approx((1 + 20) / 2)
-
-
-def test_exits_are_in_the_order_of_their_loops():
-    meter = LanguageMeter([2, 10])
-    meter.add_tokens({2: np.array([2.0]), 10: np.array([1.0])})
-    score = meter.score()
-    assert [(loop, exit_.loss) for loop, exit_ in score.by_exit.items()] == [(2, 2.0), (10, 1.0)]
-    shuffled = score.model_copy(update={"exits": dict(sorted(score.exits.items()))})
-    assert list(shuffled.exits) == ["10", "2"] and list(shuffled.by_exit) == [2, 10]
-
-
-def test_an_empty_set_and_exits_that_do_not_rise_are_refused():
-    with pytest.raises(ValueError, match="empty"):
-        LanguageMeter(EXITS).score()
-    with pytest.raises(ValueError, match="exits must rise"):
-        LanguageMeter([4, 2])
-
-
-def test_sums_are_double_precision():
-    meter = LanguageMeter([1])
-    for _ in range(4):
-        meter.add_tokens({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
-    assert meter.score().loss == (2**24 + 3) / 4
