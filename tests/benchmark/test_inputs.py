@@ -38,13 +38,3 @@ def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, se
         assert (buffer["input_ids"][:, 0] == 1).all()
     if seq > 4:
         assert not np.array_equal(buffers[0]["input_ids"], buffers[1]["input_ids"])
-
-
-def test_inputs_without_a_mask_are_taken_whole_and_get_none(tmp_path: Path) -> None:
-    """A language model's: its graph takes token ids only."""
-    np.savez(tmp_path / "golden.npz", input_ids=np.arange(8, dtype=np.int64).reshape(2, 4))
-    golden = read_golden(tmp_path / "golden.npz")
-    assert [row.tolist() for row in golden.texts()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    (buffer,) = make_buffers(golden, batch=3, seq=6, count=1)
-    assert list(buffer) == ["input_ids"]
-    assert buffer["input_ids"].tolist() == [[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6], [0, 1, 2, 3, 1, 2]]

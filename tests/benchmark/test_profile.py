@@ -202,6 +202,6 @@ def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path:
     assert {c.artifact for c in report.search.candidates} == {"model", "wide"}, "no engine on a processor"
     assert report.verdict.status == "pass" and {check.artifact for check in report.verdict.checks} == {"model"}
     assert badge_text(report) == "host: pass" and verdict_sentence(report).startswith("The search picks model. ")
-    nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1))
+    nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1, artifacts=("model",)))
     assert nothing.search is not None and nothing.search.pick is None
     assert nothing.verdict.status == "fail" and verdict_sentence(nothing).startswith("The search picks nothing: ")

@@ -18,7 +18,6 @@ from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.measurement.artifact import Item
-from edgeformer.report.context import badge_text, verdict_sentence
 from edgeformer.run import Location
 from tests.cli.in_process import in_process
 from tests.export import graphs
@@ -55,17 +54,6 @@ def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
     assert any(note.startswith("inputs: input_ids [B, S]") for note in report.notes)
 
 
-def test_a_foreign_graph_passes_only_what_the_profile_limits(tmp_path: Path) -> None:
-    report = profiled(bundle_of(tmp_path, graphs.embedding()), batches=(1,), seqs=(5,))
-    assert (report.verdict.status, report.verdict.judged) == ("pass", ("memory",))
-    assert [kind.name for kind in report.verdict.not_judged] == ["size", "latency"]
-    assert verdict_sentence(report) == (
-        "Within budget: memory (estimated); size and latency were not judged: the profile raspberry-pi-5 sets no limit."
-    )
-    assert badge_text(report) == "raspberry-pi-5: pass (memory only, estimated)"
-    assert "no limit for size and latency; set one with --max-size and --max-latency" in report.notes
-
-
 def test_fixed_sizes_are_one_row_that_says_what_went_in(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (8000, 16000)})
     resolved = resolve(ProfileOptions(), PI, bundle.manifest)
@@ -95,13 +83,9 @@ def test_an_estimate_says_what_was_never_checked(
 
 
 def test_a_loop_counts_every_round(tmp_path: Path) -> None:
-    rounds = {}
-    for count in (2, 6):
-        bundle = bundle_of(tmp_path / str(count), graphs.looping(count))
-        (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
-        assert row.work is not None
-        rounds[count] = row.work.operations
-    assert rounds[6] == 3 * rounds[2] == 6 * 2 * 6 * 6
+    bundle = bundle_of(tmp_path, graphs.looping(6))
+    (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
+    assert row.work is not None and row.work.operations == 6 * 2 * 6 * 6
 
 
 def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
 from benchmarks.claims.figures import Finder
 from benchmarks.claims.page import page, tally
-from benchmarks.claims.schema import Claim, Claims, Each, Formula, Result, Study, read_claims
+from benchmarks.claims.schema import Claim, Claims, Result, read_claims
 from benchmarks.claims.verdicts import fault, judge
 from edgeformer.artifacts.errors import InputError
 
@@ -70,18 +70,6 @@ def test_all_five_texts_are_covered(claims: Claims) -> None:
     number, *verdicts = tally([*claims.claims.values()])
     assert number == sum(verdicts)
     assert {claim.study for claim in claims.claims.values()} == {*claims.studies}
-
-
-def cells_of(claims: Claims, source: Any, figures: list[str]) -> list[tuple[Study, str]]:
-    """Cells of study tables that a claim's figures come from."""
-    if isinstance(source, str):
-        return [place for item in claims.sources[source] for place in cells_of(claims, item, figures)]
-    if isinstance(source, Study):
-        return [(source, source.figure.replace("$figure", figure)) for figure in figures]
-    if isinstance(source, Each):
-        return [place for figure, part in source.of.items() for place in cells_of(claims, part, [figure])]
-    parts = source.of.values() if isinstance(source, Formula) else ()
-    return [place for part in parts for place in cells_of(claims, part, figures)]
 
 
 TABLE6 = {"kind": "study", "study": "table6", "run": "light", "at": "random-split"}
@@ -229,19 +217,6 @@ def test_fp16_is_judged_only_where_fp16_was_computed(
     (tmp_path / "results" / "studies" / "0a1b.json").write_text(run, encoding="utf-8")
     result = only_result(path)
     assert result.verdict == expected and says in result.why
-
-
-def test_no_committed_claim_on_fp16_is_judged_by_a_cpu(claims: Claims) -> None:
-    local = {
-        name for name, claim in claims.claims.items() if claim.result and "FP16 graph was computed" in claim.result.why
-    }
-    models = ("baseline", "wider", "light")
-    assert local == {
-        *(f"a-table13-{model}-16" for model in models),
-        *(f"a-fp16-keeps-{model}" for model in models),
-        "a-v3-918-baseline",
-        "a-v3-918-wider",
-    }
 
 
 NORM = {"kind": "study", "study": "crt-norm-ablation", "run": "layer", "at": "validation", "figure": "loss"}

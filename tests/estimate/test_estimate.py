@@ -19,7 +19,7 @@ from edgeformer.estimate.listing import ListJob, feed_for, run_listing
 from edgeformer.estimate.probe import run_probe
 from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import Item, check_artifact
-from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle
 
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))
 
@@ -141,10 +141,3 @@ def test_decoding_feeds_one_token_and_what_was_kept_of_the_others() -> None:
     assert first_call["past_key_values.0.key"].shape == (2, 8, 0, 64) and first_call["position_ids"].shape == (2, 100)
     with pytest.raises(EdgeformerError, match="'pixels'"):
         feed_for({"pixels": ("tensor(float)", (None, 3))}, ("steady", 1, 4), np.zeros((1, 4), np.int64))
-
-
-def test_listing_changes_nothing_in_the_bundle(bundle: Path) -> None:
-    write_manifest(bundle, [artifact_of(bundle, "onnx/model.onnx")])
-    times = {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
-    estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(), ITEMS[:1])
-    assert times == {path: path.stat().st_mtime_ns for path in bundle.rglob("*")}
