@@ -105,11 +105,12 @@ def origin_of(documents: Sequence[Any], names: Sequence[str] = ()) -> Origin:
     """
     dates, versions, machines = list[str](), list[str](), list[str]()
     for number, document in enumerate(documents):
-        results = sorted(value for key, value in _fields(document) if key in _DATES and _is_date(value))
+        fields = [*_fields(document)]
+        results = sorted(value for key, value in fields if key in _DATES and _is_date(value))
         day = _DAY.match(Path(names[number]).name) if number < len(names) else None
         dates += results or ([day.group()] if day else [])
-        versions += [value for key, value in _fields(document) if key == "code_version" and isinstance(value, str)]
-        machines += [machine for key, value in _fields(document) if (machine := _machine(key, value))]
+        versions += [value for key, value in fields if key == "code_version" and isinstance(value, str)]
+        machines += [machine for key, value in fields if (machine := _machine(key, value))]
     # A machine that one place names with its threads needs no second mention without them.
     kept = [name for name in dict.fromkeys(machines) if not any(other.startswith(f"{name}, ") for other in machines)]
     return Origin(sorted(dates), [*dict.fromkeys(versions)], kept)
@@ -184,6 +185,13 @@ def study_documents(folder: Path, keys: Sequence[str]) -> tuple[list[Any], list[
     return runs, [document for document in times if {entry["run"] for entry in document["entries"]} <= {*keys}]
 
 
+@cache
+def _oldest(folder: Path, keys: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the oldest date of a study's runs and that of its times, each in a list that may be empty."""
+    runs, times = study_documents(folder, keys)
+    return origin_of(runs).dates[:1], origin_of(times).dates[:1]
+
+
 def superseded_study(
     name: str, columns: Sequence[str], keys: Sequence[str], results: Path = RESULTS
 ) -> list[tuple[Change, Affected]]:
@@ -195,8 +203,7 @@ def superseded_study(
         keys: of the runs in the table.
         results: the folder with changes.json and studies/.
     """
-    runs, times = study_documents(results / "studies", keys)
-    run_dates, time_dates = origin_of(runs).dates[:1], origin_of(times).dates[:1]
+    run_dates, time_dates = _oldest(results / "studies", tuple(keys))
     measured = {
         column: next(iter((time_dates if column in TIMED_COLUMNS else []) or run_dates), "") for column in columns
     }
