@@ -21,13 +21,13 @@ _FEW = ("--max-tokens", "5")
 
 RUN: dict[str, tuple[str, ...]] = {
     "edgeformer train quickstart": _set(*_TINY),
-    "edgeformer train quickstart --set training.epochs=2 --set model.iterations=3": _set(
-        *(item for item in _TINY if not item.startswith("training.epochs"))
+    "edgeformer train quickstart --set training.epochs=2 --set model.iterations=3": (
+        "--max-steps", "2", *_set(*(item for item in _TINY if not item.startswith("training.epochs"))),
     ),
     "edgeformer train recurrent_sst2_fast --data path/to/sst2 --tokenizer path/to/bert-base-uncased/tokenizer.json": (
         "--max-steps", "2", "--set", "model.hidden_size=32", "--set", "model.ffn_size=64",
     ),
-    "edgeformer train crt_mini --data path/to/wikitext-2": _set(*_TINY_TEXT, "training.epochs=1"),
+    "edgeformer train crt_mini --data path/to/wikitext-2": ("--max-steps", "2", *_set(*_TINY_TEXT)),
     "edgeformer export --fp16 --trt": (),
     "edgeformer profile --device rtx4050": _ONE_SHAPE,
     'edgeformer generate "The house was" --exit 6': _FEW,

@@ -42,6 +42,7 @@ def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> N
     assert options["model_kwargs"]["ov_config"] == {"INFERENCE_NUM_THREADS": "2", "INFERENCE_PRECISION_HINT": "f32"}
 
 
+@pytest.mark.slow
 def test_the_two_training_steps_of_a_crt_compute_the_same(small_language_recipe: LanguageRecipe) -> None:
     results = crt_training_step.measure(small_language_recipe, "fp32", rounds=1, steps=1)
     assert results["relative_difference_of_gradients"] < 1e-4
