@@ -20,7 +20,7 @@ _ONE_SHAPE = ("--artifact", "onnx-fp16", "--batch", "1", "--seq", "16")
 _FEW = ("--max-tokens", "5")
 
 RUN: dict[str, tuple[str, ...]] = {
-    "edgeformer train quickstart": _set(*_TINY),
+    "edgeformer train quickstart": ("--max-steps", "2", *_set(*_TINY)),
     "edgeformer train quickstart --set training.epochs=2 --set model.iterations=3": (
         "--max-steps", "2", *_set(*(item for item in _TINY if not item.startswith("training.epochs"))),
     ),
