@@ -240,7 +240,6 @@ def calibrate(
     Raises:
         InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on; one
             model twice, or so many that they take more than ten minutes.
-        ArtifactError: the bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: the measuring processes did not answer.
     """
     if base.kind != "cpu":
@@ -347,13 +346,11 @@ def validate(
     """Return the profile with estimates beside measurements of a bundle's full FP32 ONNX graph at unfitted shapes.
 
     The graphs are measured as `profile` does, on a CUDA card the FP16 graph, too: a CPU computes it in FP32. A card
-    gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays:
-    other shapes of a fitted model say nothing of other models. Cases that could not be measured stably count for no
-    error; those that could not be compared are left out, with a message.
+    gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays.
+    Cases that could not be measured stably count for no error; those that could not be compared are left out.
 
     Raises:
         InputError: the profile has no calibration, or its device is not here; or every case was fitted.
-        ArtifactError: the bundle, or a file of it, is missing, truncated or changed.
         EdgeformerError: nothing could be measured, or nothing estimated.
     """
     target = find_target(device)

@@ -21,7 +21,7 @@ from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.estimate.operators import NodeWork
-from edgeformer.estimate.roofline import amounts, beyond_cache, calibrated_nodes_us, rates_of
+from edgeformer.estimate.roofline import beyond_cache, calibrated_nodes_us, far_bytes, rates_of
 from edgeformer.measurement.artifact import Item
 from edgeformer.system.host import now
 
@@ -60,11 +60,7 @@ class TimedCall:
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """Return x ≥ 0 with the least |matrix · x − target|², trying every set of columns.
-
-    `edgeformer calibrate` runs on devices, where the base installation has no scipy. Shapes: matrix float64 [n, k] with
-    a small k (all 2ᵏ sets are tried), target [n], result [k].
-    """
+    """Return x ≥ 0 [k] with the least |matrix · x − target|², matrix [n, k], trying all 2ᵏ sets of columns: no scipy."""
     # The same problem in k rows: the part of the target that no column reaches is constant.
     rotation, matrix = np.linalg.qr(matrix)
     target = rotation.T @ target
@@ -94,9 +90,9 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
         rates = rates_of(device, precision)
         beyond = beyond_cache(call.weight_bytes, rates.cache_bytes)
         for work, node_us in zip(call.works, nodes_us, strict=False):  # no durations: not believed
-            amount = amounts(work, beyond, rates.cache_bytes)
-            compute_us = 1e6 * amount.operations / rates.peak if work.is_product else 0.0
-            near_us, far_us = 1e6 * amount.near_bytes / rates.bandwidth, 1e6 * amount.far_bytes / rates.bandwidth
+            far = far_bytes(work, beyond, rates.cache_bytes)
+            compute_us = 1e6 * work.operations / rates.peak if work.is_product else 0.0
+            near_us, far_us = 1e6 * (work.bytes - far) / rates.bandwidth, 1e6 * far / rates.bandwidth
             row = (1.0, compute_us, near_us, far_us, node_us, node_us / call.call_us)
             rows[precision, work.cls].append(row)
             rows[precision, work.operator].append(row)
@@ -133,10 +129,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
 
 
 def _durations_us(calls: Sequence[TimedCall], call_us: float) -> list[tuple[float, ...]]:
-    """Return node durations that add up to their call; empty where nodes and call were timed at different speeds.
-
-    The profiler makes every node longer by about the same time, which calls that were timed without it show.
-    """
+    """Return node durations that add up to their call; empty where nodes and call were timed at different speeds."""
     profiled = sorted((call for call in calls if call.works), key=lambda call: call.call_us / len(call.works))
     cheapest = profiled[: max(_FEWEST_CHEAPEST, len(profiled) // _CHEAPEST_SHARE)]
     added = [(sum(call.durations_us) - call.call_us) / len(call.works) for call in cheapest]

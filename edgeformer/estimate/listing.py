@@ -22,10 +22,6 @@ from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
 
-_TYPES = {
-    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_, "tensor(double)": np.float64,
-}  # fmt: skip
 Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
 """Input → type, shape with None for a dynamic axis."""
 
@@ -135,7 +131,7 @@ def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
         elif name == "state" or name.startswith("past"):
             dynamic = new if name == "state" else past
             sizes = (batch, *(dynamic if size is None else size for size in shape[1:]))
-            feed[name] = generator.normal(size=sizes).astype(_TYPES[kind])
+            feed[name] = generator.normal(size=sizes).astype(np.float16 if kind == "tensor(float16)" else np.float32)
         else:
             raise InputError(f"input {name!r} is none that edgeformer's graphs have; its nodes cannot be listed")
     return feed

@@ -166,10 +166,7 @@ def count_nodes(nodes: Sequence[ExecutedNode], float_bytes: int | None = None) -
 
 
 def _with_cast_weights(nodes: Sequence[ExecutedNode]) -> list[ExecutedNode]:
-    """Count the weights of FP16 graphs as parameters of their products.
-
-    A CPU widens each of them with a cast before the product, which then reads an ordinary tensor of the same shape.
-    """
+    """Count the weights of FP16 graphs, which a CPU widens with casts first, as parameters of their products."""
     cast = {
         node.outputs[0] for node in nodes if _CPU_CAST in node.name and 0 < node.inputs[0].bytes <= node.parameter_bytes
     }
@@ -193,10 +190,9 @@ def total(works: Sequence[NodeWork]) -> Work:
 
 
 def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
-    """Group nodes into the kernels of a compiler that fuses.
+    """Group nodes into the kernels of a compiler that fuses: each product, and what lies between two products.
 
-    Each product is a kernel. What lies between two products is one kernel, except that a sum over an axis (norm,
-    softmax) starts a new one. Nodes that only name or shape data belong to none.
+    A sum over an axis (norm, softmax) starts a new one. Nodes that only name or shape data belong to none.
     """
     kernels: list[list[NodeWork]] = []
     open_chain = False
@@ -214,8 +210,7 @@ def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:
 def stored_weight_bytes(nodes: Sequence[ExecutedNode], works: Sequence[NodeWork], artifact: ArtifactManifest) -> float:
     """Return the bytes of all products' weights, each counted once however often a loop reads it.
 
-    The profiler does not name weights. The manifest says how many bytes the file stores; without the embedding tables,
-    they are the weights that the products share. ``works`` are those of ``nodes``, see :func:`count_nodes`.
+    The profiler does not name weights. They are the bytes that the file stores, by the manifest, without its tables.
     """
     read = sum(work.weight_bytes for work in works)
     if artifact.sharing is None:

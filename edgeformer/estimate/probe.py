@@ -86,10 +86,7 @@ def run_probe(threads: int) -> HostRates:
 
 
 def work(message: bytes, send: Send) -> None:
-    """Time chains of products, and sums of large tensors and of single numbers, in a worker; takes 15 s.
-
-    A chain that does not fit into memory is left out.
-    """
+    """Time chains of products that fit into memory, and sums of large tensors and of single numbers, in 15 s."""
     from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
     threads, start = ProbeJob.model_validate_json(message).threads, read_cpu()

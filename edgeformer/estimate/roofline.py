@@ -73,8 +73,7 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
 def refused_calibration(device: DeviceProfile) -> str | None:
     """Return why the profile's calibration does not hold for its device; None if it does, or if there is none.
 
-    A profile without ``match`` stands for this host. Copied from another machine it would be wrong, also where that
-    has a processor of the same name: virtual machines call very different processors alike.
+    A profile without ``match`` stands for this host; one copied from another machine is wrong even for the same name.
     """
     calibration, expected = device.calibration, cpu_name() if device.match is None else device.match
     if calibration is None:
@@ -105,23 +104,11 @@ def refused_calibration(device: DeviceProfile) -> str | None:
 
 
 def known_error(device: DeviceProfile, host: DeviceProfile | None = None) -> EstimateError | None:
-    """Return the estimator's error where it was validated: on the device itself, else on this host's processor.
-
-    ``host`` is this host's calibrated profile, if there is one; another machine's is left out.
-    """
+    """Return the estimator's error on the device itself, else on this host's processor; not another machine's."""
     for profile in (device, host):
         if profile is not None and profile.calibration is not None and refused_calibration(profile) is None:
             return profile.calibration.error
     return None
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """Operations of a node, bytes that the cache holds, and bytes that come from memory."""
-
-    operations: float
-    near_bytes: float
-    far_bytes: float
 
 
 def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
@@ -135,13 +122,12 @@ def beyond_cache(total_bytes: float, cache_bytes: float) -> float:
     return min(1.0, math.log(filled) / math.log(_RAMP_END / _RAMP_BEGIN)) if filled > 1 else 0.0
 
 
-def amounts(work: NodeWork, weights_beyond: float, cache_bytes: float) -> Amounts:
-    """Return operations and bytes of a node; a node whose activations exceed the cache reads and writes memory.
+def far_bytes(work: NodeWork, weights_beyond: float, cache_bytes: float) -> float:
+    """Return the bytes of a node that come from memory; the cache holds the others.
 
     ``weights_beyond``: share of all weights that no cache keeps from one call to the next (:func:`beyond_cache`).
     """
-    far = work.weight_bytes * weights_beyond + work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
-    return Amounts(work.operations, work.bytes - far, far)
+    return work.weight_bytes * weights_beyond + work.moved_bytes * beyond_cache(work.moved_bytes, cache_bytes)
 
 
 # A calibrated device: each node costs its class's overhead and what it takes at each fitted rate.
@@ -167,20 +153,22 @@ def calibrated_nodes_us(
                 f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has "
                 "them"
             )
-        durations_us.append(node_us(amounts(work, beyond, rates.cache_bytes), efficiency, rates))
+        durations_us.append(node_us(work, far_bytes(work, beyond, rates.cache_bytes), efficiency, rates))
     return durations_us
 
 
-def node_us(amount: Amounts, efficiency: Efficiency, rates: Rates) -> float:
-    """Return the microseconds of one node: its overhead and the times of arithmetic, cache and memory, in sequence."""
-    near, far = efficiency.of_bandwidth, efficiency.of_memory or efficiency.of_bandwidth
-    duration_us = efficiency.overhead_us
+def node_us(work: NodeWork, far: float, efficiency: Efficiency, rates: Rates) -> float:
+    """Return the microseconds of one node: its overhead and the times of arithmetic, cache and memory, in sequence.
+
+    ``far``: bytes that come from memory.
+    """
+    of_memory, duration_us = efficiency.of_memory or efficiency.of_bandwidth, efficiency.overhead_us
     if efficiency.of_peak is not None:
-        duration_us += 1e6 * amount.operations / (rates.peak * efficiency.of_peak)
-    if near is not None:
-        duration_us += 1e6 * amount.near_bytes / (rates.bandwidth * near)
-    if far is not None:
-        duration_us += 1e6 * amount.far_bytes / (rates.bandwidth * far)
+        duration_us += 1e6 * work.operations / (rates.peak * efficiency.of_peak)
+    if efficiency.of_bandwidth is not None:
+        duration_us += 1e6 * (work.bytes - far) / (rates.bandwidth * efficiency.of_bandwidth)
+    if of_memory is not None:
+        duration_us += 1e6 * far / (rates.bandwidth * of_memory)
     return duration_us
 
 
@@ -217,9 +205,7 @@ _LEAST_OCCUPANCY = 0.10
 def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused: bool) -> tuple[float, float]:
     """Return the lowest and highest plausible microseconds of a call on a device that was never calibrated.
 
-    Args:
-        weight_bytes: of the whole graph's products, each shared weight once.
-        fused: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
+    ``fused``: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
     """
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
     single = [[work] for work in works if not (rates.gpu and work.host_only)]

@@ -19,7 +19,7 @@ from edgeformer.estimate.fit import (
     with_cross_validation,
 )
 from edgeformer.estimate.operators import NodeWork
-from edgeformer.estimate.roofline import amounts, beyond_cache, node_us, rates_of
+from edgeformer.estimate.roofline import beyond_cache, far_bytes, node_us, rates_of
 
 MIB = 2**20
 TRUE = Efficiency(overhead_us=4.0, of_peak=0.8, of_bandwidth=3.0, of_memory=1.5)
@@ -54,7 +54,7 @@ def timed(
     call = replace(call, **of)
     rates = rates_of(DEVICE, call.artifact.precision)
     beyond = beyond_cache(weights, rates.cache_bytes)
-    each = [node_us(amounts(work, beyond, rates.cache_bytes), true, rates) for work in works]
+    each = [node_us(work, far_bytes(work, beyond, rates.cache_bytes), true, rates) for work in works]
     return replace(call, durations_us=tuple(us + profiler_us for us in each), call_us=CALL_US + sum(each))
 
 

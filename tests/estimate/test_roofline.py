@@ -14,12 +14,11 @@ from edgeformer.artifacts.report import Memory
 from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import (
-    Amounts,
     Rates,
-    amounts,
     beyond_cache,
     calibrated_nodes_us,
     estimate_memory,
+    far_bytes,
     known_error,
     node_us,
     range_us,
@@ -50,20 +49,20 @@ def test_the_share_beyond_the_cache_grows_with_the_weights() -> None:
 
 def test_what_no_cache_holds_comes_from_memory() -> None:
     work = NodeWork("gemm", "MatMul", 5.0, 1000.0, 400.0)
-    assert amounts(work, 0.5, MIB) == Amounts(5.0, 900.0, 500.0)
-    assert amounts(work, 0.5, 0.0) == Amounts(5.0, 500.0, 900.0)
-    assert amounts(work, 0.0, MIB) == Amounts(5.0, 1400.0, 0.0)
+    assert far_bytes(work, 0.5, MIB) == 500.0
+    assert far_bytes(work, 0.5, 0.0) == 900.0
+    assert far_bytes(work, 0.0, MIB) == 0.0
 
 
 def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:
-    amount = Amounts(operations=1e6, near_bytes=2e4, far_bytes=1e4)
+    work = NodeWork("gemm", "MatMul", operations=1e6, weight_bytes=1e4, moved_bytes=2e4)
     full = Efficiency(overhead_us=4.0, of_peak=0.5, of_bandwidth=2.0, of_memory=0.25)
-    assert node_us(amount, full, CPU) == pytest.approx(4.0 + 20.0 + 0.5 + 2.0, rel=1e-12)
+    assert node_us(work, 1e4, full, CPU) == pytest.approx(4.0 + 20.0 + 0.5 + 2.0, rel=1e-12)
     # without a share of its own, memory is as fast as what a cache can hold
-    assert node_us(amount, full.model_copy(update={"of_memory": None}), CPU) == pytest.approx(24.0 + 0.5 + 0.25)
-    assert node_us(amount, full.model_copy(update={"of_peak": None}), CPU) == pytest.approx(4.0 + 0.5 + 2.0)
-    assert node_us(amount, full.model_copy(update={"of_bandwidth": None}), CPU) == pytest.approx(24.0 + 2.0)
-    assert node_us(amount, Efficiency(overhead_us=4.0), CPU) == 4.0
+    assert node_us(work, 1e4, full.model_copy(update={"of_memory": None}), CPU) == pytest.approx(24.0 + 0.5 + 0.25)
+    assert node_us(work, 1e4, full.model_copy(update={"of_peak": None}), CPU) == pytest.approx(4.0 + 0.5 + 2.0)
+    assert node_us(work, 1e4, full.model_copy(update={"of_bandwidth": None}), CPU) == pytest.approx(24.0 + 2.0)
+    assert node_us(work, 1e4, Efficiency(overhead_us=4.0), CPU) == 4.0
 
 
 def calibration(**changes: Any) -> Calibration:
