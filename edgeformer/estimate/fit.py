@@ -60,7 +60,7 @@ class TimedCall:
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """Return x ≥ 0 [k] with the least |matrix · x − target|², matrix [n, k], trying all 2ᵏ sets of columns: no scipy."""
+    """Return x ≥ 0 [k] with the least |matrix · x − target|², trying all 2ᵏ sets of columns, without scipy."""
     # The same problem in k rows: the part of the target that no column reaches is constant.
     rotation, matrix = np.linalg.qr(matrix)
     target = rotation.T @ target
