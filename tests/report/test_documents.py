@@ -63,6 +63,11 @@ class TestVerdict:
         too_slow = LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
         failed = sentence(SIZE, too_slow, status="fail")
         assert failed == "Over budget: latency of onnx-fp32 (estimated); within budget: size."
+        reason, not_judged = "latency was not judged: the profile rtx4050 sets no limit.", PARTIAL.not_judged
+        partial = Verdict(status="fail", checks=(too_large,), judged=("size",), not_judged=not_judged)
+        assert verdict_sentence(made_report(verdict=partial)) == f"Over budget: size of onnx-fp32; {reason}"
+        unchecked = Verdict(status="unknown", not_judged=not_judged)
+        assert verdict_sentence(made_report(verdict=unchecked)) == f"Nothing was checked; {reason}"
 
     @every_document
     def test_partial_pass_in_every_document(self, render: Renderer) -> None:
@@ -70,15 +75,6 @@ class TestVerdict:
         assert "pass (size and memory only)" in text
         sentence = "Within budget: size, memory; latency was not judged: the profile rtx4050 sets no limit."
         assert sentence in " ".join(text.split())
-
-    def test_failure_and_open_check_name_what_was_not_judged(self) -> None:
-        not_judged = PARTIAL.not_judged
-        over = SIZE.model_copy(update={"status": "fail"})
-        failed = made_report(verdict=Verdict(status="fail", checks=(over,), judged=("size",), not_judged=not_judged))
-        reason = "latency was not judged: the profile rtx4050 sets no limit."
-        assert verdict_sentence(failed) == f"Over budget: size of onnx-fp32; {reason}"
-        unchecked = made_report(verdict=Verdict(status="unknown", not_judged=not_judged))
-        assert verdict_sentence(unchecked) == f"Nothing was checked; {reason}"
 
     @pytest.mark.parametrize(
         ("verdict", "text", "colour"),

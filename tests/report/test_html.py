@@ -193,25 +193,19 @@ def wide_report() -> Report:
     return made_report(*rows, search=search.model_copy(update={"candidates": (first, second)}))
 
 
-def show(tab: Tab, folder: Path, width: int) -> None:
-    page = folder / "report.html"
+def test_no_table_scrolls_at_1200_pixels_and_the_status_is_visible_at_400(tab: Tab, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
     page.write_text(html_of(wide_report()), encoding="utf-8")
-    tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-    tab.open(page.as_uri())
-    assert tab.run("innerWidth") == width
-
-
-def test_no_table_scrolls_at_1200_pixels(tab: Tab, tmp_path: Path) -> None:
-    show(tab, tmp_path, 1200)
     scrolling = "[...document.querySelectorAll('.scroll')].filter(table => table.scrollWidth > table.clientWidth)"
-    assert tab.run(f"{scrolling}.map(table => table.innerText.slice(0, 80))") == []
-    assert tab.run("document.documentElement.scrollWidth") <= 1200
-
-
-def test_status_is_visible_at_400_pixels(tab: Tab, tmp_path: Path) -> None:
-    show(tab, tmp_path, 400)
-    table = "document.querySelector('#measurements ~ .dense')"
-    cells = f"[...{table}.querySelectorAll('td')].filter(cell => /unstable|unavailable/.test(cell.innerText))"
+    cells = (
+        "[...document.querySelectorAll('#measurements ~ .dense td')].filter(cell => /unst|unav/.test(cell.innerText))"
+    )
+    for width in (1200, 400):
+        tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        tab.open(page.as_uri())
+        assert tab.run("innerWidth") == width
+        assert tab.run("document.documentElement.scrollWidth") <= width, "tables scroll, the page does not"
+        if width == 1200:
+            assert tab.run(f"{scrolling}.map(table => table.innerText.slice(0, 80))") == []
     edges = tab.run(f"{cells}.map(cell => cell.getBoundingClientRect().right)")
     assert len(edges) == 7 and max(edges) <= 400, edges
-    assert tab.run("document.documentElement.scrollWidth") <= 400, "tables scroll, the page does not"

@@ -1,7 +1,6 @@
 """A stand-in for TensorRT and for the card: ONNX Runtime computes, memory lies in this process.
 
-An ``.engine`` file of it holds the path of an ONNX graph. What the session code says to TensorRT (names, shapes,
-addresses) is looked at as TensorRT would: a wrong address or shape gives wrong answers, or an error, here too.
+An ``.engine`` file of it holds the path of an ONNX graph. A wrong address or shape gives wrong answers, or an error.
 """
 
 from __future__ import annotations

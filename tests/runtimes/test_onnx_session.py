@@ -175,9 +175,6 @@ def test_executed_nodes_have_operator_shapes_and_constants(
     assert [node.name for node in small] == [node.name for node in large]
     rows = [next(node for node in nodes if node.op == "MatMul").outputs[0].shape[0] for nodes in (small, large)]
     assert rows == [1, 4] and list(tmp_path.iterdir()) == []
-
-
-def test_unusable_graphs_and_shapes_have_no_listing(graph: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="refuses an input"):
         ProfiledGraph(graph).list_nodes(inputs(1, 99))
     (tmp_path / "bad.onnx").write_bytes(b"no graph")

@@ -160,41 +160,33 @@ def test_a_plugin_that_cannot_be_registered_is_unavailable_with_its_reason(broke
     assert "plugin installed, but" in line.detail and "library.so" in line.detail
 
 
-class RtxBuild:
-    """ONNX Runtime with the RTX plugin's devices; its sessions are the CPU's and say that they are the plugin's."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.options: dict[str, str] = {}
-        real_options, create = onnxruntime.SessionOptions, onnxruntime.InferenceSession
-        recorded_options = self.options
-
-        class Options(real_options):  # type: ignore[misc]
-            def add_provider_for_devices(self, devices: list[Any], options: dict[str, str]) -> None:
-                assert devices == ["device"]
-                recorded_options.update(options)
-
-        class Session(create):  # type: ignore[misc]
-            def get_providers(self) -> list[str]:
-                return [RTX, CPU]
-
-        patch.setattr(onnxruntime, "SessionOptions", Options)
-        patch.setattr(onnxruntime, "InferenceSession", Session)
-        plugin = providers.RtxPlugin(("device",))
-        for module in (providers, sys.modules[OnnxSession.__module__]):
-            patch.setattr(module, "rtx_plugin", lambda: plugin)
-        patch.setattr(cuda_driver, "devices", lambda: (CARD,))
-
-
 def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The sessions are the CPU's, and say that they are the plugin's."""
+    recorded: dict[str, str] = {}
+    real_options, create = onnxruntime.SessionOptions, onnxruntime.InferenceSession
+
+    class Options(real_options):  # type: ignore[misc]
+        def add_provider_for_devices(self, devices: list[Any], options: dict[str, str]) -> None:
+            assert devices == ["device"]
+            recorded.update(options)
+
+    class Session(create):  # type: ignore[misc]
+        def get_providers(self) -> list[str]:
+            return [RTX, CPU]
+
     monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path))
-    rtx = RtxBuild(monkeypatch)
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    for module in (providers, sys.modules[OnnxSession.__module__]):
+        monkeypatch.setattr(module, "rtx_plugin", lambda: providers.RtxPlugin(("device",)))
+    monkeypatch.setattr(cuda_driver, "devices", lambda: (CARD,))
     with OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
         settings, caveats = session.settings(), session.caveats()
-    folder = Path(rtx.options.pop("nv_runtime_cache_path"))
+    folder = Path(recorded.pop("nv_runtime_cache_path"))
     assert folder.is_dir() and folder.is_relative_to(tmp_path) and "rtx-4050" in folder.name
-    assert rtx.options == {
+    assert recorded == {
         "nv_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
         "nv_profile_opt_shapes": "input_ids:1x64,attention_mask:1x64",
         "nv_profile_max_shapes": "input_ids:1024x64,attention_mask:1024x64",
@@ -202,7 +194,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert settings["kernel_specialization"] == "the provider's default (lazy), not read back"
     assert settings["cuda_graphs"] == "the provider's default (disabled), not read back"
     assert any("no CUDA graphs, and no kernels that are specialised before a call" in note for note in caveats)
-    assert settings["provider_options"] == {**rtx.options, "nv_runtime_cache_path": "cache folder"}
+    assert settings["provider_options"] == {**recorded, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,9 +137,6 @@ def test_child_processes_see_what_is_on_their_path(reference: Runtime, bundle: P
     command = [sys.executable, "-c", program, artifact.model_dump_json(), str(bundle / artifact.file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["reference", "onnx-reference", "1", "2"]), done.stderr
-    without = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=without)
-    assert done.returncode == 1 and "format 'onnx-reference' cannot be opened here" in done.stderr
 
 
 def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:

@@ -67,17 +67,13 @@ def text(*rows: list[int]) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def test_inputs_go_in_and_outputs_come_back(session: TensorRTSession) -> None:
+def test_inputs_go_in_and_outputs_and_the_cards_own_time_come_back(session: TensorRTSession) -> None:
     both = session.run(text([1, 2, 3], [4, 5, 6]))["logits"]
     assert both.shape == (2, 2) and np.allclose(session.run(text([4, 5, 6]))["logits"], both[1:], atol=1e-6)
     assert session.memory_by_name() == {"activations (TensorRT)": 4096, "inputs and outputs": 2 * 2 * 3 * 8 + 2 * 2 * 4}
     with pytest.raises(InputError, match=r"'input_ids' must be int64\[1 to 16, 1 to 64\]"):
         session.run(text([1] * 65))
-    session.close()
-
-
-def test_the_cards_own_time_holds_no_copies(session: TensorRTSession) -> None:
-    assert session.device_ms(text([1, 2, 3])) == pytest.approx(1.5)
+    assert session.device_ms(text([1, 2, 3])) == pytest.approx(1.5), "without copies"
     with pytest.raises(EdgeformerError, match="fails to run"):
         session.device_ms(text([VOCABULARY]))
     session.close()

@@ -46,25 +46,6 @@ def test_unusable_inputs_and_closed_sessions_are_explained() -> None:
         session.run({"input_ids": ids, "attention_mask": ids})
 
 
-def test_other_inputs_optional_ones_and_several_outputs() -> None:
-    from edgeformer.runtimes.torch.session import TorchSession
-
-    class Pair(torch.nn.Module):
-        def forward(self, input_ids, positions=None):  # type: ignore[no-untyped-def]
-            moved = input_ids if positions is None else input_ids + positions
-            return {"same": input_ids.to(torch.bfloat16), "moved": moved}
-
-    ids = np.array([[1, 2, 3]], dtype=np.int64)
-    with TorchSession(Pair(), ("input_ids",), ("positions",)) as session:
-        plain = session.run({"input_ids": ids, "attention_mask": ids})
-        placed = session.run({"input_ids": ids, "positions": ids})
-        with pytest.raises(InputError, match="'input_ids' is missing"):
-            session.run({"positions": ids})
-    assert {name: array.dtype for name, array in plain.items()} == {"same": np.float32, "moved": np.float32}
-    np.testing.assert_array_equal(plain["moved"], ids)
-    np.testing.assert_array_equal(placed["moved"], 2 * ids)
-
-
 def test_a_run_is_computed_on_a_card_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeformer.runtimes.torch import RUNTIME
 
