@@ -36,7 +36,7 @@ def test_csv_has_bare_values_with_units_in_the_headings() -> None:
     assert rows[1] == {"item": "b|[red]x[/]\n<i>", "size_bytes": "", "time_ms": "", "good": "False"}
 
 
-def test_people_read_units_beside_figures() -> None:
+def test_people_read_units_and_no_markup() -> None:
     table = COLUMNS.html(ITEMS, ["", "unknown"])
     assert table.rows[0] == ("", ["a", "3.0 MiB", "1.50 ms", "yes"])
     assert table.rows[1] == ("unknown", ["b|[red]x[/]\n<i>", "–", "–", "no"])
@@ -44,13 +44,8 @@ def test_people_read_units_beside_figures() -> None:
     for text in (COLUMNS.markdown(ITEMS), COLUMNS.plain(ITEMS), TERMINAL):
         assert "3.0 MiB" in text and "1.50 ms" in text and "how long" in text
 
-
-def test_text_is_not_markup() -> None:
     assert "[red]x[/]" in TERMINAL and "[bold]items[/]" in TERMINAL
     assert "b\\|\\[red\\]x\\[/\\] &lt;i&gt;" in COLUMNS.markdown(ITEMS)
-
-
-def test_bold_row_in_markdown() -> None:
     lines = COLUMNS.markdown(ITEMS, bold=lambda item: item.name == "a").splitlines()
     assert "**a**" in lines[2] and "**3.0 MiB**" in lines[2] and "**" not in lines[3]
 

@@ -54,7 +54,7 @@ def explain(built_in: list[str], plugin: Answer | None = None, driver: str | Non
     return {line.name.removeprefix("onnxruntime: "): line for line in lines[1:]}
 
 
-def test_every_provider_is_explained() -> None:
+def test_every_provider_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     described = explain(["CPUExecutionProvider", "AzureExecutionProvider", "NewExecutionProvider"], None, "no driver")
     assert {"CUDA", "Tensorrt", "NvTensorRTRTX", "CPU", "Azure", "New"} == {
         name.removesuffix("ExecutionProvider") for name in described
@@ -70,6 +70,9 @@ def test_every_provider_is_explained() -> None:
     assert (broken.status, broken.version) == ("unavailable", "0.5") and "Fail: libcuda.so.1" in broken.detail
     works = explain([], Answer({"version": "0.5", "devices": 1}))[RTX]
     assert works.status == "available" and "plugin works on 1 card" in works.detail
+    monkeypatch.setattr(capability, "installed_version", lambda name: "1" if name in WHEELS else None)
+    package, *_ = providers.describe(Answer({"version": "1.31", "providers": [CUDA]}), "no driver")
+    assert "onnxruntime and onnxruntime-gpu are both installed" in package.detail
 
 
 @pytest.mark.parametrize(
@@ -148,9 +151,3 @@ def test_doctor_compares_the_driver_with_the_cuda_version_of_packages(monkeypatc
     assert line.status == "unavailable" and reason in line.detail
     monkeypatch.setattr(nvidia, "driver_version", lambda: "580.65.06")
     assert (driver_line().detail, driver_line().remedy) == ("runs CUDA up to 12.4", None)
-
-
-def test_two_onnxruntime_wheels_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capability, "installed_version", lambda name: "1" if name in WHEELS else None)
-    package, *_ = providers.describe(Answer({"version": "1.31", "providers": [CUDA]}), "no driver")
-    assert "onnxruntime and onnxruntime-gpu are both installed" in package.detail
