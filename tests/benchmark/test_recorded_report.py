@@ -14,7 +14,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.benchmark.profile import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
-from edgeformer.report.context import verdict_status
 from edgeformer.tasks import all_tasks
 from tests.cli.in_process import Edgeformer, in_process
 
@@ -82,29 +81,12 @@ def test_rows_are_judged_at_the_budgets_shape(write: Write) -> None:
     assert any("at most 64 tokens" in note for note in judged.notes)
 
 
-def test_a_judged_report_names_what_has_no_limit(write: Write) -> None:
-    """The memory limit of ``host`` is that of this machine, which says nothing about the one that measured."""
-    judged = judge_report(write(report(row())), load_profile("host"), ProfileOptions())
-    assert (judged.verdict.status, judged.verdict.judged) == ("pass", ("size", "latency"))
-    assert [(kind.name, kind.reason) for kind in judged.verdict.not_judged] == [
-        ("memory", "the profile host sets no limit")
-    ]
-    assert verdict_status(judged) == "pass (size and latency only)"
-    assert "no limit for memory; set one with --max-vram" in judged.notes
-
-
 def test_limits_and_artifacts_of_the_command_line_win(write: Write) -> None:
     path = write(report(row(), row("onnx-int8")))
     assert statuses(path, max_latency_ms=1.0, artifacts=("onnx-int8",))["latency", "onnx-int8"] == "fail"
     assert ("latency", "onnx-fp32") not in statuses(path, artifacts=("onnx-int8",))
     with pytest.raises(InputError, match=r"--artifact onnx-fp16: .* has onnx-fp32, onnx-int8"):
         statuses(path, artifacts=("onnx-fp16",))
-
-
-def test_a_shape_that_was_not_measured_is_unknown(write: Write) -> None:
-    judged = judge_report(write(report(row(seq=16))), load_profile(PI), ProfileOptions())
-    (check,) = [check for check in judged.verdict.checks if check.name == "latency"]
-    assert check.status == "unknown" and check.reason == "1×64 was not measured, but 1×16"
 
 
 def test_cpu_rows_do_not_judge_a_card(write: Write) -> None:

@@ -15,7 +15,7 @@ from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
-from edgeformer.artifacts.report import Comparison, Energy, Latency, Report, Row
+from edgeformer.artifacts.report import Comparison, Latency, Report, Row
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 from edgeformer.benchmark.profile import break_tie, rows_of_kind
 from edgeformer.benchmark.request import ProfileOptions, resolve
@@ -266,21 +266,6 @@ def test_an_engine_scored_on_its_target_can_be_picked() -> None:
     assert picked(run(manifest, rows, options=options, records=both)) == ("decode", 2)
 
 
-@pytest.mark.parametrize(("quantity", "expected"), [("size", "small"), ("memory", "lean"), ("energy", "frugal")])
-def test_every_quantity_can_be_minimized(quantity: Literal["size", "memory", "energy"], expected: str) -> None:
-    def charged(value: float) -> Energy:
-        return Energy(status="measured", value=value)
-
-    manifest = bundle(artifact("small"), artifact("lean"), artifact("frugal"))
-    rows = [
-        row("small", 4.0, 100, 1000, energy_mj=charged(3.0)),
-        row("lean", 4.0, 200, 500, energy_mj=charged(3.0)),
-        row("frugal", 4.0, 200, 1000, energy_mj=charged(1.0)),
-    ]
-    result = run(manifest, rows, options=SearchOptions(minimize=quantity))
-    assert picked(result) == (expected, 2)
-
-
 def language(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
     return bundle(*artifacts, task="language-modeling", exits=(2, 4, 8), **changes)
 
@@ -310,14 +295,6 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
     ]
     assert result.candidates[1].reason == "perplexity 30.0000 is above 25"
     assert [c.on_front for c in result.candidates] == [False, False, True, False]
-
-
-def test_golden_scores_count_only_without_a_validation_split() -> None:
-    golden = artifact("step", role="full", validation=None, score=accuracy(1.0))
-    mixed = run(bundle(artifact("model"), golden), [row("model"), row("step", 0.1)])
-    assert picked(mixed) == ("model", 2)
-    alone = run(bundle(golden), [row("step", 0.1)], options=SearchOptions({"accuracy": 0.99}))
-    assert picked(alone) == ("step", 2)
 
 
 @pytest.mark.parametrize(

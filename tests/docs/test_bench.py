@@ -92,21 +92,3 @@ def test_the_page_shows_what_was_measured_machine_by_machine(tmp_path: Path) -> 
     assert "`peers` did not run: needs MiniLM's folder." in of_first
     assert of_second.startswith("B (vnni)\n\n2 threads, 2026-11-23.")
     assert "peers" not in of_second
-
-
-def test_only_adds_to_a_session_of_the_same_machine_and_versions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_again(*names: str, **changes: object) -> dict[str, dict[str, object]]:
-        path = tmp_path / "session.json"
-        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-        main(["--only", ",".join(names), "--out", str(tmp_path)])
-        return read_cases(tmp_path)
-
-    assert main(["--only", "peers", "--out", str(tmp_path)]) == 0
-    done = {"peers": {"status": "done", "seconds": 9.0}}
-    assert run_again("loop_int8", cases=done) == {**done, "loop_int8": read_cases(tmp_path)["loop_int8"]}
-    assert "a new session" not in capsys.readouterr().out
-    assert run_again("loop_int8", cases=done, versions={"onnxruntime": "0.1"}).keys() == {"loop_int8"}
-    assert f"a new session begins: versions are not those of the one in {tmp_path}" in capsys.readouterr().out
-    assert run_again("loop_int8", cases=done, host="Another CPU").keys() == {"loop_int8"}

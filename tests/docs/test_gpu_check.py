@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import estimates, facts, levers, out_of_memory
+from benchmarks.gpu import estimates, levers, out_of_memory
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import DONE, FAILED, UNFINISHED, Column, Options, Row, Session, perform
+from benchmarks.gpu.session import DONE, FAILED, Column, Options, Row, Session, perform
 from benchmarks.results_page.gpu import gpu, table
-from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import InputError, InterruptedRun
+from edgeformer.artifacts.errors import InputError
 from edgeformer.models import load_recipe
 from tests.docs.document import ROOT
 
@@ -98,27 +97,6 @@ def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options
     assert perform(row, replace(options, again=True)) == DONE and arguments[3:] == ["good", "bad"]
 
 
-def test_a_row_that_is_stopped_keeps_its_cases_and_goes_on(options: Options) -> None:
-    stopped = [True]
-
-    def measure(session: Session) -> None:
-        session.case("first", lambda: {"value": 1})
-
-        def second() -> dict[str, object]:
-            if stopped:
-                stopped.clear()
-                raise InterruptedRun("interrupted; go on")
-            return {"value": 2}
-
-        session.case("second", second)
-
-    row = row_of(measure)
-    assert perform(row, options) == UNFINISHED
-    document = read_document(options, row)
-    assert document["complete"] is False and document["left"] == ["second"] and [*document["cases"]] == ["first"]  # type: ignore[misc]
-    assert perform(row, options) == DONE and read_document(options, row)["complete"] is True
-
-
 def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
     row = ROWS[0]
     case = {"figures": {"measured_peak_bytes": 5_000_000_000, "tokens_per_s": 1234.5}, "seconds": 1.0, "card": None}
@@ -137,28 +115,3 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
         and "Not finished" in displayed
     )
     assert r"no \| memory" in displayed and "- prediction off: 0.0512" in displayed
-
-
-def test_what_a_card_was_measured_to_do_becomes_verified_facts_of_its_profile(tmp_path: Path) -> None:
-    path, profile = tmp_path / "figures.json", tmp_path / "h100.yaml"
-    shutil.copyfile(ROOT / "profiles" / "h100.yaml", profile)
-    start = load_profile(str(profile))
-    floor = {"copied_bytes_per_s": 2.987654e12, "fp32_operations_per_s": 5.1e13, "fp16_operations_per_s": 7.1239e14}
-    document = {"gpu": "NVIDIA H100 80GB HBM3", "dry_run": False, "began": "2027-01-02T03:04:05Z", "commit": "abc"}
-    document |= {"versions": {"torch": "2.11.0"}, "cases": {"floor": {"figures": {**floor, "launch_us": 2.25}}}}
-    path.write_text(json.dumps(document), encoding="utf-8")
-    assert facts.main([str(path), str(profile)]) == 0
-    end = load_profile(str(profile))
-    results = (end.bandwidth_bytes_per_s, end.peaks.fp32, end.peaks.fp16_fp32_accumulate, end.launch_overhead_us)
-    assert [fact.value for fact in results if fact is not None] == [2.988e12, 5.1e13, 7.124e14, 2.25]
-    assert all(fact is not None and fact.verified and "2027-01-02 on NVIDIA H100" in fact.source for fact in results)
-    assert end.peaks.int8 == start.peaks.int8 and end.budgets == start.budgets and end.power == start.power
-    assert "# As the driver reports it" in profile.read_text(encoding="utf-8")
-    text = profile.read_text(encoding="utf-8")
-    assert facts.main([str(path), str(profile)]) == 0 and profile.read_text(encoding="utf-8") == text
-    path.write_text(json.dumps({**document, "gpu": "NVIDIA H200"}), encoding="utf-8")
-    assert facts.main([str(path), str(profile)]) == 2
-    with pytest.raises(InputError, match="dry run"):
-        facts.verified({**document, "dry_run": True}, text)
-    with pytest.raises(InputError, match="no place for launch_overhead_us"):
-        facts.verified(document, text.replace("launch_overhead_us", "other"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from benchmarks.results_page.provenance import (
-    measured,
     origin_of,
 )
 from tests.docs.document import ROOT
@@ -37,11 +36,3 @@ def test_a_document_says_date_machine_and_code() -> None:
     )
     unsaid = str(origin_of([{"rows": []}], ["cpu-2core/2026-11-20-bits.json"]))
     assert unsaid == "Measured 2026-11-20 on a machine that was not recorded; code: not recorded."
-
-
-def test_the_page_marks_decoding_of_before_it_was_rewritten() -> None:
-    assert "**Superseded** on 2026-11-24 by 00807e5" in measured("cpu-2core/2026-11-21-decode.json")
-    assert "Superseded" not in measured("graph_size.json")
-    for study in ("table6", "table9", "table10", "table11"):
-        section = PAGE.partition(f"`make study NAME={study}`:")[2].partition("\n### ")[0]
-        assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in section, study

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import lzma
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from edgeformer import __version__
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import find, load_profile, read_yaml, shipped_names
 from edgeformer.artifacts.errors import install_hint
-from edgeformer.models import load_recipe
 from edgeformer.system.capability import CUDA_13_DRIVER
 from tests.cli.run_cli import edgeformer
 from tests.docs.document import DOCUMENTS, ROOT, blocks
@@ -36,10 +32,6 @@ def stated(document: str, pattern: str) -> tuple[str, ...]:
     sentence = re.search(pattern, text_of(document))
     assert sentence is not None, pattern
     return sentence.groups()
-
-
-def figures(pattern: str) -> list[float]:
-    return [float(figure.replace(",", "")) for figure in stated("docs/protocols.md", pattern)]
 
 
 # CONTRIBUTING
@@ -163,24 +155,6 @@ def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> N
     content: Any = read_yaml(tmp_path / "part.yaml").content
     assert content["model"]["kind"] == "pretrained" and "training" in content
     assert is_part(content, read_yaml(find("recipes", name)).content)
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_steps_of_packed_rows(data_folder: Path) -> None:
-    """As many rows as 50,000 paragraphs of WikiText-2's length fill, 16 of them a step, and ten epochs."""
-    (mean,) = figures(r"WikiText-2 has ([\d.]+) GPT-2 tokens in a paragraph of more than 50 characters")
-    paragraphs, rows, an_epoch, steps = figures(
-        r"([\d,]+) such paragraphs fill ([\d,]+) rows, which are ([\d,]+) steps an epoch and ([\d,]+) in all"
-    )
-    tokenizer = Tokenizer.from_file(str(data_folder / "tokenizers" / "gpt2" / "tokenizer.json"))
-    with lzma.open(data_folder / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as lines:
-        texts = [text for text in (line.strip() for line in lines) if len(text) > 50]
-    lengths = np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(texts)])
-    assert lengths.mean() == pytest.approx(mean, abs=0.05)
-    assert round((lengths.mean() + 1) * paragraphs / 1024) == rows == load_recipe("crt_deep_rtx4050").data.expected_rows
-    assert (an_epoch, steps) == (-(-rows // 16), -(-rows // 16) * 10)
-    assert np.minimum(lengths + 1, 384).mean() < 0.5 * 384, "most positions of a published row are padding"
 
 
 @pytest.mark.slow

@@ -23,8 +23,6 @@ from edgeformer.estimate.calibrate import (
     TimeJob,
     Timing,
     calibrate,
-    combine_sweeps,
-    full_graphs,
     improve,
     run_timing,
     validate,
@@ -190,16 +188,6 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
         assert case.estimated_ms == pytest.approx(case.measured_ms, rel=0.05)
     two = calibrate(bundle, load_profile("host"), shapes=SHAPES, threads=2)
     assert two.cores is not None and (host.threads[-1], two.cores.value) == (2, 2)
-
-
-def test_an_artifact_takes_the_median_of_its_processes_and_nodes_are_as_fast(bundle: Path) -> None:
-    (checked,) = full_graphs(Bundle.open(bundle), ("fp32",))
-    job = TimeJob(files=checked, items=(("steady", 1, 8),), threads=1, nodes=True, budget_s=1.0)
-    artifact = checked.artifact
-    (call,) = combine_sweeps("r", artifact, [times(job, slower=slower) for slower in (1.5, 1.0, 1.2)])
-    (plain,) = combine_sweeps("r", artifact, [times(job, slower=1.2)])
-    assert call.call_us == pytest.approx(plain.call_us) and len(call.process_us) == 3
-    assert call.durations_us == pytest.approx([us * 1.2 / 1.5 for us in plain.durations_us])
 
 
 @pytest.mark.parametrize("process", ["int8", "probe"])

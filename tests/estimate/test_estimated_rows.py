@@ -252,27 +252,3 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
     assert second.latency_ms.reason == "the graph's nodes were not listed"
     (spec,) = specs
     assert (spec.items, spec.threads, spec.files.artifact.id) == ((ITEM, TOKEN), 1, of.id)
-
-
-@pytest.mark.parametrize(
-    ("changes", "target", "says"),
-    [
-        (
-            {"format": "tensorrt-rtx", "engine": ENGINE, "precision": "fp16", "exit": 7},
-            device("cuda"),
-            "need an ONNX graph",
-        ),
-        ({}, device(launch_overhead_us=None), "launch_overhead_us"),
-        ({"precision": "int8"}, device("cuda", peaks=Peaks(fp32=fact(1e11))), "does not say peaks.int8"),
-        ({}, calibrated().model_copy(update={"match": "Another 9000"}), "calibrated for another processor"),
-        ({"quantized": {"MatMulInteger": 4}, "precision": "int8"}, device("cuda"), "its 4 products in INT8"),
-    ],
-)
-def test_what_cannot_be_estimated_is_not_even_listed(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], target: DeviceProfile, says: str
-) -> None:
-    monkeypatch.setattr(stage, "run_listing", lambda spec: pytest.fail("nothing is listed"))
-    of = artifact_of(bundle, "onnx/model.onnx", **changes)
-    result = estimate(Bundle.open(bundle), of, target, [ITEM, TOKEN])
-    assert [row.latency_ms.status for row in result] == ["unavailable"] * 2
-    assert all(says in str(row.latency_ms.reason) for row in result)

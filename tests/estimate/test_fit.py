@@ -93,14 +93,6 @@ def test_what_the_profiler_adds_to_every_node_is_removed() -> None:
     assert errors == pytest.approx([1.0] * len(errors), rel=0.15)
 
 
-def test_memory_that_was_never_read_has_its_measured_bandwidth_or_the_caches() -> None:
-    near = [timed((product(*size),), true=TRUE) for size in SIZES]
-    assert fitted(near).operators["fp32"]["MatMul"].of_memory == pytest.approx(1.0), "the cache is three times as fast"
-    slow = TRUE.model_copy(update={"of_bandwidth": 0.5})
-    near = [timed((product(*size),), true=slow) for size in SIZES]
-    assert fitted(near).operators["fp32"]["MatMul"].of_memory == pytest.approx(0.5)
-
-
 def test_an_operator_that_was_only_small_costs_what_its_class_costs_when_it_is_large() -> None:
     true = Efficiency(overhead_us=2.0, of_bandwidth=1.0)
     adds = [timed((NodeWork("elementwise", "Add", 0.0, 0.0, 2.0**power),), true=true) for power in range(10, 24)]

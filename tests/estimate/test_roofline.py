@@ -126,21 +126,6 @@ def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: flo
     assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high, rel=1e-9)
 
 
-def test_a_gpu_fuses_at_the_low_end_and_engines_also_at_the_high_end() -> None:
-    """Two additions become one kernel; naming a shape is none."""
-    tiny = NodeWork("elementwise", "Add", 0.0, 0.0, 9e3)
-    works = [tiny, tiny, SHAPES]
-    low, high = range_us(works, GPU, HELD, fused=False)
-    assert low == pytest.approx(9e3 / 80e9 * 1e6 + 3.0)
-    assert high == pytest.approx(2 * 1.0 + 2 * 6.0)
-    fused_low, fused_high = range_us(works, GPU, HELD, fused=True)
-    assert (fused_low, fused_high) == (pytest.approx(low), pytest.approx(2 * 1.0 + 6.0))
-    for fused in (False, True):  # a CPU runs every node
-        low, high = range_us(works, CPU, HELD, fused=fused)
-        assert low == pytest.approx(2 * 9e3 / 80e9 * 1e6 + 64 / 80e9 * 1e6 + 3 * 3.0)
-        assert high == pytest.approx(2 * 1.0 + 64 / 9e9 * 1e6 + 3 * 12.0)
-
-
 def fact(value: Any) -> Any:
     return Fact(value=value, source="a test", verified=False)
 

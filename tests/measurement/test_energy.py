@@ -10,7 +10,7 @@ import pytest
 from edgeformer.artifacts.report import Energy, MeasureRules
 from edgeformer.measurement import trackers
 from edgeformer.measurement.trackers import EnergyCounter, energy_counter, measure_energy
-from tests.fakes.nvml import JETSON, LAPTOP, UUID, WINDOWS, Driver
+from tests.fakes.nvml import JETSON, UUID, WINDOWS, Driver
 
 RULES = MeasureRules(idle_s=1.0, energy_s=2.0)
 CALL_S = 1 / 64  # adds up without rounding
@@ -71,33 +71,6 @@ def test_energy_must_exceed_idle(busy_w: float, status: str) -> None:
     assert (energy.status, energy.value is None) == (status, status == "unavailable")
     if status == "unavailable":
         assert energy.reason == "fake counter: the calls do not stand out from the idle machine"
-
-
-class NvmlMachine(FakeMachine):
-    """Its counter is the card's, which steps in whole millijoules."""
-
-    def __init__(self, nvml: Driver, **draws: Any) -> None:
-        super().__init__(**draws)
-        self.nvml = nvml
-        self.update_card()
-
-    def update_card(self) -> None:
-        self.nvml.answer({**LAPTOP, "nvmlDeviceGetTotalEnergyConsumption": round(self.used)})
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        self.update_card()
-
-    def call(self, index: int) -> None:
-        super().call(index)
-        self.update_card()
-
-
-def test_a_laptops_card_that_calms_down_is_read_through_nvml(nvml: Driver) -> None:
-    machine = NvmlMachine(nvml, busy_w=50.0, windows_w=(48.0, 20.0, 12.0))
-    energy = machine.measure(counter=energy_counter("CUDAExecutionProvider", UUID))
-    assert energy.value == pytest.approx((50 - 3) * 1000 * CALL_S, rel=0.001)
-    assert str(energy.reason).startswith("NVML (whole card), ")
 
 
 @pytest.mark.parametrize("persona", [JETSON, {**WINDOWS, "nvmlDeviceGetTotalEnergyConsumption": None}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyT
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.artifacts.scores import EarlyExitRow, Evaluation
-from edgeformer.tasks.early_exit import Rule
+from edgeformer.artifacts.scores import Evaluation
 from tests.studies.tiny_study import graph, job_of, results_of, run, scores, study, table_of
 
 
@@ -73,32 +71,6 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
     figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
     assert draw_study(tmp_path, complete, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
-
-
-def test_thresholds_and_the_schedule() -> None:
-    def early(threshold: float | None, loops: float, rule: Rule = "confidence") -> EarlyExitRow:
-        return EarlyExitRow(
-            artifact="torch", split="validation", n=4, threshold=threshold, thresholds={}, mean_loops=loops, loss=1.5,
-            perplexity=4.5, share={}, rule=rule,
-        )  # fmt: skip
-
-    evaluation = Evaluation(early_exit=(early(None, 3.2), early(0.85, 4.0), early(0.85, 1.6, "cosine")))
-    table = {"rows": "thresholds", "columns": ["mean_loops", "loop_ratio"]}
-    _, lines = table_of(table, {"model": [results_of("k", evaluation=evaluation)]})
-    ratios = [("schedule", 2.5), ("0.85", 2.0), ("cosine 0.85", 5.0)]
-    assert [(line.at, line.cells["loop_ratio"].mean) for line in lines] == ratios
-
-
-def test_labels_are_counted_in_the_data_and_nothing_is_trained() -> None:
-    content = study("made", {"sst2": run("SST-2")}, table={"rows": "labels", "columns": ["rows", "share_1"]})
-    specification = Study.model_validate(content, strict=False)
-    job = job_of(specification, "sst2")
-    assert job.summary is not None
-    counted = job.summary.model_copy(update={"label_rows": {"train": {"0": 30, "1": 10}}})
-    (row,) = rows_of(specification, [Outcome(replace(job, summary=counted), None)], None)
-    assert (row.at, row.cells["rows"].mean, row.cells["share_1"].mean, row.missing) == ("train", 40, 25.0, None)
-    (row,) = rows_of(specification, [Outcome(replace(job, summary=None), None, "is on the hub")], None)
-    assert row.missing == "is on the hub"
 
 
 def test_times_of_two_processors_are_not_put_side_by_side() -> None:
