@@ -140,12 +140,6 @@ def test_sets_without_long_paragraphs_are_refused(tmp_path):
         message = rf"data\.parts\.{part}: none of its 2 paragraphs has more than 50 .*data\.min_characters"
         with pytest.raises(DataError, match=message):
             prepared(recipe(parts), tmp_path / "cache")
-    (tmp_path / "test.txt").write_text("\n\n")
-    with pytest.raises(DataError, match=r"test\.txt: no rows in it"):
-        prepared(recipe(parts), tmp_path / "cache")
-    (tmp_path / "test.txt").unlink()
-    with pytest.raises(DataError, match=r"test\.txt: no such file"):
-        prepared(recipe(parts), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 

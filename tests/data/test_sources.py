@@ -119,7 +119,6 @@ def test_files_and_columns_of_a_folder_are_found_by_name(tmp_path: Path) -> None
     [
         (("train",), "stratified", ["train"]),
         (("train", "test"), "given", ["train", "test"]),
-        (("train", "dev", "test"), "given", ["train", "validation", "test"]),
         (("train", "validation"), "glue-dev", ["train", "validation"]),
     ],
 )

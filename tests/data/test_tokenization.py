@@ -24,7 +24,6 @@ from edgeformer.data.tokenization import (
 )
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
-ALGORITHMS = ("wordpiece", "bpe")
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 
 
@@ -48,7 +47,7 @@ def ids_of(tokenizer, text) -> list[int]:
     return list(tokenizer.encode(text).ids)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe"])
 def test_trained_tokenizer_suits_a_classifier_and_is_reproducible(algorithm):
     tokenizer = trained(algorithm)
     special = special_ids(tokenizer)
@@ -87,12 +86,7 @@ def test_wordpiece_learns_the_vocabulary_of_the_library():
         return {token for token in tokenizer.get_vocab() if len(token.removeprefix("##")) > 1} - {*SPECIAL_TOKENS}
 
     assert learned(tokenizer) == learned(library) == {"hug", "##un", "pun", "##ug"}
-
-
-def test_new_words_are_spelled_out():
-    tokenizer = trained(texts=[*TEXTS, "xylophone"])
-    assert tokenizer.encode("oxxo", add_special_tokens=False).tokens == ["o", "##x", "##x", "##o"]
-    assert tokenizer.encode("日", add_special_tokens=False).tokens == ["[UNK]"]
+    assert tokenizer.encode("nubb", add_special_tokens=False).tokens == ["n", "##u", "##b", "##b"], "a new word"
 
 
 def test_small_text_gives_a_smaller_vocabulary():
@@ -127,10 +121,6 @@ def test_cleaning_is_added_once(tmp_path):
     assert ids_of(plain, dirty) != ids_of(plain, tidy)
     assert fingerprint(load(saved(cleaned, tmp_path))) == fingerprint(cleaned)
     assert fingerprint(load(saved(plain, tmp_path), cleaning="none")) == fingerprint(plain)
-    bpe = trained("bpe", cleaning="none")
-    assert bpe.normalizer is None
-    loaded = load(saved(bpe, tmp_path))
-    assert ids_of(loaded, "GOOD!!!  menu") == ids_of(loaded, "good! menu")
 
 
 def test_cleaning_of_an_earlier_version_stays(tmp_path):

@@ -63,16 +63,6 @@ def trimmed(stored: Tokenizer, original: Tokenizer) -> Trimmed:
     return trim_tokenizer(stored, used_ids(original))
 
 
-def shifted(original: Tokenizer, numbers: dict[str, int], **changes: object) -> Tokenizer:
-    """Return a tokenizer whose tokens have other numbers."""
-    document = json.loads(original.to_str()) | changes
-    document["model"]["vocab"] = numbers
-    document["added_tokens"] = [{**token, "id": numbers[token["content"]]} for token in document["added_tokens"]]
-    for token in (document["post_processor"] or {"special_tokens": {}})["special_tokens"].values():
-        token["ids"] = [numbers[token["id"]]]
-    return Tokenizer.from_str(json.dumps(document))
-
-
 def test_used_texts_are_cut_as_before(original: Tokenizer, trimmed: Trimmed) -> None:
     assert len(trimmed.kept) == trimmed.tokenizer.get_vocab_size() < original.get_vocab_size()
     texts = [*USED, USED[0].upper(), "A moving,  <b>moving</b> story;;; https://example.com/x told"]
@@ -89,14 +79,9 @@ def test_other_texts_are_spelled_with_smaller_pieces(original: Tokenizer, trimme
         assert "[UNK]" not in tokens(trimmed.tokenizer, text)
         assert trimmed.tokenizer.decode(trimmed.tokenizer.encode(text).ids).replace(" ", "") == text.replace(" ", "")
     assert any(len(tokens(trimmed.tokenizer, text)) > len(tokens(original, text)) for text in OTHER)
-
-
-def test_frequent_unused_tokens_stay(original: Tokenizer, trimmed: Trimmed) -> None:
     larger = trim_tokenizer(original, used_ids(original), frequent=320)
     numbers = sorted(original.get_vocab(with_added_tokens=True).values())
-    assert {*trimmed.kept.tolist(), *numbers[:320]} <= {*larger.kept.tolist()}
-    lengths = [len(tokens(t, " ".join(OTHER))) for t in (original, larger.tokenizer, trimmed.tokenizer)]
-    assert lengths[0] <= lengths[1] < lengths[2]
+    assert {*trimmed.kept.tolist(), *numbers[:320]} <= {*larger.kept.tolist()}, "frequent tokens stay unused"
 
 
 def test_bpe_keeps_all_merges_of_its_tokens() -> None:
@@ -123,7 +108,10 @@ def wordpiece(names: list[str], special: list[str]) -> Tokenizer:
 def test_post_processors_get_new_numbers(kind: str, original: Tokenizer) -> None:
     # One unused token before all others, so that every number changes.
     numbers = {"zzz": 0, **{name: number + 1 for name, number in original.get_vocab().items()}}
-    tokenizer = shifted(original, numbers, post_processor=None)
+    document = {**json.loads(original.to_str()), "post_processor": None}
+    document["model"]["vocab"] = numbers
+    document["added_tokens"] = [{**token, "id": numbers[token["content"]]} for token in document["added_tokens"]]
+    tokenizer = Tokenizer.from_str(json.dumps(document))
     cls, sep = ("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])
     bert = processors.BertProcessing(sep, cls)
     post_processors = {

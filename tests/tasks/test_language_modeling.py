@@ -26,18 +26,6 @@ def random_tokens(count, seed=0):
     return losses, confidence
 
 
-def score_in_batches(losses, confidence, sizes, words=None) -> LanguageScore:
-    meter = LanguageMeter(EXITS)
-    ends = np.cumsum(sizes)
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        batch_losses, batch_confidence = (
-            None if values is None else {loop: array[start:end] for loop, array in values.items()}
-            for values in (losses, confidence)
-        )
-        meter.add_tokens(batch_losses, batch_confidence)
-    return meter.score(words)
-
-
 def test_thresholds_fall_to_their_floor():
     thresholds = EarlyExit().thresholds(range(1, 13))
     assert thresholds[1] == 0.92
@@ -51,9 +39,15 @@ def test_thresholds_fall_to_their_floor():
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))
 def test_scores_do_not_depend_on_batches(sizes, seed):
-    count = sum(sizes)
+    count, scores = sum(sizes), []
     losses, confidence = random_tokens(count, seed)
-    single, batched = (score_in_batches(losses, confidence, parts, count) for parts in ([count], sizes))
+    for parts in ([count], sizes):
+        meter, ends = LanguageMeter(EXITS), np.cumsum(parts)
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            batch = [{loop: array[start:end] for loop, array in values.items()} for values in (losses, confidence)]
+            meter.add_tokens(*batch)
+        scores.append(meter.score(count))
+    single, batched = scores
     assert batched.n == single.n == count
     assert batched.loss == pytest.approx(single.loss, rel=1e-12)
     assert batched.early_exit.loss == pytest.approx(single.early_exit.loss, rel=1e-12)
@@ -62,23 +56,6 @@ def test_scores_do_not_depend_on_batches(sizes, seed):
         expected = losses[loop].astype(np.float64).mean()
         assert batched.exits[str(loop)].loss == pytest.approx(expected, rel=1e-12)
         assert batched.exits[str(loop)].perplexity == pytest.approx(math.exp(expected), rel=1e-9)
-
-
-def test_early_exit_equals_a_loop_over_tokens():
-    losses, confidence = random_tokens(500)
-    thresholds = {2: 0.92 * 0.98, 4: 0.92 * 0.98**3, 6: 0.92 * 0.98**5}
-    total, counts = 0.0, dict.fromkeys(EXITS, 0)
-    for token in range(500):
-        loop = next((loop for loop in (2, 4, 6) if confidence[loop][token] >= thresholds[loop]), 8)
-        counts[loop] += 1
-        total += float(losses[loop][token])
-    assert min(counts.values()) > 10
-    early = score_in_batches(losses, confidence, [300, 200]).early_exit
-    assert early.loss == pytest.approx(total / 500)
-    assert early.perplexity == pytest.approx(math.exp(total / 500))
-    assert early.share == {str(loop): count / 500 for loop, count in counts.items()}
-    assert early.mean_loops == pytest.approx(sum(loop * count for loop, count in counts.items()) / 500)
-    assert early.thresholds == pytest.approx({str(loop): value for loop, value in thresholds.items()})
 
 
 def test_perplexity_per_word_uses_the_total_loss():
@@ -105,21 +82,14 @@ def test_perplexity_per_word_uses_the_total_loss():
             make()
 
 
-def random_logits(seed):
-    return np.random.default_rng(seed).normal(size=(2, 4, 3)).astype(np.float32) * 6
-
-
-def counted_losses(logits):
-    return token_losses(logits.reshape(-1, 3)[COUNTED], TARGETS.reshape(-1)[COUNTED])
-
-
 def test_meter_reads_logits_of_every_exit():
-    logits = {loop: random_logits(loop) for loop in (1, 3)}
+    logits = {loop: np.random.default_rng(loop).normal(size=(2, 4, 3)).astype(np.float32) * 6 for loop in (1, 3)}
+    counted = {loop: array.reshape(-1, 3)[COUNTED] for loop, array in logits.items()}
     meter, expected = LanguageMeter([1, 3]), LanguageMeter([1, 3])
     meter.add({f"logits_exit{loop}": array for loop, array in logits.items()}, {"targets": TARGETS})
     expected.add_tokens(
-        {loop: counted_losses(array) for loop, array in logits.items()},
-        {loop: top_probability(array.reshape(-1, 3)[COUNTED]) for loop, array in logits.items()},
+        {loop: token_losses(array, TARGETS.reshape(-1)[COUNTED]) for loop, array in counted.items()},
+        {loop: top_probability(array) for loop, array in counted.items()},
     )
     assert meter.score() == expected.score()
     assert 0 < meter.score().early_exit.share["1"] < 1

@@ -58,18 +58,10 @@ def test_rows_have_any_number_of_labels(tmp_path: Path, name: str, content: str)
     assert rows.texts == ["a", "b", "c", "d"]
     assert label_sets(rows.labels, 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
     assert label_counts(rows.labels, 3, several=True) == [1, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", 'text;label\na;food\nb;"food, drinks"\n', r"line 3: label 'drinks' is not in the set; allowed: food"),
-        ("a.jsonl", '{"text": "a", "label": [1.5]}\n', "several labels are a list of them"),
-    ],
-)
-def test_unknown_labels_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        load_part(data_of(tmp_path, name, content), "train")
+    with pytest.raises(DataError, match=r"line 2: label 'drinks' is not in the set; allowed: food"):
+        load_part(data_of(tmp_path, "b.csv", 'text;label\nb;"food, drinks"\n'), "train")
+    with pytest.raises(DataError, match="several labels are a list of them"):
+        load_part(data_of(tmp_path, "b.jsonl", '{"text": "a", "label": [1.5]}\n'), "train")
 
 
 def test_rare_combinations_are_in_every_set(tmp_path: Path) -> None:
