@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.progress import SILENT
@@ -30,7 +29,6 @@ from edgeformer.training import step as step_module
 from edgeformer.training.checkpoint import Position
 from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import allocate_state, build_optimizer
 from edgeformer.training.step import CompiledModel, Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
@@ -145,23 +143,6 @@ class TestOutOfMemory:
             assert result.skipped == 0 and result.tensors.keys() == expected.tensors.keys()
             for name, tensor in expected.tensors.items():
                 assert torch.equal(tensor, result.tensors[name]), (phase, number, name)
-
-    def test_fused_step_allocates_nothing(self, prepared: Objective) -> None:
-        names: set[str] = set()
-
-        class Recorder(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                names.add(func._schema.name)
-                return func(*args, **(kwargs or {}))
-
-        model = copy.deepcopy(prepared.model)
-        optimizer = build_optimizer(model, recipe_with("fused").training.optimizer)
-        allocate_state(optimizer)
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5)
-        with Recorder():
-            optimizer.step()
-        assert {name for name in names if name.startswith("aten::")} == {"aten::_foreach_add_", "aten::_fused_adamw_"}
 
 
 def limit_rows(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
