@@ -94,7 +94,7 @@ class Objective:
             raise InputError(
                 f"{recipe.name}: the model sees the tokens that it predicts (outputs depend on at least "
                 f"{causality.reach} positions ahead), so its loss would mean nothing; set model.causal: true, or train "
-                "it all the same with allow_leak: true (--allow-leak), and everything made of it will say so"
+                "it anyway with allow_leak: true (--allow-leak), and everything made of it will say so"
             )
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)

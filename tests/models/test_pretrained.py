@@ -269,7 +269,7 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
         ("config.json", b'{"model_type": "gpt2"}', "model_type 'gpt2' is not known here; it can be albert, bert"),
         ("config.json", b'{"model_type": "bert"}', r"config\.json: vocab_size: field required"),
         ("config.json", json.dumps(BERT_CONFIG).encode(), r"has no model\.safetensors.*safe_serialization"),
-        ("model.safetensors", b"no weights", "describes a model that is larger than the 10 bytes beside it"),
+        ("model.safetensors", b"no weights", "describes a model that is larger than the 10 bytes of its weights"),
         ("model.safetensors", weights, r"has no tokenizer\.json"),
     ]
     for name, content, message in steps:

@@ -373,16 +373,16 @@ def fold_components(components: Components, fold: FoldConfig, application: Appli
             parent, _, name = path.rpartition(".")
             keys = [key for key, _ in module.named_parameters(recurse=False)]
             weights = [{key: layer_weights[f"{path}.{key}"] for key in keys} for layer_weights in replaced]
-            own: nn.Module
+            replacement: nn.Module
             if isinstance(module, nn.Linear) and fold.own == "norms":
-                own = OwnBias(module, weights, application)
+                replacement = OwnBias(module, weights, application)
             elif isinstance(module, nn.Linear) and fold.own == "adapters":
-                own = AdaptedLinear(module, weights, fold.rank, application)
+                replacement = AdaptedLinear(module, weights, fold.rank, application)
             elif isinstance(module, LayerNorm) and fold.own == "norms":
-                own = OwnNorm(module, weights, application)
+                replacement = OwnNorm(module, weights, application)
             else:
                 continue
-            setattr(layer.get_submodule(parent), name, own)
+            setattr(layer.get_submodule(parent), name, replacement)
     return replace(components, layers=kept, order=order)
 
 

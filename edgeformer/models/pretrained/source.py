@@ -228,7 +228,7 @@ def open_source(name: str) -> Source:
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
     if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
         raise ArtifactError(
-            f"{config_path}: describes a model that is larger than the {weights_bytes:,} bytes beside it"
+            f"{config_path}: describes a model that is larger than the {weights_bytes:,} bytes of its weights"
         )
     if not (folder / TOKENIZER_FILE).is_file():
         raise InputError(
@@ -267,7 +267,7 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
             normalize = True
         elif kind == "Pooling":
             if not _FOLDER_NAME.fullmatch(module.path):
-                raise InputError(f"{modules_path}: path {module.path[:60]!r} must be the name of a folder beside it")
+                raise InputError(f"{modules_path}: path {module.path[:60]!r} must name a folder of the model")
             path = folder / module.path / CONFIG_FILE
             config, prefix = read_object(path), "pooling_mode_"
             flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
