@@ -267,7 +267,7 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
             normalize = True
         elif kind == "Pooling":
             if not _FOLDER_NAME.fullmatch(module.path):
-                raise InputError(f"{modules_path}: path {module.path[:60]!r} must name a folder of the model")
+                raise InputError(f"{modules_path}: path {module.path[:60]!r} must be the name of a folder of it")
             path = folder / module.path / CONFIG_FILE
             config, prefix = read_object(path), "pooling_mode_"
             flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
