@@ -51,11 +51,11 @@ def _records(gate: Gate) -> list[Record]:
     records = []
     for check in sorted(gate.checks, key=lambda check: ("fail", "undecided", "pass").index(check.status)):
         per_token = " per token" if check.phase == "decode" else ""
+        unit = _UNITS.get(check.unit, "")
         before, now = (
-            format_value(value, _UNITS[check.unit]) if value is not None and check.unit in _UNITS
-            else DASH if value is None else f"{value:.4g}"
+            format_value(value, unit) if value is None or unit else f"{value:.4g}"
             for value in (check.baseline, check.candidate)
-        )  # fmt: skip
+        )
         ends = (check.low, check.high)
         has_range = None not in ends and check.high != inf
         limit = -check.limit if check.name == "score" and check.limit is not None else check.limit
