@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,22 +13,18 @@ import onnxruntime
 import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.bundle import Bundle
 from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,
     CUDA,
-    PLUGIN,
     RTX,
-    SCRIPTS,
     TENSORRT,
     load_cuda_libraries,
     rtx_options,
-    rtx_plugin,
 )
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.system import cuda_driver
-from edgeformer.system.capability import Answer, ask_installed
+from edgeformer.system.capability import Answer
 from edgeformer.system.cuda_driver import Device
 from tests.runtimes.tiny_bundle import classifier_graph
 from tests.test_old_format import OLD
@@ -123,41 +118,6 @@ def test_doctor_names_a_library_only_if_no_copy_of_it_loads() -> None:
         assert "site-packages" not in cuda.detail and (cuda.status == "available") is is_loaded
         assert is_loaded or cuda.remedy == 'pip install "onnxruntime-gpu[cuda,cudnn]"'
         assert is_loaded or cuda.detail.startswith("built in, but cannot load libcublas.so.13;")
-
-
-@pytest.fixture
-def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package of the RTX provider, with a library that the loader refuses; also for child processes."""
-    folder = tmp_path / "packages" / PLUGIN
-    folder.mkdir(parents=True)
-    (folder / "library.so").write_bytes(b"no library")
-    (folder / "__init__.py").write_text(
-        f"from pathlib import Path\n__version__ = '0.5.0'\ndef get_ep_name(): return {RTX!r}\n"
-        "def get_library_path(): return str(Path(__file__).parent / 'library.so')\n"
-    )
-    monkeypatch.syspath_prepend(str(folder.parent))
-    paths = [str(folder.parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    rtx_plugin.cache_clear()
-    yield folder.parent
-    rtx_plugin.cache_clear()
-    sys.modules.pop(PLUGIN, None)
-
-
-def test_a_plugin_that_cannot_be_registered_is_unavailable_with_its_reason(broken_plugin: Path) -> None:
-    """With the real ONNX Runtime: in this process and in doctor."""
-    bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
-    artifact = bundle.artifact("onnx-fp32")
-    with pytest.raises(InputError, match=rf"{RTX}' cannot be used here: .*library\.so"):
-        OnnxSession(bundle.folder / str(artifact.file), RTX)
-    answers = ask_installed(SCRIPTS, 60)
-    line = next(
-        described
-        for described in providers.describe(answers["onnxruntime"], None, answers[PLUGIN])
-        if described.name.endswith(RTX)
-    )
-    assert line.status == "unavailable" and line.version == "0.5.0"
-    assert "plugin installed, but" in line.detail and "library.so" in line.detail
 
 
 def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
