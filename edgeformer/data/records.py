@@ -92,16 +92,15 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def open_data_file(path: Path, encoding: str | None = None) -> Iterator[TextIO]:
-    """Open a file as text (see :func:`as_text`), unpacked by its suffix.
+    """Open a file as text, unpacked by its suffix. Only ``\\n`` ends a line; wrong bytes are surrogates.
 
     Raises DataError for a file that cannot be read, a broken archive or a bomb.
     """
     try:
         with path.open("rb") as file:
-            if path.suffix.lower() not in COMPRESSIONS:
-                yield as_text(file, encoding)
-                return
-            yield as_text(io.BufferedReader(_Unpacked(path, file), 1 << 18), encoding)
+            is_packed = path.suffix.lower() in COMPRESSIONS
+            opened: Any = io.BufferedReader(_Unpacked(path, file), 1 << 18) if is_packed else file
+            yield io.TextIOWrapper(opened, encoding or "utf-8", errors="surrogateescape", newline="\n")
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -111,13 +110,8 @@ def open_data_file(path: Path, encoding: str | None = None) -> Iterator[TextIO]:
         ) from None
 
 
-def as_text(file: BinaryIO, encoding: str | None) -> TextIO:
-    """Return ``file`` as text in ``encoding`` (None: UTF-8). Only ``\\n`` ends a line; wrong bytes are surrogates."""
-    return io.TextIOWrapper(file, encoding or "utf-8", errors="surrogateescape", newline="\n")
-
-
 def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
-    """Yield the lines of :func:`as_text` with their ends. Raises DataError: wrong encoding, or a line is too long."""
+    """Yield the lines of an opened data file with their ends. Raises DataError: wrong encoding, or a line too long."""
     encoding, number = file.encoding, 0
     while True:
         number += 1

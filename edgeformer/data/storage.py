@@ -66,9 +66,6 @@ class DiskArray:
         self._dtype = np.dtype(dtype)
         self._length = path.stat().st_size // self._dtype.itemsize
 
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, places: Int64s) -> NDArray[Any]:
         """Return a copy of the numbers at ``places``."""
         copies = np.empty(len(places), dtype=self._dtype)

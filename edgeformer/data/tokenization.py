@@ -229,7 +229,7 @@ def train_tokenizer(
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
     if algorithm == "bpe":
-        tokenizer = _train_byte_level(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
+        tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
     else:
         normalizer = normalizers.Sequence(
             [*front, normalizers.BertNormalizer(lowercase=True, strip_accents=None, handle_chinese_chars=True)]
@@ -251,26 +251,22 @@ def train_tokenizer(
     return tokenizer
 
 
-def train_language_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer that decodes every text exactly; its only special token is ``BOUNDARY``."""
-    return _train_byte_level(vocab_size, texts, [BOUNDARY], add_prefix_space=False)
-
-
-def _train_byte_level(
+def train_language_tokenizer(
     vocab_size: int,
     texts: Iterable[str],
-    special_tokens: list[str],
+    special_tokens: Sequence[str] = (BOUNDARY,),
     front: Sequence[normalizers.Normalizer] = (),
     *,
-    add_prefix_space: bool,
+    add_prefix_space: bool = False,
 ) -> Tokenizer:
+    """Train a byte-level BPE tokenizer; with the default arguments it decodes every text exactly."""
     tokenizer = Tokenizer(models.BPE())
     if front:
         tokenizer.normalizer = normalizers.Sequence(list(front))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = _new_trainer(vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=letters)
+    trainer = _new_trainer(vocab_size=vocab_size, special_tokens=list(special_tokens), initial_alphabet=letters)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 

@@ -17,7 +17,6 @@ from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.records import (
     COMPRESSIONS,
-    as_text,
     check_file,
     detect_delimiter,
     file_records,
@@ -124,7 +123,9 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     def plain_rows() -> Iterator[InputRow]:
         """Yield every line, also the empty ones: answers are on the same lines."""
         if path is None:
-            opened: Any = contextlib.nullcontext(as_text(io.BufferedReader(raw), how.columns.encoding))
+            encoding = how.columns.encoding or "utf-8"
+            text = io.TextIOWrapper(io.BufferedReader(raw), encoding, errors="surrogateescape", newline="\n")
+            opened: Any = contextlib.nullcontext(text)
         else:
             opened = open_data_file(path, how.columns.encoding)
         with opened as file:

@@ -422,15 +422,31 @@ class Task:
 
     def fit_shape(self, data: Any, batch: int, seq: int) -> tuple[int, int]:
         """Replace the requested batch size and length where the model's own are fixed."""
-        return batch, seq
+        if self.reads_text:
+            return batch, seq
+        return (
+            batch if data.takes("batch") else data.size_of("batch") or 1,
+            seq if data.takes("seq") else data.size_of("seq") or 1,
+        )
 
     def shape_notes(self, data: Any) -> list[str]:
         """Return notes on the input shapes for reports; none for text."""
-        return []
+        if self.reads_text:
+            return []
+        letters = {"batch": "B", "seq": "S"}
+        shapes = {
+            name: ", ".join(letters.get(axis.takes or "", str(axis.size)) for axis in axes)
+            for name, axes in data.inputs.items()
+        }
+        inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
+        legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
+        note = f" ({', '.join(legend)} of a row)" if legend else "; all sizes are fixed, whatever --batch and --seq say"
+        return [f"inputs: {inputs}{note}"]
 
     def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
         """Return input → shape where batch size and length do not determine it; empty for text."""
-        return {}
+        sizes, inputs = {"batch": batch, "seq": seq}, getattr(data, "inputs", {})
+        return {name: tuple(sizes.get(a.takes or "", a.size) for a in axes) for name, axes in inputs.items()}
 
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
         """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""

@@ -169,27 +169,6 @@ class Tensors(Task):
     score_rows = meter = criterion = record = describe = rows = _refuse
     golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
 
-    def fit_shape(self, data: TensorData, batch: int, seq: int) -> tuple[int, int]:
-        return (
-            batch if data.takes("batch") else data.size_of("batch") or 1,
-            seq if data.takes("seq") else data.size_of("seq") or 1,
-        )
-
-    def shape_notes(self, data: TensorData) -> list[str]:
-        letters = {"batch": "B", "seq": "S"}
-        shapes = {
-            name: ", ".join(letters.get(axis.takes or "", str(axis.size)) for axis in axes)
-            for name, axes in data.inputs.items()
-        }
-        inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
-        legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
-        note = f" ({', '.join(legend)} of a row)" if legend else "; all sizes are fixed, whatever --batch and --seq say"
-        return [f"inputs: {inputs}{note}"]
-
-    def input_shapes(self, data: TensorData, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
-        sizes = {"batch": batch, "seq": seq}
-        return {name: tuple(sizes.get(a.takes or "", a.size) for a in axes) for name, axes in data.inputs.items()}
-
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
         """Make ``count`` inputs of one shape: each begins with another golden call, if there are enough.
 
