@@ -259,7 +259,7 @@ def timed_checks(
         # A candidate that does not run fails; without a baseline there is nothing to compare with.
         status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
-    slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), rules.fewest_rounds
+    slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), result.fewest_rounds
     decision = slowdown.decision(rules.max_slowdown)
     reason = f"{rounds} rounds of two fresh processes"
     if result.needs_s is not None:

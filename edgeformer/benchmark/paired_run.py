@@ -201,11 +201,6 @@ class PairRules:
     max_slowdown: float = 0.05
     error: float = ERROR  # the chance that any interval of the run misses the true slowdown
 
-    @property
-    def fewest_rounds(self) -> int:
-        """Before so many rounds no interval has ends; the smaller the ``error``, the more."""
-        return min(boundaries(self.error), default=MOST_ROUNDS)
-
 
 @dataclass
 class Pairing:
@@ -219,6 +214,7 @@ class Pairing:
     providers: tuple[str, str] = ("", "")
     unsettled: int = 0  # processes that did not settle while warming up
     failures: list[str] = field(default_factory=list)  # why rounds were measured again
+    fewest_rounds: int = MOST_ROUNDS  # before so many no interval has ends; the smaller the ``error``, the more
     needs_s: float | None = None  # time that the fewest rounds would take, if that is too long
 
 
@@ -228,7 +224,8 @@ def compare_pair(pair: Pair, rules: PairRules, advance: Callable[[Pairing], None
     A worker may fail once, for want of memory at that moment or by a stray signal: its round is measured again. Raises
     SideError for a side that fails twice, in whichever rounds.
     """
-    result, start_s, fewest = Pairing(), time.perf_counter(), rules.fewest_rounds
+    result, start_s = Pairing(), time.perf_counter()
+    fewest = result.fewest_rounds = min(boundaries(rules.error), default=MOST_ROUNDS)
     failed_sides: set[int] = set()
     while (rounds := len(result.log_ratios)) < MOST_ROUNDS:
         elapsed_s = time.perf_counter() - start_s

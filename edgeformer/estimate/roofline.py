@@ -213,12 +213,14 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
     share, low_us = OPTIMISTIC, 0.0
     near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
     for kernel in fuse(works) if rates.gpu else single:
-        compute_s = sum(_compute_s(work, rates.peak, rates, share) for work in kernel)
+        compute_s = sum(work.operations / (rates.peak if work.is_product else rates.vector_peak) for work in kernel)
         # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
         moved_s = max(work.moved_bytes for work in kernel) / near
         weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
         speedup = max(DOUBTS[work.trust].faster for work in kernel)
-        low_us += max(compute_s, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
+        low_us += (
+            max(compute_s / share.of_peak, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
+        )
     # High: nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache.
     share, kernels = PESSIMISTIC, fuse(works) if rates.gpu and fused else single
     near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
@@ -232,14 +234,11 @@ def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused
                 tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
                 waves = -(-tiles // rates.cores)
                 busy = max(_LEAST_OCCUPANCY, tiles / (waves * rates.cores))
-            high_us += 1e6 * slower * _compute_s(work, rates.sure_peak, rates, share) / busy
+            peak = (rates.sure_peak if work.is_product else rates.vector_peak) * share.of_peak * busy
+            high_us += 1e6 * slower * work.operations / peak
             high_us += 1e6 * slower * work.moved_bytes / memory
         high_us += rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
     return low_us, max(low_us, high_us)
-
-
-def _compute_s(work: NodeWork, peak: float, rates: Rates, share: Share) -> float:
-    return work.operations / ((peak if work.is_product else rates.vector_peak) * share.of_peak)
 
 
 # What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
