@@ -21,7 +21,6 @@ from edgeformer.benchmark.gate import GateOptions, gate_bundles
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, compare_figures, score_check
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal
-from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import comparison_key
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
@@ -179,26 +178,6 @@ def test_the_estimate_decides_and_the_reason_has_its_interval(
         assert not any(words in check.reason for words in ("lies inside it", "too few", "chance"))
     else:
         assert message in check.reason
-
-
-@pytest.mark.parametrize("name", ["classification", "multi-label-classification", "embedding"])
-def test_figures_of_rows_add_up_to_the_tasks_own_score(name: str) -> None:
-    """And so do those of some of the rows, which an interval is made of."""
-    task, rng = get_task(name), np.random.default_rng(4)
-    labels = {"classification": rng.integers(0, 3, 60), "multi-label-classification": rng.integers(0, 2, (60, 3))}
-    truth = labels.get(name, np.repeat(rng.integers(0, 10**6, 30), 2))
-    logits = rng.normal(size=(60, 3)).astype(np.float32)
-
-    class Data:
-        labels = ("a", "b", "c")
-        effective_thresholds = thresholds = {"a": 0.5, "b": 0.4, "c": 0.6}  # noqa: RUF012
-
-    figures = task.row_figures(logits, Encoded(np.empty(0, np.int32), np.arange(61), truth, 0), Data())
-    for part in (slice(None), slice(10, 40)):
-        pairs = slice(part.start // 2, part.stop // 2) if name == "embedding" and part.start else part
-        meter = task.meter(data=Data())
-        meter.add({"logits": logits[part]}, {"labels": truth[part], "rows": np.arange(60)[part]})
-        assert task.metric_of(figures[pairs]) == pytest.approx(task.metric.of(meter.score()))
 
 
 @pytest.fixture

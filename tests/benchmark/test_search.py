@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 
@@ -15,16 +13,12 @@ from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
-from edgeformer.artifacts.report import Comparison, Latency, Report, Row
-from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
+from edgeformer.artifacts.report import Comparison, Latency, Row
 from edgeformer.benchmark.profile import break_tie, rows_of_kind
 from edgeformer.benchmark.request import ProfileOptions, resolve
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.bundle import Bundle
-from edgeformer.run import locate
-from edgeformer.runtime_preference import FILE, FastestRuntimes, save_fastest
-from edgeformer.system.host import default_threads
 from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
 from tests.measurement.measuring_child import RULES, Recorder
 from tests.runtimes.tiny_bundle import classifier_graph, write_bundle
@@ -161,25 +155,6 @@ def test_a_tie_break_measures_the_two_fastest_in_turns(tmp_path: Path) -> None:
     assert decided.compared is not None
     assert (decided.compared.rounds, decided.compared.found) == (1, "not known") and progress.advanced == 1
     assert "model against other" in decided.reason or "other against model" in decided.reason
-
-
-@pytest.mark.parametrize(("stable", "kept"), [(True, {"onnx-fp32": "openvino-cpu"}), (False, {})])
-def test_only_stable_results_become_a_runtime_preference(tmp_path: Path, stable: bool, kept: dict[str, str]) -> None:
-    folder = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(Path(__file__).parents[1] / "old_format" / "classifier-v1", folder)
-    location = locate(str(folder), folder.parent)
-    rows = [
-        row(
-            "onnx-fp32", p50, provider=provider, latency_ms=Latency(status="measured", p50=p50, n=100, stable=stable)
-        ).model_copy(update={"threads": default_threads()})
-        for provider, p50 in ((CPU, 4.0), ("openvino-cpu", 2.0))
-    ]
-    result = run(bundle(artifact("onnx-fp32")), rows)
-    save_fastest(cast(Report, SimpleNamespace(search=result, device="host", created="now")), location)
-    assert (
-        parse_manifest(FastestRuntimes, location.reports / FILE, read_json_bytes(location.reports / FILE)).providers
-        == kept
-    )
 
 
 def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -> None:

@@ -18,7 +18,6 @@ from edgeformer.estimate.roofline import (
     beyond_cache,
     calibrated_nodes_us,
     estimate_memory,
-    far_bytes,
     known_error,
     node_us,
     range_us,
@@ -45,13 +44,6 @@ def test_the_share_beyond_the_cache_grows_with_the_weights() -> None:
     assert shares[:2] == [0.0, 0.0] and shares[-2:] == [1.0, 1.0]
     assert 0.3 < shares[3] < 0.6
     assert beyond_cache(1, 0) == 1.0
-
-
-def test_what_no_cache_holds_comes_from_memory() -> None:
-    work = NodeWork("gemm", "MatMul", 5.0, 1000.0, 400.0)
-    assert far_bytes(work, 0.5, MIB) == 500.0
-    assert far_bytes(work, 0.5, 0.0) == 900.0
-    assert far_bytes(work, 0.0, MIB) == 0.0
 
 
 def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:

@@ -45,12 +45,6 @@ def drawn(
     return kept[0]
 
 
-def whiskers(axis: Any) -> list[Any]:
-    from matplotlib.collections import LineCollection
-
-    return [results for results in axis.collections if isinstance(results, LineCollection)]
-
-
 def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are() -> None:
     spread, lone = Cell(mean=5.3, sd=0.04, n=3), Cell(mean=5.3, n=1)
     ranged = Cell(mean=2.7, n=3, low=2.6, high=2.9)
@@ -59,21 +53,6 @@ def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are() -> None:
     both = [row("a", seeds=1, loss=lone), row("b", loss=spread)]
     assert describe_seeds(both, ["loss"]) == "1 to 3 seeds, whiskers: ± standard deviation"
     assert describe_seeds([row("a", loss=ranged)], ["loss"]) == "3 seeds, whiskers: least and most of the rounds"
-
-
-@pytest.mark.parametrize("kind", ["lines", "bubbles"])
-def test_points_carry_their_seeds_spread_and_cut_axes_say_so(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    cells = [
-        {"loss": Cell(mean=5.3 + 0.02 * number, sd=0.04, n=3), "latency_ms": Cell(mean=1.0 + 40 * number, n=3)}
-        for number in range(2)
-    ]
-    rows = [row("causal", at=str(2 + 2 * number), **subset) for number, subset in enumerate(cells)]
-    figure = FigureSpec(kind=kind, title="Loss", x="latency_ms", y=("loss",))
-    title, (axis,) = drawn(monkeypatch, table_of(*rows), figure)
-    assert title == "Loss (3 seeds, whiskers: ± standard deviation)"
-    assert whiskers(axis), "no error bars"
-    assert axis.get_ylabel().endswith("(axis does not start at 0)")
-    assert axis.get_xlim()[0] == 0 and "does not start" not in axis.get_xlabel(), "no time is negative"
 
 
 def test_a_run_that_leaks_is_marked_in_bars_and_curves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from benchmarks.studies.specification import load_study, study_names
 from benchmarks.studies.study import main
 from benchmarks.studies.train import missing_steps
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.scores import Evaluation
 from edgeformer.models import load_recipe
 from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, scores, study, table_of, write
@@ -147,16 +146,6 @@ def test_results_of_different_data_are_not_mixed_where_it_cannot_be_read(tmp_pat
     results.keep(results_of("k2", recipe_sha256=second.sha256, recipe=recipe, data=small))  # another seed, 20 rows
     assert results.find(first) is None and results.find(second) is None
     assert "5a5a5a5a with 20 rows (trained here)" in results.ambiguity(first)
-
-
-def test_the_results_with_most_scores_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = jobs(write(tmp_path, study("rich", {"a": run("A")})), tmp_path / "artifacts")
-    monkeypatch.setattr("benchmarks.studies.results.COMMITTED", tmp_path / "committed")
-    results = Results(tmp_path / "artifacts")
-    for folder, graphs in ((results.folder, ("fp32",)), (tmp_path / "committed", ("fp32", "int8"))):
-        write_json(folder / f"{job.key}.json", results_of(job.key or "", artifacts=tuple(map(graph, graphs))))
-    richest = results.find(job)
-    assert richest is not None and richest.origin == "results in studies"
 
 
 def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
