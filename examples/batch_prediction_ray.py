@@ -1,6 +1,7 @@
 """Predict the column text of a CSV with Ray Data: the way to several machines.
 
-Each actor opens the bundle once and answers batch after batch. On a cluster, put the bundle where every machine can read it.
+Each actor opens the bundle once and answers batch after batch. On a cluster, put the bundle where every machine can
+read it.
 """
 
 import argparse

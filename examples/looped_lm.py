@@ -1,6 +1,7 @@
 """Train a small looped language model on a text file and compare its exits.
 
-One block is applied up to eight times. The model can answer after loops 2, 4 and 6, which costs less and predicts worse.
+One block is applied up to eight times. The model can answer after loops 2, 4 and 6, which costs less and predicts
+worse.
 """
 
 import argparse
@@ -13,7 +14,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("text", type=Path, help="plain text, one paragraph per line")
 parser.add_argument("--prompt", default="The house")
 parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
-parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of recipes/crt_mini.yaml")
+parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of recipes/crt_mini.yaml")
 parser.add_argument("--max-steps", type=int)
 arguments = parser.parse_args()
 
