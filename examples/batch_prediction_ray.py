@@ -36,7 +36,8 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
 
-    ray.init(num_cpus=arguments.workers, include_dashboard=False)
+    # One processor for each actor, and one for reading and writing.
+    ray.init(num_cpus=arguments.workers + 1, include_dashboard=False)
     rows = ray.data.read_csv(str(arguments.data.resolve()))
     answers = rows.map_batches(
         Predictor, fn_constructor_args=[str(arguments.bundle.resolve())], batch_size=256, concurrency=arguments.workers

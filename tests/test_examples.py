@@ -19,7 +19,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def run(name: str, *arguments: str | Path, folder: Path) -> str:
     """Run an example in ``folder`` and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
