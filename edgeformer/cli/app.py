@@ -21,16 +21,38 @@ from edgeformer.cli import import_model
 
 app = typer.Typer(
     name="edgeformer",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train, export and honestly benchmark small weight-shared transformers for edge devices.\n\n"
+    help="Train, export and measure small weight-shared transformers for edge devices.\n\n"
     "A [b]recipe[/b] becomes a [b]run[/b] (train), a run becomes a [b]bundle[/b] (export), "
     "a bundle becomes a [b]report[/b] (profile).",
-    epilog="Start with:  edgeformer train quickstart   then   edgeformer export --fp16   then   "
-    "edgeformer profile --device rtx4050",
+    epilog="edgeformer without arguments shows three ways to start.",
 )
+
+_START = """edgeformer trains, exports and measures small text models for edge devices.
+
+[b]Your CSV → model → device verdict[/b]
+  edgeformer init reviews.csv
+  edgeformer train reviews.yaml
+  edgeformer export --int8
+  edgeformer profile --device raspberry-pi-5 --max-latency 20ms
+
+[b]Your Hugging Face or ONNX model → device verdict[/b]
+  edgeformer import hf path/to/model
+  edgeformer export --int8
+  edgeformer profile --device raspberry-pi-5 --max-latency 50ms
+  edgeformer profile model.onnx --device raspberry-pi-5
+
+[b]A looped language model in 6 GB[/b]
+  edgeformer plan crt_deep_rtx4050 --device rtx4050
+  edgeformer train crt_deep_rtx4050
+  edgeformer export --fp16 --trt
+  edgeformer profile --device rtx4050
+
+All commands: edgeformer --help
+What works on this machine: edgeformer doctor"""
 
 _PANELS = {
     "Build": ("init", "train", "export"),
@@ -57,11 +79,15 @@ def _show_version(requested: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from edgeformer.cli.console import Terminal
+
+        Terminal(highlight=False).print(_START)
 
 
 def main() -> None:

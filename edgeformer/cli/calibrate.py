@@ -13,16 +13,14 @@ from edgeformer.cli import options as opt
 
 def command(
     run: opt.RunOrGraph = None,
-    device: str | None = Option(
-        None, help="Hardware profile to start from (see: edgeformer list devices). Default: host."
-    ),
-    also: list[str] | None = Option(None, metavar="RUN", help="Calibrate with this run, too. May be repeated."),
+    device: str | None = Option(None, help="Device profile to start from (edgeformer list devices). Default: host."),
+    also: list[str] | None = Option(None, metavar="RUN", help="Also calibrate with this run. May be repeated."),
     threads: opt.Threads = None,
     validate: bool = Option(
-        False, "--validate", help="Then measure what the estimator says of this host, and compare."
+        False, "--validate", help="After the calibration, compare estimates for this host with measurements."
     ),
     validate_only: bool = Option(
-        False, "--validate-only", help="Keep the calibration, and only compare as --validate does."
+        False, "--validate-only", help="Compare as --validate does, without a new calibration."
     ),
     batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to compare at. Default: 1,8."),
     seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to compare at. Default: 16,64,128."),
@@ -35,10 +33,9 @@ def command(
 ) -> None:
     """Calibrate the estimator for this host's processor, with a bundle.
 
-    Writes DIR/profiles/host.yaml, from which --device host estimates. How far off estimates of other models are needs
-    three models and more (--also RUN --also RUN), of which each is left out once. --validate then compares estimates
-    of RUN with measurements at --batch and --seq. For a GPU that is in this host nothing is fitted:
-    --validate-only --device NAME compares.
+    Writes DIR/profiles/host.yaml, which --device host then uses. To know the error for other models, add at least two
+    runs with --also: each model is estimated from a calibration without it. --validate also compares estimates of RUN
+    with measurements at --batch and --seq. For a GPU in this host, only --validate-only --device NAME is available.
 
     Examples:
       edgeformer calibrate

@@ -15,17 +15,17 @@ Style = Literal["plain", "markdown", "csv", "json"]
 
 def command(
     runs: list[str] = Argument(
-        ..., metavar="RUN RUN…", help="Two or more runs (names or folders), or two report files (.json)."
+        ..., metavar="RUN RUN…", help="Two or more runs (names or folders), or two reports (.json)."
     ),
     device: str | None = Option(None, help="Compare the rows of two runs' reports for this device."),
-    style: Style = Option("plain", "--format", help="How to print the table."),
+    style: Style = Option("plain", "--format", help="Format of the table."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Put runs side by side: parameters, scores, sizes and the latency of their reports.
+    """Compare runs, or two reports.
 
-    Times are those of one host: that of a run's newest report. Two reports are compared row by row, with ratios; a
-    difference that is smaller than the noise is marked as such.
+    Runs are compared by parameters, scores, sizes and the latency of their newest reports. Two reports are compared row
+    by row, as ratios; differences smaller than the noise are marked.
 
     Examples:
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --format markdown

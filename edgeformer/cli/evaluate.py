@@ -11,12 +11,16 @@ from edgeformer.cli import options as opt
 
 def command(
     run: opt.Run = None,
-    artifact: str | None = Option(None, metavar="ID|all", help="torch: the run's own weights. Default: all."),
-    split: str = Option("test", help="test (the protocol's own), validation, or a test set by name (e.g. sst-test)."),
-    data: Path | None = Option(None, metavar="FILE", help="Score this file of labelled rows, or of plain text."),
-    batch: int = Option(64, min=1, help="Rows per batch; ms per sample depends on it."),
+    artifact: str | None = Option(
+        None, metavar="ID|all", help="Artifact to score; torch: the run's own weights. Default: all."
+    ),
+    split: str = Option("test", help="test, validation, or the name of a further test set (e.g. sst-test)."),
+    data: Path | None = Option(
+        None, metavar="FILE", help="Score this file: labelled rows, or plain text for a language model."
+    ),
+    batch: int = Option(64, min=1, help="Rows per batch. The time per sample depends on it."),
     threshold: float | None = Option(
-        None, min=0.0, max=1.0, metavar="P", help="Early exit also at this top probability."
+        None, min=0.0, max=1.0, metavar="P", help="Also score early exit at this confidence."
     ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
@@ -26,10 +30,11 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Score artifacts: accuracy, precision, recall, F1, loss, and ms per sample over the whole set.
+    """Score artifacts on a data set.
 
-    Of a language model: loss and perplexity per predicted token. The run's own weights ([b]torch[/b]) and step
-    artifacts (export --exit all) are scored at each exit, and with early exit over a sweep of thresholds.
+    Prints accuracy, precision, recall, F1, loss and time per sample; for a language model loss and perplexity per
+    token. The run's own weights ([b]torch[/b]) and step artifacts (export --exit all) are scored at each exit and for a
+    range of early-exit thresholds.
 
     Examples:
       edgeformer evaluate

@@ -11,11 +11,13 @@ from edgeformer.cli import options as opt
 
 def command(
     run: opt.Run = None,
-    max_drop: str = Option("1%", metavar="SHARE", help="Largest accepted score drop: 1% is a point of accuracy."),
-    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong: 5% is 95 % confidence."),
-    artifact: str | None = Option(None, metavar="ID", help="This step artifact only. Default: all of the bundle."),
-    split: str = Option("validation", help="Held-out rows: validation, or a test set by name."),
-    data: Path | None = Option(None, metavar="FILE", help="Held-out rows of this labelled file instead."),
+    max_drop: str = Option("1%", metavar="SHARE", help="Largest acceptable score drop. 1% is one point of accuracy."),
+    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong. 5% is 95 % confidence."),
+    artifact: str | None = Option(
+        None, metavar="ID", help="Choose thresholds for this step artifact only. Default: all."
+    ),
+    split: str = Option("validation", help="Rows to choose on: validation, or the name of a test set."),
+    data: Path | None = Option(None, metavar="FILE", help="Choose on the rows of this labelled file."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,
@@ -24,13 +26,12 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Choose early-exit thresholds that keep the accuracy drop within --max-drop, and time what they save.
+    """Choose early-exit thresholds that keep the score drop within --max-drop.
 
-    Every held-out row is answered at every exit of the step bundle (export --exit all). Learn then Test picks the
-    thresholds that let most leave and for which an exact test rules out, at --risk, that accuracy on texts like these
-    falls by more. They are written into bundle.json with the time of single texts; [b]predict --confidence auto[/b]
-    uses them. The validation split has also chosen the epoch: rows that chose nothing are better (--split, --data).
-    Where the rows cannot show it, nothing is written (exit code 2).
+    Runs the held-out rows through every exit of the step bundle (export --exit all) and chooses the thresholds that
+    save most loops while an exact test (Learn then Test) excludes, at --risk, a larger score drop. Writes them to
+    bundle.json, with the time of single texts, for [b]predict --confidence auto[/b]. Use rows that did not select the
+    epoch (--split, --data) if you can. If the rows cannot support the guarantee, nothing is written (exit code 2).
 
     Examples:
       edgeformer exits --max-drop 1%

@@ -17,53 +17,53 @@ from edgeformer.cli.options import advanced
 
 def command(
     run: opt.Run = None,
-    fp16: bool = Option(False, "--fp16", help="Also write FP16 graphs: half the size."),
+    fp16: bool = Option(False, "--fp16", help="Also write FP16 graphs (half the size)."),
     int8: bool = Option(
         False,
         "--int8",
-        help="Also write INT8 graphs, a quarter of the size; with the extra openvino also one that it quantises.",
+        help="Also write INT8 graphs (a quarter of the size), and with the extra openvino an OpenVINO INT8 model.",
     ),
-    int4: bool = Option(
-        False, "--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime alone."
-    ),
+    int4: bool = Option(False, "--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime only."),
     trt: bool = Option(
-        False, "--trt", help="Also build TensorRT engines for the target: of the FP16 graphs with --fp16."
+        False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
     trt_via: str = advanced(
-        "onnx", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph, or the torch module."
+        "onnx", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph or the torch module."
     ),
-    build: list[str] | None = advanced(None, metavar="NAME", help="Also run this builder. May be repeated."),
+    build: list[str] | None = advanced(
+        None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
+    ),
     exits: str | None = Option(
         None,
         "--exit",
         metavar="N|all",
-        help="Also write the graph up to the exit after loop N; all: every exit, and the step bundle.",
+        help="Also write a graph that ends at the exit after loop N. all: every exit, and the step bundle.",
     ),
-    target: str | None = Option(None, help="Device profile that engines are built for. Default: the recipe's."),
+    target: str | None = Option(None, help="Device profile that engines are built for. Default: the recipe's target."),
     vocab_trim: bool = Option(
-        False, "--vocab-trim", help="Also write graphs whose table keeps only what the training text uses."
+        False, "--vocab-trim", help="Also write graphs whose vocabulary is limited to the tokens of the training text."
     ),
     vocab_keep: int | None = advanced(None, min=0, metavar="N", help="--vocab-trim: also keep the first N tokens."),
     vocab_max: int | None = advanced(None, min=1, metavar="N", help="--vocab-trim: keep only the N most used tokens."),
-    replace: bool = Option(False, "--replace", help="Make the bundle from nothing; what it holds is deleted."),
-    keep_going: bool = advanced(False, "--keep-going", help="Build what comes after a rejected artifact too."),
+    replace: bool = Option(False, "--replace", help="Delete the existing bundle and write a new one."),
+    keep_going: bool = advanced(False, "--keep-going", help="Continue after a rejected artifact."),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
     """Export a run as a [b]bundle[/b]: ONNX graphs, tokenizer, labels and golden inputs in one folder.
 
-    FP32 ONNX is always written. Each graph is run on real validation inputs and compared with torch FP32, scored on
-    the validation split, and the parameters that its file stores are counted. An artifact that fails is listed as
-    rejected and left out of the bundle (exit code 3), and nothing after it is built unless --keep-going.
+    Export always writes FP32 ONNX. It compares each artifact with torch FP32 on real inputs, scores it on the
+    validation split, and counts the parameters stored in the file. An artifact that fails is rejected and left out
+    (exit code 3); later artifacts are built only with --keep-going.
 
-    Export adds: what the bundle holds already stays, if it was made of the same model and its files are intact. What
-    cannot stay is listed and the bundle left as it was (exit code 2), unless --replace makes it from nothing.
+    Export keeps existing artifacts of the same model. If it would remove an artifact, it lists it, changes nothing and
+    exits with code 2; --replace writes a new bundle.
 
-    Looped models: --exit 2 writes a graph that stops after loop 2, and --exit all adds the step bundle, which the host
-    loops for as long as an input needs. A language model is first probed for causality, and gets a decode graph.
+    Looped models: --exit 2 writes a graph that stops after loop 2. --exit all adds the step bundle, whose loop the host
+    repeats as often as an input needs. A language model also gets a decode graph, after a causality check.
 
-    RUN can be a bundle that [b]import onnx[/b] made: its artifacts are held to what the graph itself computes.
+    For a bundle of [b]import onnx[/b], the reference is the imported graph.
 
     Examples:
       edgeformer export --fp16

@@ -12,23 +12,29 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    against: str = Option(..., metavar="BASELINE", help="A run, a bundle, or a report (.json) of its bundle."),
+    against: str = Option(..., metavar="BASELINE", help="The baseline: a run, a bundle, or a report (.json)."),
     run: opt.RunOrGraph = None,
     device: opt.Device = None,
     batch: opt.Batches = None,
     seq: opt.Lengths = None,
     artifact: opt.ArtifactIds = None,
-    max_slowdown: str | None = Option(None, metavar="SHARE", help="Slower by at most this. Default: 5%."),
+    max_slowdown: str | None = Option(None, metavar="SHARE", help="Largest acceptable slowdown. Default: 5%."),
     max_memory_growth: str | None = Option(
-        None, metavar="SHARE", help="More memory by at most this; off: not checked. Default: 10%."
+        None, metavar="SHARE", help="Largest acceptable growth of memory; off: no check. Default: 10%."
     ),
     max_size_growth: str | None = Option(
-        None, metavar="SHARE", help="A larger file by at most this; off: not checked. Default: 5%."
+        None, metavar="SHARE", help="Largest acceptable growth of a file; off: no check. Default: 5%."
     ),
-    max_score_loss: str | None = Option(None, metavar="SHARE", help="Points to lose; off: not checked. Default: 1%."),
-    eval_data: Path | None = Option(None, metavar="FILE", help="Rows to score both on. Default: the baseline's."),
+    max_score_loss: str | None = Option(
+        None, metavar="SHARE", help="Largest acceptable score loss; off: no check. Default: 1%."
+    ),
+    eval_data: Path | None = Option(
+        None, metavar="FILE", help="File of rows to score both bundles on. Default: the baseline's test set."
+    ),
     junit: Path | None = Option(None, metavar="FILE.xml", help="Write the checks as JUnit XML."),
-    summary: Path | None = Option(None, metavar="FILE.md", help="Append a Markdown summary, for a CI's job summary."),
+    summary: Path | None = Option(
+        None, metavar="FILE.md", help="Append a Markdown summary, e.g. to the job summary of CI."
+    ),
     threads: opt.Threads = None,
     runtime: opt.MeasuredRuntime = None,
     allow_leak: opt.AllowLeak = False,
@@ -40,11 +46,11 @@ def command(
 ) -> None:
     """Measure a bundle and its baseline in turns, and fail where the bundle is worse.
 
-    Both are measured in fresh processes until a sequential test is sure. The gate fails where the bundle is slower than
-    --max-slowdown allows, or worse in memory, size, score or drift, or lacks an artifact. Both are scored on the same
-    rows: the baseline's held-out rows that the candidate was not trained on, or those of --eval-data.
+    Fresh processes of both bundles take turns until a sequential test decides. The gate fails if the bundle is slower
+    than --max-slowdown allows, or worse in memory, size, score or drift, or lacks an artifact. Both are scored on the
+    same rows: held-out rows of the baseline that the candidate was not trained on, or those of --eval-data.
 
-    Exit code 3 where a check fails; 4 where a check cannot be decided: too much noise, or no rows to score both on.
+    Exit code 3: a check failed. 4: a check is undecided, because of noise or missing rows.
 
     Examples:
       edgeformer gate --against main/reports/host.json --max-slowdown 5% --junit gate.xml

@@ -16,36 +16,39 @@ from edgeformer.cli.options import advanced
 
 def command(
     words: list[str] | None = Argument(
-        None, metavar="[RUN] PROMPT", help="The text to go on from; a run in front of it. Or stdin."
+        None, metavar="[RUN] PROMPT", help="Text to continue, after an optional run. Default: standard input."
     ),
-    max_tokens: int | None = Option(None, min=1, help="Write at most this many. Default: 64, or what fits."),
-    temperature: float = Option(1.0, min=0.0, help="0: always the likeliest token."),
-    top_k: int | None = Option(None, min=1, help="Draw from the k likeliest tokens only."),
-    top_p: float | None = Option(None, help="Draw from the likeliest tokens that reach this probability."),
-    seed: int = Option(0, min=0, help="The same seed draws the same text."),
-    exit_: int | None = Option(None, "--exit", metavar="N", help="Every token answers after loop N."),
+    max_tokens: int | None = Option(
+        None, min=1, help="Largest number of new tokens. Default: 64, or what the context allows."
+    ),
+    temperature: float = Option(1.0, min=0.0, help="Sampling temperature. 0: always the most probable token."),
+    top_k: int | None = Option(None, min=1, help="Sample from the k most probable tokens."),
+    top_p: float | None = Option(None, help="Sample from the most probable tokens whose probabilities add up to this."),
+    seed: int = Option(0, min=0, help="Seed of the sampling."),
+    exit_: int | None = Option(None, "--exit", metavar="N", help="Stop every token after loop N."),
     confidence: bool = Option(
-        False, "--confidence", help="Every token answers at the first exit that reaches its threshold."
+        False, "--confidence", help="Stop each token at the first exit whose top probability reaches the threshold."
     ),
-    threshold: float | None = Option(
-        None, min=0.0, max=1.0, help="--confidence: probability at loop 1. Default: 0.92."
+    threshold: float | None = Option(None, min=0.0, max=1.0, help="--confidence: threshold at loop 1. Default: 0.92."),
+    floor: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: lowest threshold. Default: 0.8."),
+    decay: float | None = advanced(
+        None, min=0.0, max=1.0, help="--confidence: factor of the threshold per loop. Default: 0.98."
     ),
-    floor: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: the least. Default: 0.8."),
-    decay: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: factor per loop. Default: 0.98."),
-    artifact: str | None = Option(None, metavar="ID|torch", help="Artifact, or the run's own weights. Default: FP32."),
+    artifact: str | None = Option(
+        None, metavar="ID|torch", help="Artifact to run; torch: the run's own weights. Default: FP32."
+    ),
     runtime: str | None = Option(
-        None, metavar="NAME", help="A runtime, or a provider, e.g. torch-cpu. Default: the artifact's usual."
+        None, metavar="NAME", help="Runtime or provider, e.g. torch-cpu. Default: the artifact's first."
     ),
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Write text with a language model, from its bundle without torch, or else from the run's own weights.
+    """Continue a prompt with a language model.
 
-    Stops at the end of a text, or after --max-tokens. Without --exit and --confidence every token takes all loops:
-    that is the bundle's decode graph. --exit and --confidence run its step graphs, which are made with
-    [b]edgeformer export RUN --exit all[/b]. A run whose bundle has neither writes with its own weights (needs torch;
-    on a CUDA card where torch sees one).
+    Stops at the end of the text or after --max-tokens. Without --exit and --confidence every token runs all loops, with
+    the bundle's decode graph. --exit and --confidence need the step bundle ([b]edgeformer export RUN --exit all[/b]).
+    Without a bundle, the run's own weights generate, with torch.
 
     Examples:
       edgeformer generate "The history of the town begins"

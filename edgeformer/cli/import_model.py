@@ -11,28 +11,29 @@ from typer import Argument, Option
 from edgeformer.artifacts.errors import needs_extra
 from edgeformer.cli import options as opt
 
-app = typer.Typer(
-    no_args_is_help=True, help="Turn weights that were trained elsewhere into a run, or an ONNX file into a bundle."
-)
+app = typer.Typer(no_args_is_help=True, help="Import a model that was trained elsewhere.")
 
 
 @app.command("crt")
 def crt(
-    path: Path = Argument(..., metavar="PATH", help="A checkpoint: .pt, .pth, .bin or .safetensors."),
+    path: Path = Argument(..., metavar="PATH", help="Checkpoint: .pt, .pth, .bin or .safetensors."),
     name: str | None = Option(None, help="Name of the run. Default: crt_imported and a number."),
-    tokenizer: Path | None = Option(None, metavar="FILE", help="Its tokenizer.json. Default: gpt2 from the hub."),
+    tokenizer: Path | None = Option(
+        None, metavar="FILE", help="tokenizer.json of the model. Default: gpt2 from the hub."
+    ),
     data: Path | None = Option(
         None,
         metavar="DIR",
-        help="Text to check and score it on (train.txt, valid.txt …). Default: WikiText-103, read when scored.",
+        help="Folder of text for golden inputs and scores (train.txt, valid.txt …). Default: WikiText-103.",
     ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Import a checkpoint of the public CRT code: a bare state dict, or one under model or model_state_dict.
+    """Import a checkpoint of the public CRT code.
 
-    Nothing in the file is executed. The public model looks ahead, so the run is marked: it exports and profiles with
-    --allow-leak only, and cannot generate.
+    The checkpoint is a state dict, or has one under model, model_state_dict or state_dict. Nothing in the file is
+    executed. The public model sees future tokens, so its run needs --allow-leak to export and profile, and cannot
+    generate.
 
     Examples:
       edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json
@@ -49,28 +50,31 @@ def crt(
 
 @app.command("hf")
 def hf(
-    source: str = Argument(..., metavar="PATH|NAME", help="A Hugging Face folder, or a model of the hub."),
-    name: str | None = Option(None, help="Name of the run. Default: the model's, and a number."),
+    source: str = Argument(..., metavar="PATH|NAME", help="A Hugging Face model: a folder, or a name on the hub."),
+    name: str | None = Option(None, help="Name of the run. Default: the model's name and a number."),
     data: Path | None = Option(
         None,
         metavar="FILE|DIR",
-        help="What to judge artifacts on: labelled rows, pairs with a score, or a folder of such files.",
+        help="Data that artifacts are judged on: labelled rows, pairs with a score, or a folder of such files.",
     ),
-    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in order. Default: the model's own."),
+    labels: str | None = Option(
+        None, metavar="A,B…", help="Names of the classes, in order. Default: the model's names."
+    ),
     pooling: Literal["cls", "mean", "max"] | None = Option(
-        None, metavar="cls|mean|max", help="How a text becomes one vector. Default: the model's own, or mean."
+        None, metavar="cls|mean|max", help="Pooling of token states into one vector. Default: the model's, or mean."
     ),
     max_length: int | None = Option(
-        None, metavar="N", help="Cut texts to N tokens. Default: the model's own, at most 512."
+        None, metavar="N", help="Maximum length of a text in tokens. Default: the model's, at most 512."
     ),
-    target: str | None = Option(None, metavar="PROFILE", help="The device profile that profile uses by default."),
+    target: str | None = Option(None, metavar="PROFILE", help="Device profile that profile uses by default."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Import a text encoder: BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT or ModernBERT.
+    """Import a Hugging Face text encoder.
 
-    A sequence classifier becomes a classifier, a sentence-transformers folder or a bare encoder an embedding model.
-    Weights are read from safetensors only; no code of the model is run.
+    Supports BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT and ModernBERT. A sequence classifier becomes a
+    classifier; a sentence-transformers folder or a bare encoder becomes an embedding model. Reads safetensors only and
+    never runs code of the model.
 
     Examples:
       edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm
@@ -104,31 +108,29 @@ def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -
 
 @app.command("onnx")
 def onnx(
-    model: Path = Argument(..., metavar="MODEL.onnx", help="The file; external weights are in the same folder."),
-    output: Path = Option(..., "--output", "-o", metavar="DIR", help="The bundle's folder."),
+    model: Path = Argument(..., metavar="MODEL.onnx", help="ONNX file. External weights must be in the same folder."),
+    output: Path = Option(..., "--output", "-o", metavar="DIR", help="Folder of the bundle."),
     inputs: opt.Inputs = None,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
-    seed: int = Option(0, min=0, help="Of drawn inputs."),
+    seed: int = Option(0, min=0, help="Seed of random golden inputs."),
     tokenizer: Path | None = Option(
-        None, metavar="FILE", help="A tokenizer.json: with --labels, a classifier of texts."
+        None, metavar="FILE", help="tokenizer.json. With --labels, the bundle is a text classifier."
     ),
-    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in the order of its logits."),
-    data: Path | None = Option(
-        None, metavar="FILE", help="Labelled texts: golden inputs are taken from it, and scores."
-    ),
-    max_length: int = Option(128, min=4, help="Tokens that a classifier's texts are cut to."),
-    replace: bool = Option(False, "--replace", help="Replace a bundle that is there already."),
+    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in the order of the logits."),
+    data: Path | None = Option(None, metavar="FILE", help="Labelled texts for golden inputs and scores."),
+    max_length: int = Option(128, min=4, help="Text classifiers: maximum length of a text in tokens."),
+    replace: bool = Option(False, "--replace", help="Replace an existing bundle."),
     as_json: opt.Json = False,
 ) -> None:
-    """Make a [b]bundle[/b] of any ONNX file, with any inputs and outputs.
+    """Import an ONNX file as a [b]bundle[/b].
 
-    The graph is copied bit for bit; verify, profile --search and export then work as for trained models.
+    Copies the graph bit for bit; verify, profile --search and export then work as for trained models.
 
-    Golden inputs are those of --inputs (an array of each input's name), else they are drawn: floats from a standard
-    normal distribution, or evenly from a --range; whole numbers need a --range, except token ids. Sizes called batch or
-    sequence can differ from call to call; all others need a --shape. With --tokenizer and --labels, a graph from
-    input_ids to logits is a classifier of texts; with --data every artifact is judged by its accuracy there.
+    Golden inputs come from --inputs (an array per input name) or are random: floats from a standard normal distribution
+    or from a --range; integers need a --range, except token ids. Dimensions called batch or sequence may vary; all
+    others need a --shape. With --tokenizer and --labels, a graph from input_ids to logits is a text classifier; with
+    --data its artifacts are judged by accuracy.
 
     Examples:
       edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000

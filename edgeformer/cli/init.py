@@ -10,24 +10,25 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    data: Path = Argument(..., metavar="DATA", help="A CSV, TSV, JSONL or Parquet file, also compressed."),
-    out: Path | None = Option(None, "-o", "--out", metavar="FILE", help="The recipe. Default: DATA's name with .yaml."),
+    data: Path = Argument(..., metavar="DATA", help="CSV, TSV, JSONL or Parquet file, also compressed."),
+    out: Path | None = Option(
+        None, "-o", "--out", metavar="FILE", help="Recipe to write. Default: the name of DATA with .yaml."
+    ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
     source: str | None = Option(
-        None, metavar="PATH|NAME", help="Start from this pretrained encoder: a folder, or a name on the hub."
+        None, metavar="PATH|NAME", help="Pretrained encoder to start from: a folder, or a name on the hub."
     ),
-    name: str | None = Option(None, help="Name of the recipe. Default: DATA's name."),
-    force: bool = Option(False, "--force", help="Replace a recipe that is there."),
+    name: str | None = Option(None, help="Name of the recipe. Default: the name of DATA."),
+    force: bool = Option(False, "--force", help="Replace an existing recipe."),
     as_json: opt.Json = False,
 ) -> None:
-    """Write a recipe from a file of texts with labels: a dozen lines that train as they stand.
+    """Write a recipe for a file of labelled texts.
 
-    Delimiter, columns and labels are detected, shown and written to the recipe, where they can be changed. A tenth of
-    the texts of each label is held out for validation, another tenth for the test. Length, vocabulary and epochs are
-    fitted to the rows.
+    Detect delimiter, columns and labels, print them, and write them to the recipe. The split holds out a tenth of each
+    label's texts for validation and another tenth for the test. Length, vocabulary and epochs follow from the data.
 
     Examples:
       edgeformer init reviews.csv

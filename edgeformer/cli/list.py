@@ -15,7 +15,7 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """List the shipped recipes, the hardware profiles, or the runs in artifacts/."""
+    """List the shipped recipes, the device profiles, or the runs."""
     from edgeformer.cli.console import say
     from edgeformer.report import listing
 

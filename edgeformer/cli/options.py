@@ -36,54 +36,60 @@ LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so it
 
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 """A rarely used option, in a panel of its own."""
-_RUNTIMES = "onnxruntime, openvino (needs its extra) or all; or one provider by its name, e.g. openvino-cpu-bf16"
+_RUNTIMES = "onnxruntime, openvino (needs its extra) or all; or a provider, e.g. openvino-cpu-bf16"
 
-Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="The folder that holds the runs.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON document on stdout; everything else on stderr.")
-]
+Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="Folder of the runs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and everything else on stderr.")]
 _RUN = "A run's name or folder, a bundle's folder, an artifact file{}. Default: the newest finished run."
 Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(""))]
 RunOrGraph = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(", or any .onnx file"))]
 NamedRun = Annotated[
     str | None,
-    typer.Option("--run", metavar="RUN", help="The run; then every word is a text, also one that looks like a name."),
+    typer.Option("--run", metavar="RUN", help="The run. Every argument is then a text."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Hardware profile (see: edgeformer list devices). Default: the recipe's target.")
+    str | None, typer.Option(help="Device profile (edgeformer list devices). Default: the recipe's target.")
 ]
 Batches = Annotated[
-    str | None, typer.Option(metavar="N,N…", help="Batch sizes to measure. Default: 1,16; of gate the device budget's.")
+    str | None,
+    typer.Option(
+        metavar="N,N…", help="Batch sizes to measure. Default: 1,16; gate: the batch size of the device budget."
+    ),
 ]
 Lengths = Annotated[
-    str | None, typer.Option(metavar="N,N…", help="Sequence lengths to measure. Default: the device budget's.")
+    str | None,
+    typer.Option(metavar="N,N…", help="Sequence lengths to measure, in tokens. Default: that of the device budget."),
 ]
 Threads = Annotated[
-    str | None, advanced(metavar="N,N…", help="Threads of one operator. Default: the physical cores that it may use.")
+    str | None,
+    advanced(metavar="N,N…", help="Threads per operator. Default: the physical cores available to this process."),
 ]
 Runtime = Annotated[
     str | None,
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help=f"{_RUNTIMES}; of a run's own weights torch-cpu or torch-cuda. Default: what profile --search found "
-        "faster on this machine, else onnxruntime.",
+        help=f"{_RUNTIMES}; for the run's own weights torch-cpu or torch-cuda. Default: the fastest that "
+        "profile --search measured on this machine, else onnxruntime.",
     ),
 ]
 MeasuredRuntime = Annotated[
-    str | None, advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; of --search all.")
+    str | None, advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; with --search: all.")
 ]
-ArtifactIds = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this artifact. May be repeated.")]
-Strict = Annotated[bool, advanced("--strict", help="Measure ≥ 60 s per row, for figures to publish.")]
+ArtifactIds = Annotated[
+    list[str] | None, typer.Option(metavar="ID", help="Measure only this artifact. May be repeated.")
+]
+Strict = Annotated[bool, advanced("--strict", help="Measure each row for at least 60 s, for figures to publish.")]
 AllowLeak = Annotated[
-    bool, advanced("--allow-leak", help="Accept a language model that sees future tokens; all that is made says so.")
+    bool,
+    advanced("--allow-leak", help="Accept a language model that sees future tokens. Its files and reports say so."),
 ]
 Shapes = Annotated[
     list[str] | None,
     advanced(
         "--shape",
         metavar="INPUT=1x512",
-        help="ONNX files: sizes of an input; B stands for the batch size, S for the sequence length. May be repeated.",
+        help="ONNX files: sizes of an input. B is the batch size, S the sequence length. May be repeated.",
     ),
 ]
 Ranges = Annotated[
@@ -91,11 +97,11 @@ Ranges = Annotated[
     advanced(
         "--range",
         metavar="INPUT=LOW:HIGH",
-        help="ONNX files: draw an input's golden numbers evenly from these, both included. May be repeated.",
+        help="ONNX files: range of an input's random golden values, both ends included. May be repeated.",
     ),
 ]
 Inputs = Annotated[
-    Path | None, advanced("--inputs", metavar="FILE.npz", help="ONNX files: real inputs, instead of drawn ones.")
+    Path | None, advanced("--inputs", metavar="FILE.npz", help="ONNX files: real inputs to use as golden inputs.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -110,21 +116,23 @@ DataFolder = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Read the recipe's parts from files here (train.tsv, dev.tsv, test.tsv, or .csv, .jsonl, .parquet, "
-        "also compressed) instead of from the hub.",
+        help="Folder with train.tsv, dev.tsv and test.tsv (or .csv, .jsonl, .parquet, also compressed). "
+        "Replaces the recipe's sources.",
     ),
 ]
 TokenizerFile = Annotated[
-    Path | None, typer.Option("--tokenizer", metavar="FILE", help="Use this tokenizer.json instead.")
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json that replaces the recipe's tokenizer."),
 ]
 TextColumn = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="The file's column of the text; its number if the first line has no names."),
+    typer.Option(metavar="COLUMN", help="Column of the text: a name, or a number if the file has no header."),
 ]
-LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The file's column of the label.")]
-PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The file's column of the second text.")]
+LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the label.")]
+PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the second text of a pair.")]
 Encoding = Annotated[
-    str | None, advanced("--encoding", metavar="NAME", help="Of the file, e.g. cp1252 or utf-16. Default: UTF-8.")
+    str | None,
+    advanced("--encoding", metavar="NAME", help="Encoding of the file, e.g. cp1252 or utf-16. Default: UTF-8."),
 ]
 
 

@@ -13,7 +13,7 @@ from edgeformer.cli import options as opt
 def command(
     bundle: opt.Run = None,
     output: Path = Option(
-        Path("site"), "--output", "-o", metavar="DIR", help="The page's folder; a page that is there is replaced."
+        Path("site"), "--output", "-o", metavar="DIR", help="Folder of the page. An existing page is replaced."
     ),
     libraries: Path | None = Option(
         None,
@@ -21,7 +21,7 @@ def command(
         help="node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
     ),
     artifact: list[str] | None = Option(
-        None, help="Only this artifact. May be repeated. Default: all that browsers can run."
+        None, help="Include only this artifact. May be repeated. Default: all that browsers can run."
     ),
     provider: list[str] | None = Option(None, help="wasm (CPU) or webgpu. May be repeated. Default: both."),
     batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to measure. Default: 1."),
@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Write a [b]page[/b] that runs the model on texts and measures it in the browser of any phone or computer.
 
-    It is a folder of static files for any web server. It measures by the rules of profile and offers the report as
-    JSON, for compare and profile REPORT.json --device NAME. Nothing is sent anywhere.
+    The page is a folder of static files for any web server. It measures by the rules of profile and offers the report
+    as JSON for compare and profile REPORT.json --device NAME. It sends no data anywhere.
 
     Examples:
       edgeformer page -o site

@@ -12,7 +12,7 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    recipe: str = Argument(..., metavar="RECIPE", help="A recipe file, or the name of a shipped one."),
+    recipe: str = Argument(..., metavar="RECIPE", help="Recipe file, or the name of a shipped recipe."),
     device: opt.Device = None,
     overrides: opt.Set = None,
     data: opt.DataFolder = None,
@@ -20,12 +20,12 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Predict the peak memory of training a recipe, and the time, and say whether it fits. Works offline.
+    """Predict peak memory and duration of training, and whether a device has enough memory.
 
-    A step is run on tensors without data, which takes seconds and no memory. What does not fit (exit code 3) comes with
-    the cheapest changes that make it fit, as --set values; what fits, with larger batches that fit too. Time is a
-    range: by the rates of the device's profile, or with --device host by a few timed steps. Rows are those of the data
-    that is here, else the recipe's data.expected_rows, else 1,000.
+    Traces a training step without data, which takes seconds and needs no memory. If training does not fit (exit code
+    3), plan prints the cheapest changes that make it fit, as --set values. The duration is a range, from the rates of
+    the device profile, or with --device host from a few timed steps. The number of rows is that of the data on this
+    machine, else data.expected_rows, else 1,000.
 
     Examples:
       edgeformer plan crt_deep_rtx4050 --device rtx4050

@@ -32,48 +32,53 @@ _BROKEN_PIPE = 141
 def command(
     context: typer.Context,
     words: list[str] | None = Argument(
-        None, metavar="[RUN] TEXT…", help="Texts; a run in front of them. Without a text: lines of stdin."
+        None, metavar="[RUN] TEXT…", help="Texts, after an optional run. Default: lines of standard input."
     ),
-    artifact: str | None = Option(None, metavar="ID", help="Default: the bundle's first artifact."),
+    artifact: str | None = Option(None, metavar="ID", help="Artifact to run. Default: the bundle's first."),
     confidence: str | None = Option(
         None,
         metavar="P|auto",
-        help="Looped models: stop at probability P, with the step bundle; auto: as edgeformer exits chose.",
+        help="Step bundles: exit early at this confidence; auto: at the thresholds that edgeformer exits chose.",
     ),
     file: str | None = Option(
         None,
         metavar="FILE",
-        help="Predict the texts of a CSV, TSV, JSONL, Parquet or plain text file of any size. -: stdin.",
+        help="File of texts: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
     ),
-    text: str | None = Option(None, metavar="COL", help="--file, --nearest: the column of the texts."),
+    text: str | None = Option(None, metavar="COL", help="--file, --nearest: column of the texts."),
     pair: list[str] | None = Option(
         None,
         metavar="TEXT|COL",
-        help="Classifiers of pairs: the second text of every TEXT, or one for each; with --file its column.",
+        help="Pair classifiers: second text, once for all or once per TEXT; with --file its column.",
     ),
     input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
-        None, metavar="FORMAT", help="--file -: text (a line each), csv, tsv, jsonl or parquet."
+        None, metavar="FORMAT", help="--file -: format of the input: text (one per line), csv, tsv, jsonl or parquet."
     ),
-    output: str | None = Option(None, metavar="OUT", help="--file: write .jsonl, .csv or .parquet. -: stdout."),
+    output: str | None = Option(
+        None, metavar="OUT", help="--file: output file (.jsonl, .csv or .parquet). -: standard output."
+    ),
     format_: Literal["jsonl", "csv", "parquet"] | None = Option(
-        None, "--format", metavar="FORMAT", help="--file: jsonl, csv, parquet. Default: by OUT."
+        None,
+        "--format",
+        metavar="FORMAT",
+        help="--file: output format: jsonl, csv or parquet. Default: by the name of OUT.",
     ),
     columns: str | None = advanced(
         None,
         metavar="all|none|A,B",
-        help="--file: columns to write before the answers (input_NAME if it is an answer's). Default: all.",
+        help="--file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
     ),
     encoding: opt.Encoding = None,
-    nearest: Path | None = Option(None, metavar="FILE", help="Embedding models: rank the texts of FILE."),
-    top: int | None = Option(None, min=1, metavar="K", help="So many of --nearest. Default: 5."),
+    nearest: Path | None = Option(None, metavar="FILE", help="Embedding models: rank the texts of this file."),
+    top: int | None = Option(None, min=1, metavar="K", help="--nearest: number of texts to print. Default: 5."),
     runtime: opt.Runtime = None,
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Classify texts with an exported artifact, or compare them with an embedding model (no torch needed).
+    """Classify or embed texts with an exported artifact.
 
-    An empty text, or one whose result is not a number, gets an error instead of a result; the exit code is 3.
+    An empty text or an invalid result gets an error instead of an answer, and the exit code is 3. Needs no torch.
 
     Examples:
       edgeformer predict "a warm, funny and quietly moving film"

@@ -13,7 +13,7 @@ from edgeformer.cli import options as opt
 from edgeformer.cli.options import advanced
 
 Minimize = Literal["latency", "size", "memory", "energy"]
-Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the score on validation, e.g. 0.91.")]
+Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the validation score, e.g. 0.91.")]
 """Limit of a task's metric; its name is the ``flag`` of the metric."""
 _MEASURING = (
     "batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", "shape", "value_range", "inputs",
@@ -36,20 +36,20 @@ def command(
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
     max_latency: str | None = Option(
-        None, metavar="TIME", help="Fail above this p50, e.g. 5ms; language models: per token."
+        None, metavar="TIME", help="Limit of the median latency, e.g. 5ms; language models: per token."
     ),
-    max_vram: str | None = Option(None, metavar="SIZE", help="Fail above this peak memory, e.g. 4GiB."),
-    max_size: str | None = Option(None, metavar="SIZE", help="Fail above this file size, e.g. 20MiB."),
-    max_energy: str | None = advanced(None, metavar="ENERGY", help="Fail above this energy per call, e.g. 10mJ."),
-    search: bool = Option(False, "--search", help="Name the artifact to deploy: the cheapest that keeps every limit."),
+    max_vram: str | None = Option(None, metavar="SIZE", help="Limit of the peak memory, e.g. 4GiB."),
+    max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
+    max_energy: str | None = advanced(None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ."),
+    search: bool = Option(False, "--search", help="Choose the artifact to deploy: the cheapest within all limits."),
     min_accuracy: Bound = None,
     max_perplexity: Bound = None,
     min_similarity: Bound = None,
     min_f1: Bound = None,
     min_cosine: Bound = None,
-    minimize: Minimize | None = Option(None, help="--search: what the pick has least of. Default: latency."),
+    minimize: Minimize | None = Option(None, help="--search: quantity to minimize. Default: latency."),
     measured_bundle: str | None = advanced(
-        None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, for checksums."
+        None, "--bundle", metavar="RUN", help="REPORT.json: bundle to compare checksums with."
     ),
     strict: opt.Strict = False,
     allow_leak: opt.AllowLeak = False,
@@ -61,20 +61,18 @@ def command(
 ) -> None:
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
-    Each artifact runs in a fresh process on real inputs. For a device that is not this host, times and memory are
-    estimated as a range, marked as such, beside the host's own measurements: an estimate passes a limit only with its
-    whole range. A budget is judged at its own shape, cut to the model's longest text; a limit that you give, at the
-    shapes that you give. Exit code 3 when a budget fails, or an artifact that --artifact names was rejected at export;
-    with --search, when nothing can be picked.
+    Each artifact runs in a fresh process on real inputs. For another device, times and memory are estimated as ranges
+    and marked as estimates; an estimate passes a limit only with its whole range. The budget of the profile is judged
+    at its own shape, a limit of the command line at the measured shapes. Exit code 3: a budget failed, a named artifact
+    was rejected at export, or --search chose nothing.
 
-    --search compares all artifacts of the bundle (precisions, exits, trimmed vocabularies) at that shape, with every
-    runtime here and every count of --threads, and prints the Pareto front of score, latency and size. The verdict is
-    that of the pick. The score is limited by the option of the bundle's task: --min-accuracy, --max-perplexity of
-    language models, --min-similarity (rank correlation) of embedding models, --min-f1 of several labels at once,
-    --min-cosine (with FP32's outputs) of imported ONNX files.
+    --search compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, and prints the
+    Pareto front of score, latency and size. The verdict is that of its choice. The limit of the score depends on the
+    task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels), --min-cosine
+    (imported ONNX files).
 
-    RUN can be any ONNX file, which becomes a bundle as by edgeformer import onnx. REPORT.json is a report that was
-    measured on the device itself, by this command or by a page of edgeformer page; its rows are judged for --device.
+    RUN can be any ONNX file; profile then imports it. REPORT.json is a report that was measured on the device itself;
+    profile judges its rows for --device.
 
     Examples:
       edgeformer profile --device rtx4050

@@ -12,15 +12,15 @@ from edgeformer.cli import options as opt
 
 def command(
     document: Literal["recipe", "profile", "bundle", "report"] = Argument(
-        ..., help="The kind of file.", show_default=False
+        ..., help="Kind of file.", show_default=False
     ),
-    style: Literal["json", "markdown"] = Option("json", "--format", help="A JSON Schema, or its keys as tables."),
+    style: Literal["json", "markdown"] = Option("json", "--format", help="JSON Schema, or tables of the keys."),
     as_json: opt.Json = False,
 ) -> None:
-    """Print the keys of a file: as a JSON Schema, with which editors complete and check YAML, or as tables.
+    """Print the JSON Schema of a recipe, device profile, bundle or report.
 
-    Written to recipe.schema.json, an editor with a YAML language server takes it from a recipe's first line:
-    # yaml-language-server: $schema=recipe.schema.json
+    An editor with a YAML language server completes and checks a recipe whose first line is # yaml-language-server:
+    $schema=recipe.schema.json
 
     Examples:
       edgeformer schema recipe

@@ -14,26 +14,34 @@ from edgeformer.cli import options as opt
 
 def command(
     bundle: opt.Run = None,
-    host: str = Option("127.0.0.1", help="Address to listen at. 0.0.0.0: every one of this machine."),
-    port: int = Option(8000, min=0, max=65535, help="0: a free one."),
-    artifact: str | None = Option(None, metavar="ID", help="Default: the bundle's first artifact that runs here."),
-    max_batch: int = Option(32, min=1, help="Texts of one call of the model. 1: no batching."),
-    queue: int = Option(1024, min=1, help="Texts that may wait; more are refused with 503."),
-    timeout: str = Option("30s", metavar="TIME", help="From a request to its answer; also for a head to come."),
-    max_texts: int = Option(128, min=1, help="Texts of one request."),
-    max_characters: int = Option(20_000, min=1, help="Characters of one text."),
-    max_body: str = Option("1MiB", metavar="SIZE", help="Of one request."),
-    max_connections: int = Option(256, min=2, help="Requests at once; more are refused with 503."),
-    allow_host: list[str] | None = Option(None, metavar="NAME", help="A name of a proxy in front. May be repeated."),
-    allow_origin: list[str] | None = Option(None, metavar="URL", help="A site that may read the answers (CORS)."),
+    host: str = Option("127.0.0.1", help="Address to listen on. 0.0.0.0: all addresses of this machine."),
+    port: int = Option(8000, min=0, max=65535, help="Port. 0: a free port."),
+    artifact: str | None = Option(
+        None, metavar="ID", help="Artifact to serve. Default: the bundle's first that runs here."
+    ),
+    max_batch: int = Option(32, min=1, help="Largest batch. 1: no batching."),
+    queue: int = Option(1024, min=1, help="Texts that may wait; the server refuses more with 503."),
+    timeout: str = Option(
+        "30s", metavar="TIME", help="Time limit for answering a request, and for receiving its header."
+    ),
+    max_texts: int = Option(128, min=1, help="Largest number of texts per request."),
+    max_characters: int = Option(20_000, min=1, help="Largest number of characters per text."),
+    max_body: str = Option("1MiB", metavar="SIZE", help="Largest body of a request."),
+    max_connections: int = Option(256, min=2, help="Simultaneous requests; the server refuses more with 503."),
+    allow_host: list[str] | None = Option(
+        None, metavar="NAME", help="Further host name to accept, e.g. of a proxy. May be repeated."
+    ),
+    allow_origin: list[str] | None = Option(
+        None, metavar="URL", help="Origin that may read the answers (CORS). May be repeated."
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Serve a classifier or an embedding model over HTTP (needs the extra serve, no torch).
+    """Serve a classifier or an embedding model over HTTP with dynamic batching.
 
-    POST /predict takes {"text": …} or {"texts": […]}; / is a page to try it, /openapi.json the description, /healthz
-    and /metrics are for what watches it. SIGTERM and Ctrl-C finish what was accepted. There is neither encryption nor
-    a password: leave it at the loopback address, or put a proxy in front.
+    POST /predict takes {"text": …} or {"texts": […]}. / is a page to try the model, /openapi.json describes the
+    interface, /healthz and /metrics are for monitoring. SIGTERM and Ctrl-C finish accepted requests. The server has no
+    encryption and no password: keep it on the loopback address, or use a proxy. Needs the extra serve, no torch.
 
     Examples:
       edgeformer serve

@@ -13,33 +13,29 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    recipe: str = Argument(..., metavar="RECIPE", help="A recipe file, or the name of a shipped one."),
+    recipe: str = Argument(..., metavar="RECIPE", help="Recipe file, or the name of a shipped recipe."),
     overrides: opt.Set = None,
     data: opt.DataFolder = None,
     tokenizer: opt.TokenizerFile = None,
     name: str | None = Option(None, help="Name of the run. Default: the recipe's name and a number."),
-    resume: bool = Option(False, "--resume", help="Go on with an interrupted run of this recipe."),
+    resume: bool = Option(False, "--resume", help="Resume an interrupted run of this recipe."),
     accelerator: Literal["auto", "cpu", "cuda"] = Option("auto", help="Where to train."),
     max_steps: int | None = Option(None, min=1, help="Stop after this many optimizer steps."),
     as_device: str | None = Option(
-        None, metavar="NAME", help="Cap a larger CUDA card to this profile's memory, e.g. rtx4050."
+        None, metavar="NAME", help="Limit a larger CUDA card to the memory of this profile, e.g. rtx4050."
     ),
     allow_leak: opt.AllowLeak = False,
-    ignore_memory: bool = Option(
-        False, "--ignore-memory", help="Train although the prediction says that memory will not do."
-    ),
-    shard: bool = Option(
-        False, "--shard", help="Each process keeps a part of weights and optimizer state only (FSDP2)."
-    ),
+    ignore_memory: bool = Option(False, "--ignore-memory", help="Train although the predicted memory is too large."),
+    shard: bool = Option(False, "--shard", help="Shard weights and optimizer state across processes (FSDP2)."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Train a [b]recipe[/b]; the result is a folder in artifacts/.
+    """Train a [b]recipe[/b] and write a run.
 
-    Before the first step its peak memory is compared with what is free, and a language model is probed for leaks:
-    outputs must not depend on later tokens. Ctrl-C, SIGTERM or a closed terminal stop after the current step and leave
-    a run that --resume continues (exit code 130). A killed one goes on from its last checkpoint: one per epoch, and
-    every training.checkpoint_minutes. Several processes train one run with torchrun or accelerate launch.
+    Before the first step, training compares its predicted peak memory with the free memory and checks that a language
+    model does not see future tokens. Ctrl-C, SIGTERM or a closed terminal stop after the current step with exit code
+    130; --resume continues the run. A killed run continues from its last checkpoint: one per epoch and every
+    training.checkpoint_minutes. Several processes train one run with torchrun or accelerate launch.
 
     Examples:
       edgeformer train quickstart

@@ -12,21 +12,21 @@ from edgeformer.cli import options as opt
 
 def command(
     bundle: opt.Run = None,
-    artifact: str | None = Option(None, metavar="ID", help="Run this artifact only. Default: all."),
+    artifact: str | None = Option(None, metavar="ID", help="Verify only this artifact. Default: all."),
     runtime: str | None = Option(
-        None, metavar="NAME", help="Run them in onnxruntime, openvino or all. Default: each in its usual one."
+        None, metavar="NAME", help="onnxruntime, openvino or all. Default: the usual runtime of each artifact."
     ),
     write: bool = Option(False, "--write", help="Record this machine's results in targets.json."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Check a copied bundle on the machine that it is for: every file's checksum, and golden inputs against answers.
+    """Verify a copied bundle on its device: checksums of all files, and outputs on the golden inputs.
 
-    Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or not of the
-    bundle; 3: an artifact computes something else here, or the one that was asked for could not be checked.
+    Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or unexpected. 3:
+    an artifact computes different results here, or --artifact could not be checked.
 
-    --write, on the GPU that an engine was built for, keeps its scores in targets.json beside bundle.json. Copied back
-    into the origin's bundle, [b]profile --search[/b] uses them.
+    --write, on the GPU that an engine was built for, stores its scores in targets.json beside bundle.json. Copy the
+    file into the original bundle for [b]profile --search[/b].
 
     Examples:
       edgeformer verify path/to/bundle

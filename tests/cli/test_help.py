@@ -81,3 +81,9 @@ def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None
 def test_what_an_edge_device_uses_needs_no_torch(module: str, heavy: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     assert run_python(code).strip() == "[]"
+
+
+def test_without_arguments_three_ways_to_start() -> None:
+    printed = CliRunner().invoke(app, [])
+    assert printed.exit_code == 0
+    assert all(f"edgeformer {line}" in printed.output for line in ("init reviews.csv", "import hf", "plan crt_deep"))
