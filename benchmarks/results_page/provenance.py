@@ -120,7 +120,7 @@ def _is_date(value: Any) -> bool:
 
 
 def _machine(key: str, value: Any) -> str:
-    if key == "cpu" and isinstance(value, str):
+    if key in ("cpu", "machine") and isinstance(value, str):
         return value
     if key != "host":
         return ""
