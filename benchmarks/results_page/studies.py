@@ -22,6 +22,7 @@ from benchmarks.studies.results import StudyTable
 from benchmarks.studies.specification import load_study
 from edgeformer.artifacts.errors import MissingDependencyError
 from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.units import markdown
 from edgeformer.report import canvas
 
 STUDIES, STUDY_PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "results" / "studies"
@@ -82,10 +83,10 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
         finding = finding_of(study, table.rows) if study.finding else ""
         parts = [
             f"# {table.title}",
-            f"{table.element}.",
-            *study_body(table, finding, [f"{name}/{picture}" for picture in names]),
+            *([markdown(finding)] if finding else []),
+            *study_body(table, "", [f"{name}/{picture}" for picture in names]),
             "## Protocol",
-            " ".join(table.protocol.split()),
+            f"{table.element}. {' '.join(table.protocol.split())}",
             study_origin(folder.parent, table),
             f"Raw table: `benchmarks/results/studies/{name}.json`. To run the study again:",
             f"```bash\nmake study NAME={name}\n```",
