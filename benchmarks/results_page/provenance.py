@@ -232,8 +232,8 @@ def study_origin(results: Path, table: StudyTable) -> str:
 def marks(results: Sequence[tuple[Change, Affected]]) -> list[str]:
     """Return a sentence for each change."""
     return [
-        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} here are of "
-        f"older code. To measure them again: `{affected.again}`."
+        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} come from "
+        f"older code. To measure again: `{affected.again}`."
         for change, affected in results
     ]
 

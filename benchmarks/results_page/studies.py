@@ -81,6 +81,13 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
 
         names = drawn(pictures / name, shown, draw)
         finding = finding_of(study, table.rows) if study.finding else ""
+        # The words are those of the study as it is written now; the figures are those of the table.
+        rows = [
+            row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})
+            for row in table.rows
+        ]
+        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
+        table = table.model_copy(update=words)  # noqa: PLW2901
         parts = [
             f"# {table.title}",
             *([markdown(finding)] if finding else []),

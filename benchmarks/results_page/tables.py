@@ -140,7 +140,8 @@ def gate() -> str:
         cases.setdefault(run["case"], []).append(run)
 
     def said(runs: list[dict[str, Any]]) -> str:
-        return "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
+        text = "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
+        return text.replace("not known", "unknown difference")
 
     rows = [
         [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
@@ -148,7 +149,7 @@ def gate() -> str:
     ]
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
     bars = [
-        [bar["bar"], f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
+        [bar["bar"].replace("found", "detected"), f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
         for bar in figures["bars"]
     ]
     text = markdown(["baseline", "runs", "verdict, difference", "median s"], rows)
