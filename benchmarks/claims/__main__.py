@@ -22,7 +22,11 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-CLAIMS, PAGE, RESULTS = ROOT / "docs" / "claims.yaml", ROOT / "docs" / "results" / "claims.md", ROOT / "benchmarks" / "results"
+CLAIMS, PAGE, RESULTS = (
+    ROOT / "docs" / "claims.yaml",
+    ROOT / "docs" / "results" / "claims.md",
+    ROOT / "benchmarks" / "results",
+)
 HEADER = """\
 # Every quantitative claim of the five texts. People write what is claimed, how our figure is found and the rule;
 # `python -m benchmarks.claims` writes each `result` and brings the file into this form (comments do not survive it).

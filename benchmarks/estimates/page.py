@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
 
-from benchmarks.results_page.tables import ROOT
+from benchmarks.results_page.tables import ROOT, result
 from edgeformer.artifacts.device import EstimateRecord
 from edgeformer.estimate import estimate
 
@@ -19,6 +19,8 @@ PAGE, RESULTS = ROOT / "docs" / "results" / "estimates.md", ROOT / "benchmarks" 
 EXPLANATION = ROOT / "docs" / "explanation" / "estimating.md"
 SHIPPED = Path(estimate.__file__).with_name(estimate.RECORD_FILE)
 _LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
+
+
 def newest() -> tuple[Path, dict[str, Any]]:
     """Return the newest record of a cross-validation, by its name, which begins with the date."""
     files = sorted(RESULTS.glob("*/*-estimator.json"), key=lambda file: file.name)
@@ -80,12 +82,13 @@ def page() -> str:
 def explanation() -> str:
     """Return docs/explanation/estimating.md from its template and the newest record."""
     _, record = newest()
-    host = record["host"]
+    host, earlier = record["host"], result("2026-11-21-estimator")["uncalibrated"]
     template = EXPLANATION.with_name(f"{EXPLANATION.name}.jinja").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(template).render(
         processor=f"{host['cpu']}, {host['cores']} cores", outcome=_outcome(record["summary"]),
         groups=_groups(record), doubted=_doubted(record["doubted"]),
+        held=f"{earlier['hold_the_measurement']} of {earlier['cases']}", width=f"{earlier['median_width']:.1f}",
     )  # fmt: skip
 
 
@@ -124,7 +127,9 @@ def _doubted(figures: dict[str, Any] | None) -> str:
     if figures is None:
         return "No case has unchecked operators (convolutions, recurrent operators)."
     missed = [name for name, met in figures["wanted"].items() if not met]
-    outcome = f"they miss the targets {', '.join(f'`{name}`' for name in missed)}" if missed else "they meet all targets"
+    outcome = (
+        f"they miss the targets {', '.join(f'`{name}`' for name in missed)}" if missed else "they meet all targets"
+    )
     return f"{figures['cases']} further cases have unchecked operators (convolutions, recurrent operators): {outcome}."
 
 

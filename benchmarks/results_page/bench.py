@@ -270,9 +270,7 @@ _TITLES = {
 }
 """Script → heading of its section."""
 
-_GROUPS = {
-    name: _TITLES[name] for name in ("waiting", "floors", "peers", "decode", "hugging_face_trainer")
-}
+_GROUPS = {name: _TITLES[name] for name in ("waiting", "floors", "peers", "decode", "hugging_face_trainer")}
 """Scripts with targets."""
 
 _LABELS = {

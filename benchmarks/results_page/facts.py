@@ -21,7 +21,7 @@ def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
         **classifiers(), **pretrained(), **language_models(), **bundles(), **quantization(), **leaving(), **gating(),
-        **costs(), **estimates(), **memory(), **serving(), **speeds(), **claims(),
+        **costs(), **memory(), **serving(), **speeds(), **claims(),
     }  # fmt: skip
 
 
@@ -38,7 +38,6 @@ def classifiers() -> dict[str, str]:
     return {
         "light_sst_test": f"{honest['sst-test']['accuracy']:.4f}",
         "baseline_sst_test": f"{stacked['sst-test']['accuracy']:.4f}",
-        "light_random_split": f"{light['tests']['random-split']['accuracy']:.4f}",
         "light_share": percent(light["parameters"] / baseline["parameters"]),
         "random_split_error": f"{standard_error(light['tests']['random-split']):.4f}",
         "glue_dev_error": f"{standard_error(honest['glue-dev']):.3f}",
@@ -118,13 +117,15 @@ def gating() -> dict[str, str]:
 def costs() -> dict[str, str]:
     """Exponents of time against size."""
     axes = result("2026-11-23-cost-against-size")["axes"]
-    return {f"{name}_exponent": f"{axis['exponents']['time']['all']:.2f}" for name, axis in axes.items()}
+    return {
+        f"{name}_exponent": f"{axis['exponents']['time']['all']:.2f}" for name, axis in axes.items() if name != "data"
+    }
 
 
 def memory() -> dict[str, str]:
     """Ratios of predicted and measured peak memory in training."""
     ratios = [row["ratio"] for row in result("2026-11-23-plan-accuracy")["rows"]]
-    return {"plan_low": f"{min(ratios):.2f}", "plan_high": f"{max(ratios):.2f}", "plan_cases": f"{len(ratios)}"}
+    return {"plan_low": f"{min(ratios):.2f}", "plan_high": f"{max(ratios):.2f}"}
 
 
 def speeds() -> dict[str, str]:
@@ -177,15 +178,6 @@ def bundles() -> dict[str, str]:
     }
 
 
-def estimates() -> dict[str, str]:
-    """Figures of an earlier estimator without calibration."""
-    uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
-    return {
-        "held": f"{uncalibrated['hold_the_measurement']} of {uncalibrated['cases']}",
-        "range_width": f"{uncalibrated['median_width']:.1f}",
-    }
-
-
 def serving() -> dict[str, str]:
     """Figures of serve under load. Raises ValueError if an answer was lost or mixed up."""
     document = result("2026-11-22-serve-load")
@@ -194,7 +186,10 @@ def serving() -> dict[str, str]:
     if any(mixed_up) or stopped["half"] or any(set(block["statuses"]) != {"200"} for block in blocks):
         raise ValueError("serve-load: answers were lost or mixed up")
     maximum = max(block["clients"] for block in blocks)
-    on, off = ([b["requests_per_s"] for b in blocks if (b["batching"], b["clients"]) == (mode, maximum)] for mode in ("on", "off"))
+    on, off = (
+        [b["requests_per_s"] for b in blocks if (b["batching"], b["clients"]) == (mode, maximum)]
+        for mode in ("on", "off")
+    )
     return {
         "batched_rate": f"{statistics.median(on):.0f}",
         "batching_gain": f"{statistics.median(a / b for a, b in zip(on, off, strict=True)):.2f}",

@@ -79,7 +79,11 @@ def light_sizes() -> str:
         (bundle["created"], "bundle of `recurrent_sst2_fast`", _size(bundle["artifacts"], "onnx-fp32")),
         (methods["host"]["measured"], "[INT8 methods](int8.md)", methods["methods"]["fp32"]["bytes"]),
         (trained["started"], "[SST-2](sst2.md), FP16 against FP32", _size(trained["artifacts"], "onnx-fp32")),
-        (study["finished"], "studies [table6](studies/table6.md) and [table13](studies/table13.md)", int(row["cells"]["size_bytes"]["mean"])),
+        (
+            study["finished"],
+            "studies [table6](studies/table6.md) and [table13](studies/table13.md)",
+            int(row["cells"]["size_bytes"]["mean"]),
+        ),
         (today["measured"], "newest: `benchmarks/graph_size.py`", today["size_bytes"]["onnx-fp32"]),
     ]
     return markdown(
@@ -149,7 +153,11 @@ def gate() -> str:
     ]
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
     bars = [
-        [bar["bar"].replace("found", "detected"), f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
+        [
+            bar["bar"].replace("found", "detected"),
+            f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""),
+            verdicts[bar["met"]],
+        ]
         for bar in figures["bars"]
     ]
     text = markdown(["baseline", "runs", "verdict, difference", "median s"], rows)
@@ -173,8 +181,18 @@ def checkpoints() -> str:
     for row in general("checkpoint_cost")["rows"]:
         saved = f"{row['save_s']:.2g} s ({row['least_s']:.2g}–{row['most_s']:.2g})"
         shares = [f"{100 * row['share_by_minutes'][minutes]:.2f} %" for minutes in ("1", "10", "30")]
-        rows.append([f"`{row['recipe']}`", f"{row['parameters']:,}", f"{row['state_bytes'] / MIB:,.0f} MiB", saved, *shares])
-    header = ["recipe", "parameters", "state", "one save (range)", "share, every minute", "every 10 min", "every 30 min"]
+        rows.append(
+            [f"`{row['recipe']}`", f"{row['parameters']:,}", f"{row['state_bytes'] / MIB:,.0f} MiB", saved, *shares]
+        )
+    header = [
+        "recipe",
+        "parameters",
+        "state",
+        "one save (range)",
+        "share, every minute",
+        "every 10 min",
+        "every 30 min",
+    ]
     return markdown(header, rows)
 
 
@@ -185,7 +203,9 @@ def processes() -> str:
     for name, rates in figures["tokens_per_s"].items():
         ratios = figures["ratio"][name]
         ratio = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-        rows.append([name, f"{statistics.median(rates):,.0f}", spread(ratio), f"{figures['largest_loss_difference'][name]:.1e}"])
+        rows.append(
+            [name, f"{statistics.median(rates):,.0f}", spread(ratio), f"{figures['largest_loss_difference'][name]:.1e}"]
+        )
     return markdown(["training", "tokens/s", "÷ one process", "largest difference of the loss"], rows)
 
 
@@ -193,7 +213,12 @@ def streamed() -> str:
     """Peak memory of training on a file that is kept on disk."""
     words = {"made": "tokenizes the file", "found": "reads the tokenized file"}
     rows = [
-        [f"{row['file_bytes'] / 1e6:,.0f} MB", f"{row['rows']:,}", words[row["tokens"]], f"{row['peak_bytes'] / MIB:,.0f} MiB"]
+        [
+            f"{row['file_bytes'] / 1e6:,.0f} MB",
+            f"{row['rows']:,}",
+            words[row["tokens"]],
+            f"{row['peak_bytes'] / MIB:,.0f} MiB",
+        ]
         for row in general("stream_memory")["rows"]
     ]
     return markdown(["training file", "rows", "run", "peak memory"], rows)
