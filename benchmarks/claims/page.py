@@ -14,19 +14,22 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 INTRODUCTION = """\
 # Claims of the papers
 
-Each quantitative claim of the five texts has a verdict. The rule of a verdict was written before the measurement and is in
-`docs/claims.yaml`, with the source of each figure. `make results` writes this page. [The papers' tables](papers.md) shows the studies.
+Each quantitative claim of the five texts has a verdict. The rule of a verdict was written before the measurement and
+is in `docs/claims.yaml`, with the source of each figure. `make results` writes this page. [The papers'
+tables](papers.md) shows the studies.
 
 | verdict | meaning |
 |---|---|
 | reproduced | the measured figure supports the claim by its rule |
-| not reproduced | the measured figure, or the arithmetic of the text, contradicts the claim or shows no difference beyond the noise |
-| not testable as published | the text omits a necessary detail, quotes another source, or reports a difference within two standard errors of its test set |
-| not testable here | the available data or machine cannot decide the claim; the last column names what is necessary |
+| not reproduced | the measured figure, or the text's own arithmetic, contradicts the claim or shows only noise |
+| not testable as published | the text omits a detail, quotes another source, or reports a difference within its noise |
+| not testable here | the available data or machine cannot decide the claim; the last column names the remedy |
 | not tested yet | the study has no committed result, or not all of its seeds |
 
-A claim that several versions repeat appears under each version and counts once in the row *all five*. The last row counts contradictions
-between two figures of the texts. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
+A difference is within the noise of a text if it is below two standard errors of its test set. A claim that several
+versions repeat appears under each version and counts once in the row *all five*. The last row counts contradictions
+between two figures of the texts. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list
+them.
 """
 
 

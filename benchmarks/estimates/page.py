@@ -1,4 +1,4 @@
-"""Accuracy of the estimator: every validated case (docs/results/), and the summary in docs/explanation/estimating.md."""
+"""Accuracy of the estimator: every validated case, and the summary in docs/explanation/estimating.md."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def page() -> str:
     summary, host = record["summary"], record["host"]
     parts = [
         "# Accuracy of estimates",
-        f"**{summary['within_15_percent']:.0%} of {summary['cases']} estimated times are within 15 % of the measured time; "
-        f"the median error is {_percent(summary['median_error'])}.**",
+        f"**{summary['within_15_percent']:.0%} of {summary['cases']} estimated times are within 15 % of the measured "
+        f"time; the median error is {_percent(summary['median_error'])}.**",
         "The estimate of each case comes from a calibration with the other models. [How it estimates](../explanation/"
         "estimating.md) has the method, the targets, the figures by precision and model family, and the limits.",
         f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores. A time is the median of three "

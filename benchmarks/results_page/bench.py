@@ -136,8 +136,8 @@ def section(machine: Machine) -> list[str]:
     parts = [
         f"# Speed: {machine.name}",
         f"**{met(machine)} targets are met.**",
-        f"{session['threads']} threads, {when}. All variants of a comparison take turns in one session; a ratio divides "
-        f"medians. Code: {measured}. Raw data: `benchmarks/results/bench/{machine.folder.name}/`.",
+        f"{session['threads']} threads, {when}. All variants of a comparison take turns in one session; a ratio "
+        f"divides medians. Code: {measured}. Raw data: `benchmarks/results/bench/{machine.folder.name}/`.",
     ]
     for name, built in _PARTS.items():
         if name in machine.found:
@@ -239,8 +239,8 @@ def _loops(session: dict[str, Any]) -> str:
     from benchmarks.loop_int8 import table  # loads torch
 
     title = (
-        "`crt_mini` in INT8, with activation scales per loop, for all loops, or computed in each call (dynamic), and in "
-        f"INT4. Perplexity of the first {session['tokens']:,} tokens of the validation text:"
+        "`crt_mini` in INT8, with activation scales per loop, for all loops, or computed in each call (dynamic), "
+        f"and in INT4. Perplexity of the first {session['tokens']:,} tokens of the validation text:"
     )
     return f"{title}\n\n{table(session)}"
 

@@ -87,7 +87,7 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             for row in table.rows
         ]
         words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
-        table = table.model_copy(update=words)  # noqa: PLW2901
+        table = table.model_copy(update=words)
         parts = [
             f"# {table.title}",
             *([markdown(finding)] if finding else []),
