@@ -31,7 +31,7 @@ bench: $(VENV)/.dev
 study: $(VENV)/.train
 	$(BIN)/python -m benchmarks.studies $(NAME) $(STUDY)
 
-# docs/results.md, and the verdicts in docs/claims.yaml and docs/claims.md, from the JSON in benchmarks/results.
+# docs/results/, docs/explanation/estimating.md and the verdicts in docs/claims.yaml from the JSON in benchmarks/results.
 results: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.results_page
 	$(BIN)/python -m benchmarks.estimates
@@ -46,7 +46,7 @@ torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture.training
 	$(BIN)/python -m pytest -m torture -n 0 -s
 
-# One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/reliability.md has
+# One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/explanation/reliability.md has
 # what was found. Hours, not in CI; MODULES="artifacts/units.py artifacts/files.py" does these alone.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet "mutmut==3.8.1"

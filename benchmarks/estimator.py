@@ -9,7 +9,7 @@ Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-est
 
 Measurements are kept in --work; the same command continues where it stopped. --foreign: a folder with the unpacked
 wheels of magika and rapidocr-onnxruntime, whose ONNX files are then cases, too. `python -m benchmarks.estimates` makes
-docs/estimator.md of the newest record. Exit code 1 when the record misses a target.
+docs/results/estimates.md of the newest record. Exit code 1 when the record misses a target.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Export the light recurrent encoder by the code of today and write how many bytes its graphs have.
 
 Sizes do not depend on weights: the model is trained for one step on generated text. The committed tables of other days
-hold sizes of older graphs; docs/results.md shows this one beside them.
+hold sizes of older graphs; docs/results/bundles.md shows this one too.
 
 Usage: python -m benchmarks.graph_size [--work DIR] [--json FILE]
 """

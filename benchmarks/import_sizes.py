@@ -84,7 +84,7 @@ def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table of docs/results.md."""
+    """The table of docs/results/bundles.md."""
     rows = [
         [
             name,
@@ -98,7 +98,7 @@ def table(result: dict[str, Any]) -> str:
         for name, model in result["models"].items()
         for results in model["artifacts"]
     ]
-    columns = ["model", "artifact", "bytes", "of weights", "parameters", "stored", "were every call's its own"]
+    columns = ["model", "artifact", "bytes", "of weights", "parameters", "stored", "parameters, one layer per call"]
     return tabulate(rows, columns, tablefmt="github", disable_numparse=True)
 
 

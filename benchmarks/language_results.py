@@ -1,4 +1,4 @@
-"""Collect finished language-model runs into one JSON, and print the tables of docs/results.md from it.
+"""Collect finished language-model runs into one JSON, and print the tables of docs/results/language-models.md.
 
 Usage:
     python benchmarks/language_results.py collect results.json RUN_FOLDER…

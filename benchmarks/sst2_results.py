@@ -1,4 +1,4 @@
-"""Collect finished SST-2 runs into one JSON, and print the table of docs/results.md from it.
+"""Collect finished SST-2 runs into one JSON, and print the table of docs/results/sst2.md from it.
 
 Usage:
     python benchmarks/sst2_results.py collect results.json RUN_FOLDER…

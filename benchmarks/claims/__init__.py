@@ -1,1 +1,1 @@
-"""What the papers claim in figures, how ours are found, and a verdict on each: docs/claims.yaml, docs/claims.md."""
+"""Quantitative claims of the papers with measured figures and verdicts: docs/claims.yaml, docs/results/claims.md."""

@@ -1,4 +1,4 @@
-"""Fill the verdicts of docs/claims.yaml from the committed results, and write docs/claims.md.
+"""Fill the verdicts of docs/claims.yaml from the committed results, and write docs/results/claims.md.
 
 python -m benchmarks.claims            # write both
 python -m benchmarks.claims --check    # write nothing; 1 where they are not what the results say
@@ -22,11 +22,15 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-CLAIMS, PAGE, RESULTS = ROOT / "docs" / "claims.yaml", ROOT / "docs" / "claims.md", ROOT / "benchmarks" / "results"
+CLAIMS, PAGE, RESULTS = (
+    ROOT / "docs" / "claims.yaml",
+    ROOT / "docs" / "results" / "claims.md",
+    ROOT / "benchmarks" / "results",
+)
 HEADER = """\
 # Every quantitative claim of the five texts. People write what is claimed, how our figure is found and the rule;
 # `python -m benchmarks.claims` writes each `result` and brings the file into this form (comments do not survive it).
-# The keys are explained in benchmarks/claims/schema.py; docs/claims.md is made of it.
+# The keys are explained in benchmarks/claims/schema.py; docs/results/claims.md is made of it.
 """
 
 

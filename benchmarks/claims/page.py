@@ -1,4 +1,4 @@
-"""docs/claims.md from docs/claims.yaml: how many of each text hold, and every claim with its verdict."""
+"""docs/results/claims.md from docs/claims.yaml: verdicts per text, and every claim with its verdict."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from benchmarks.claims.verdicts import figure
 
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 INTRODUCTION = """\
-# What the papers claim, and what holds
+# Claims of the papers
 
-Every quantitative claim of the five texts, with a verdict by a rule that was written down first. Written by
-`make results` from docs/claims.yaml, which has the rules and where our figures come from; nothing here is typed.
+Each quantitative claim of the five texts has a verdict. The rule of a verdict was written before the measurement and
+is in `docs/claims.yaml`, with the source of each figure. `make results` writes this page. [The papers'
+tables](papers.md) shows the studies.
 
-- **reproduced**: our figure supports the claim by its rule
-- **not reproduced**: our figure, or the text's own arithmetic, contradicts it or shows no difference beyond the noise
-- **not testable as published**: the text leaves out what would decide it, quotes others, or finds a difference within
-  two standard errors of its own test set
-- **not testable here**: our data or our machine cannot decide it; the last column says what would have to change
-- **not tested yet**: the study that decides it has no committed result, or not with all of its seeds
+| verdict | meaning |
+|---|---|
+| reproduced | the measured figure supports the claim by its rule |
+| not reproduced | the measured figure, or the text's own arithmetic, contradicts the claim or shows only noise |
+| not testable as published | the text omits a detail, quotes another source, or reports a difference within its noise |
+| not testable here | the available data or machine cannot decide the claim; the last column names the remedy |
+| not tested yet | the study has no committed result, or not all of its seeds |
 
-A claim that several versions repeat stands under each of them, and counts once in the row of all five. The last row
-counts what no text says: two of its own figures, compared.
-Settings of the training are no claims: the recipes `*_sst2` and `crt_deep_published` have them.
+A difference is within the noise of a text if it is below two standard errors of its test set. A claim that several
+versions repeat appears under each version and counts once in the row *all five*. The last row counts contradictions
+between two figures of the texts. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list
+them.
 """
 
 

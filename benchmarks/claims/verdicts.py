@@ -59,7 +59,7 @@ def _compared(claim: Claim, ours: dict[str, Number], origin: list[str], *, seeds
         return Result(ours=ours, origin=origin, verdict="not testable as published", why=why)
     faults = {name: fault(claim.rule, name, ours[name], claim.published[name]) for name in ours if name not in noise}
     failed = [f"{_named([name], ours)}{reason}" for name, reason in faults.items() if reason]
-    why = f"{', '.join(failed)}; asked was: {asked(claim.rule)}" if failed else asked(claim.rule)
+    why = f"{', '.join(failed)}; the rule: {asked(claim.rule)}" if failed else asked(claim.rule)
     why = f"{why}; {too_small}" if noise else why
     return Result(ours=ours, origin=origin, verdict="not reproduced" if failed else "reproduced", why=why)
 

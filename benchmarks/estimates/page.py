@@ -1,4 +1,4 @@
-"""docs/estimator.md: every case that was validated, how far off estimates were, and what was never checked."""
+"""Accuracy of the estimator: every validated case, and the summary in docs/explanation/estimating.md."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
 
-from benchmarks.results_page.tables import ROOT
+from benchmarks.results_page.tables import ROOT, result
 from edgeformer.artifacts.device import EstimateRecord
 from edgeformer.estimate import estimate
 
-PAGE, RESULTS = ROOT / "docs" / "estimator.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "docs" / "results" / "estimates.md", ROOT / "benchmarks" / "results"
+EXPLANATION = ROOT / "docs" / "explanation" / "estimating.md"
 SHIPPED = Path(estimate.__file__).with_name(estimate.RECORD_FILE)
 _LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
-_NOT_CHECKED = """## Never checked
-
-- **No GPU**: no estimate for a card was ever compared with a card, and no engine.
-- **No other processor** than the one above: ARM (Raspberry Pi, Apple), Intel N100, any with another number of cores;
-  nor the same one under `ONEDNN_MAX_CPU_ISA`. The estimator's formulas were chosen by records of this processor:
-  another one may show larger errors.
-- Runtimes beside ONNX Runtime's CPU provider: OpenVINO, torch, browsers.
-- FP16 on processors, 4-bit weights, trimmed vocabularies, step bundles, exits.
-- Memory and energy: what is said here is of times.
-"""
 
 
 def newest() -> tuple[Path, dict[str, Any]]:
@@ -58,74 +50,87 @@ def shipped_record() -> EstimateRecord:
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the page of every case."""
     file, record = newest()
-    source = file.relative_to(ROOT).as_posix()
-    title = f"# Estimates: the record\n\nWritten by `python -m benchmarks.estimates` from `{source}`."
-    return "\n\n".join([title, *_parts(record), _NOT_CHECKED])
-
-
-def _parts(record: dict[str, Any]) -> list[str]:
-    """Return its sections."""
-    host, summary, other = record["host"], record["summary"], record["without_kind"]
-    groups = [("all", summary), *record["precisions"].items(), *record["families"].items()]
-    if other is not None:
-        groups.append(("*all, without any model of their kind*", other))
-    if record["doubted"] is not None:
-        groups.append(("*with operators that were never checked*", record["doubted"]))
-    header = ["", "cases", "median error", "worst", "within ±15 %", "ranges that held", "widest range", "Kendall τ"]
-    return [
-        f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores.\n"
-        "Each model was left out once: its estimates come from a fit to the other models.\n"
-        "Its ranges come from the largest error of a cross-validation among these. Every time is the median over three "
-        "fresh processes, in sweeps over all models.",
-        _outcome(summary),
-        "`edgeformer calibrate` does the same with a bundle and at least two others (`--also`). With fewer models "
-        "there is no cross-validation, and ranges are a guess of a factor of 1.5 both ways.",
-        "## By precision and family",
-        _table(header, [_line(name, figures) for name, figures in groups]),
-        _doubted(record["doubted"]),
+    summary, host = record["summary"], record["host"]
+    parts = [
+        "# Accuracy of estimates",
+        f"**{summary['within_15_percent']:.0%} of {summary['cases']} estimated times are within 15 % of the measured "
+        f"time; the median error is {_percent(summary['median_error'])}.**",
+        "The estimate of each case comes from a calibration with the other models. [How it estimates](../explanation/"
+        "estimating.md) has the method, the targets, the figures by precision and model family, and the limits.",
+        f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores. A time is the median of three "
+        f"processes. Raw data: `{file.relative_to(ROOT).as_posix()}`.",
         "## By model",
-        "How often the range held the measurement:",
         _table(
-            ["model", "ranges that held"], [[name, f"{share:.0%}"] for name, share in summary["held_by_model"].items()]
+            ["model", "measured times within the estimated range"],
+            [[name, f"{share:.0%}"] for name, share in summary["held_by_model"].items()],
         ),
         "## Errors",
-        "log2(estimated / measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
+        "log2(estimated ÷ measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
         _table(_LABELS, [[f"{value:+.2f}" for value in summary["quantiles_log2"]]]),
         "## Every case",
-        "p50 in ms, and the shortest and longest of the processes.",
+        "*Measured* and *processes* are the median and the range of the three processes, p50 in ms.",
         _cases(record["cases"]),
         _missing(record),
+        "## Measure again",
+        "```bash\npython -m benchmarks.estimator\n```",
     ]
+    return "\n\n".join(parts) + "\n"
+
+
+def explanation() -> str:
+    """Return docs/explanation/estimating.md from its template and the newest record."""
+    _, record = newest()
+    host, earlier = record["host"], result("2026-11-21-estimator")["uncalibrated"]
+    template = EXPLANATION.with_name(f"{EXPLANATION.name}.jinja").read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string(template).render(
+        processor=f"{host['cpu']}, {host['cores']} cores", outcome=_outcome(record["summary"]),
+        groups=_groups(record), doubted=_doubted(record["doubted"]),
+        held=f"{earlier['hold_the_measurement']} of {earlier['cases']}", width=f"{earlier['median_width']:.1f}",
+    )  # fmt: skip
+
+
+def _groups(record: dict[str, Any]) -> str:
+    """Return the errors by precision and model family."""
+    groups = [("all", record["summary"]), *record["precisions"].items(), *record["families"].items()]
+    if record["without_kind"] is not None:
+        groups.append(("*all, calibrated without models of the same family*", record["without_kind"]))
+    if record["doubted"] is not None:
+        groups.append(("*with unchecked operators*", record["doubted"]))
+    header = ["", "cases", "median error", "worst", "within ±15 %", "range holds", "widest range", "Kendall τ"]
+    return _table(header, [_line(name, figures) for name, figures in groups])
 
 
 def _outcome(figures: dict[str, Any]) -> str:
     tau, close = figures["tau"], figures["tau_within_twice"]
-    order = "no order to compare" if tau is None else f"Kendall's τ {tau:.2f} over all pairs at one shape (0.9)"
+    order = "no order to compare" if tau is None else f"Kendall's τ over all pairs at one shape: {tau:.2f} | 0.9"
     if close is not None:
-        order += f"; {close:.2f} over those within a factor of two"
+        order = order.replace(" |", f" ({close:.2f} over pairs within a factor of two) |")
     lacking = [name for name, is_met in figures["enough"].items() if not is_met]
     words = {
-        "within_15_percent": f"{figures['within_15_percent']:.0%} of {figures['cases']} cases within ±15 % (80 %)",
-        "median_error": f"median error {_percent(figures['median_error'])} (7 %)",
-        "ranges_held": f"the range held {figures['ranges_held']:.0%} (95 %)",
-        "widest": f"the widest range is {figures['widest']:.2f} times as high as low (2)",
-        "tau": order,
-        "enough": f"enough cases and a quiet machine{': not ' + ', '.join(lacking) if lacking else ''}",
+        "within_15_percent": f"cases within ±15 %: {figures['within_15_percent']:.0%} of {figures['cases']} | 80 %",
+        "median_error": f"median error: {_percent(figures['median_error'])} | 7 %",
+        "ranges_held": f"measured time within the range: {figures['ranges_held']:.0%} | 95 %",
+        "widest": f"widest range, high ÷ low: {figures['widest']:.2f} | 2",
+        "tau": order if tau is not None else f"{order} | 0.9",
+        "enough": f"enough cases, quiet machine{': not ' + ', '.join(lacking) if lacking else ''} | –",
     }
-    lines = [f"- {words[name]}: {'met' if met else '**missed**'}" for name, met in figures["wanted"].items()]
-    lines.append(f"- the processes that timed a case differ by {figures['repeatability']:.1%} (median)")
-    return "Targets in brackets:\n\n" + "\n".join(lines)
+    lines = [f"| {words[name]} | {'met' if met else '**missed**'} |" for name, met in figures["wanted"].items()]
+    lines.append(f"| difference of the processes of a case: {figures['repeatability']:.1%} (median) | – | – |")
+    return "\n".join(["| measured | target | verdict |", "|---|---|---|", *lines])
 
 
 def _doubted(figures: dict[str, Any] | None) -> str:
     """Return the targets for cases with operators that were never checked."""
     if figures is None:
-        return "No case has operators of which estimates were never checked (convolutions, recurrent ones)."
+        return "No case has unchecked operators (convolutions, recurrent operators)."
     missed = [name for name, met in figures["wanted"].items() if not met]
-    outcome = f"**missed** in {', '.join(missed)}" if missed else "met by them, too"
-    return f"{figures['cases']} cases have operators of which estimates were never checked; targets: {outcome}."
+    outcome = (
+        f"they miss the targets {', '.join(f'`{name}`' for name in missed)}" if missed else "they meet all targets"
+    )
+    return f"{figures['cases']} further cases have unchecked operators (convolutions, recurrent operators): {outcome}."
 
 
 def _missing(record: dict[str, Any]) -> str:
@@ -136,14 +141,14 @@ def _missing(record: dict[str, Any]) -> str:
         if row["log2"] is None
     ]
     if not rows:
-        return "Nothing that was planned was left out."
-    return "Left out; those that were timed count as missed:\n\n" + _table(
+        return "No planned case is missing."
+    return "Missing cases. A case with a measured time and without an estimate counts as missed:\n\n" + _table(
         ["model", "artifact", "threads", "shape", "why"], rows
     )
 
 
 def _percent(value: float | None) -> str:
-    return f"{value:.1%}" if value is not None else "not known"
+    return f"{value:.1%}" if value is not None else "unknown"
 
 
 def _line(name: str, figures: dict[str, Any]) -> list[str]:
@@ -168,7 +173,7 @@ def _cases(cases: Sequence[dict[str, Any]]) -> str:
         for case in cases
         if case["log2"] is not None
     ]  # fmt: skip
-    header = ["model", "artifact", "threads", "shape", "measured", "processes", "estimated", "range", "off"]
+    header = ["model", "artifact", "threads", "shape", "measured", "processes", "estimated", "range", "error"]
     return _table(header, rows)
 
 

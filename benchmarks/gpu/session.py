@@ -70,7 +70,7 @@ class Row:
         question: what it answers.
         wanted: what would be a good answer.
         measure: does its cases in a session.
-        columns: of the table that docs/results.md shows.
+        columns: of the table that docs/results/gpu.md shows.
         module: that is run.
     """
 

@@ -1,1 +1,1 @@
-"""docs/results.md from its template, docs/results.md.jinja, and the committed JSON: tables and figures in sentences."""
+"""docs/results/: a page per topic from its template and the committed JSON, a page per study and per machine."""

@@ -1,4 +1,4 @@
-"""Write docs/results.md from docs/results.md.jinja and the JSON in benchmarks/results; `make results` runs it.
+"""Write docs/results/ from its templates (*.md.jinja) and the JSON in benchmarks/results; `make results` runs it.
 
 python -m benchmarks.results_page
 """
@@ -6,40 +6,76 @@ python -m benchmarks.results_page
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.results_page.bench import bench
+from benchmarks.estimates import page as estimates
+from benchmarks.results_page.bench import machine_pages, summary, targets
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.provenance import measured
-from benchmarks.results_page.studies import picture, studies
-from benchmarks.results_page.tables import ROOT, TABLES, printed, with_command
+from benchmarks.results_page.studies import picture, questions, study_pages
+from benchmarks.results_page.tables import ROOT, TABLES, printed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_text
 
-TEMPLATE, PAGE = ROOT / "docs" / "results.md.jinja", ROOT / "docs" / "results.md"
+FOLDER = ROOT / "docs" / "results"
+TEMPLATES = tuple(sorted(FOLDER.glob("*.md.jinja")))
+INDEX = "index.md"
 
 
-def page() -> str:
-    """The whole document. Raises jinja2.UndefinedError where the template names a figure that there is not."""
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    existing = {
+def headline(text: str) -> str:
+    """Return the bold sentence below a page's title, without the asterisks."""
+    return next(line.strip("*") for line in text.splitlines() if line.startswith("**"))
+
+
+def title(text: str) -> str:
+    """Return a page's title."""
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def pages() -> dict[str, str]:
+    """Return every page by its path below docs/results.
+
+    Raises:
+        jinja2.UndefinedError: a template names a figure that does not exist.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    shared: dict[str, Any] = {
         "printed": printed,
-        "with_command": with_command,
         "picture": picture,
         "measured": measured,
-        "table": {name: built() for name, built in TABLES.items()},
-        "studies": studies(),
+        "table": {name: build() for name, build in TABLES.items()},
+        "study": questions,
+        "points": lambda share: f"{100 * share:+.2f}",
         "gpu": gpu(),
-        "bench": bench(),
+        "targets": targets(),
+        "summary": summary(),
+        **facts(),
     }
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render({**existing, **facts()})
+    by_name = {path.name.removesuffix(".jinja"): path.name for path in TEMPLATES}
+    topics = {name: environment.get_template(by_name[name]).render(shared) for name in by_name if name != INDEX}
+    # The index repeats the title and the headline of each page.
+    listed = {**topics, estimates.PAGE.name: estimates.page()}
+    entries = {name: {"title": title(text), "headline": headline(text)} for name, text in listed.items()}
+    index = environment.get_template(by_name[INDEX]).render(shared, page=entries)
+    return {INDEX: index, **topics, **study_pages(), **machine_pages()}
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write every page."""
+    for name, text in pages().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(folder / name, text)
 
 
 if __name__ == "__main__":
     try:
-        write_text(PAGE, page())
+        write()
     except EdgeformerError as error:
         print(error, file=sys.stderr)
         raise SystemExit(error.exit_code) from None

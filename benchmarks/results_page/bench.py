@@ -1,4 +1,4 @@
-"""The section on speed: a table for each JSON that `make bench` left, nothing where there is none."""
+"""Pages on speed: targets with their verdicts, and a page per machine, from the JSON files that `make bench` wrote."""
 
 from __future__ import annotations
 
@@ -14,25 +14,48 @@ from benchmarks.results_page.provenance import Affected, Change, marks, supersed
 from benchmarks.results_page.tables import markdown, spread
 
 
-def bench(folder: Path = RESULTS) -> str:
-    """Every bar with what each machine found, then a section per machine, in the order of ``make bench``.
+def machines(folder: Path = RESULTS) -> list[Machine]:
+    """Return every machine with results.
 
     Args:
-        folder: of results; those of a machine lie in a folder of their own. Where there are none the answer is empty.
+        folder: of results; the results of a machine are in a folder of its own.
     """
-    machines = [Machine.read(path.parent) for path in sorted(folder.glob(f"*/{SESSION}"))]
-    judged = [bars(machines)] if any(machine.bars for machine in machines) else []
-    return "\n\n".join([*judged, *(part for machine in machines for part in section(machine))])
+    return [Machine.read(path.parent) for path in sorted(folder.glob(f"*/{SESSION}"))]
+
+
+def targets(folder: Path = RESULTS) -> str:
+    """Return every target with the verdict of each machine."""
+    return bars(machines(folder))
+
+
+def summary(folder: Path = RESULTS) -> str:
+    """Return how many targets of each group every machine meets, with a link to the machine's page."""
+    columns = machines(folder)
+    header = ["", *(f"[{machine.name}](machines/{machine.folder.name}.md)" for machine in columns)]
+    return markdown(header, [[title, *(met(machine, name) for machine in columns)] for name, title in _GROUPS.items()])
+
+
+def met(machine: Machine, script: str = "") -> str:
+    """Return ``MET of JUDGED`` targets of a script, or of all."""
+    names = [script] if script else [*machine.found]
+    verdicts = [bar["verdict"] for name in names for bar in machine.found.get(name, {}).get("bars", [])]
+    judged = [verdict for verdict in verdicts if verdict in ("met", "not met")]
+    return f"{judged.count('met')} of {len(judged)}" if judged else "not measured"
+
+
+def machine_pages(folder: Path = RESULTS) -> dict[str, str]:
+    """Return a page per machine by its path below docs/results."""
+    return {f"machines/{m.folder.name}.md": "\n\n".join(section(m)) + "\n" for m in machines(folder)}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What `make bench` left of one.
+    """Results of `make bench` on a machine.
 
     Attributes:
         folder: of its results.
         session: content of session.json.
-        found: script → its JSON, of those that the session says were done.
+        found: script → its JSON, of the scripts that ended.
     """
 
     folder: Path
@@ -63,7 +86,7 @@ class Machine:
 
     @property
     def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """What is compared, and what was wanted of it → its bar."""
+        """(Comparison, target) → the judged bar."""
         outcome = [
             bar | ({"superseded": True} if self.superseded(name) else {})
             for name, script in self.found.items()
@@ -73,17 +96,24 @@ class Machine:
 
 
 def bars(machines: Sequence[Machine]) -> str:
-    """The verdicts of all scripts that have bars, as a table: a column per machine."""
+    """Return a table of all targets with a column of verdicts per machine."""
     rows = dict.fromkeys(key for machine in machines for key in machine.bars)
     cells = [
-        [label, target, *(_verdict(machine.bars.get((label, target))) for machine in machines)]
+        [_label(label), target, *(_verdict(machine.bars.get((label, target))) for machine in machines)]
         for label, target in rows
     ]
-    return markdown(["", "bar", *(machine.name for machine in machines)], cells)
+    return markdown(["", "target", *(machine.name for machine in machines)], cells)
+
+
+def _label(comparison: str) -> str:
+    """Return a comparison as the page words it."""
+    for old, new in _LABELS.items():
+        comparison = comparison.replace(old, new)
+    return comparison
 
 
 def _verdict(bar: dict[str, Any] | None) -> str:
-    """Of one machine, with what it found."""
+    """Return the figure and the verdict of a machine."""
     if bar is None:
         return "not measured"
     outcome = spread(bar, " s" if bar["what"].endswith(", s") else "×") if "median" in bar else "–"
@@ -92,7 +122,7 @@ def _verdict(bar: dict[str, Any] | None) -> str:
 
 
 def section(machine: Machine) -> list[str]:
-    """A heading, and a part per script; what did not run, and why."""
+    """Return the parts of a machine's page: a table per script, and the scripts that did not run."""
     session = machine.session
     cases = {name: session["cases"][name] for name in machine.found}
     days = sorted(
@@ -104,14 +134,17 @@ def section(machine: Machine) -> list[str]:
         versions.setdefault(case.get("code_version", session["code_version"]), []).append(f"`{name}`")
     measured = "; ".join(f"{version} ({', '.join(names)})" for version, names in versions.items())
     parts = [
-        f"### {machine.name}",
-        f"{session['threads']} threads, {when}. Ratios are of medians, in turns. By the code of {measured}.",
+        f"# Speed: {machine.name}",
+        f"**{met(machine)} targets are met.**",
+        f"{session['threads']} threads, {when}. All variants of a comparison take turns in one session; a ratio "
+        f"divides medians. Code: {measured}. Raw data: `benchmarks/results/bench/{machine.folder.name}/`.",
     ]
     for name, built in _PARTS.items():
         if name in machine.found:
-            parts += [built(machine.found[name]), *marks(machine.superseded(name))]
+            parts += [f"## {_TITLES[name]}", built(machine.found[name]), *marks(machine.superseded(name))]
     skipped = {name: case for name, case in session["cases"].items() if name not in cases}
-    return [*parts, *(f"`{name}` did not run: {case['reason']}." for name, case in skipped.items())]
+    reasons = [f"- `{name}`: {case['reason']}" for name, case in skipped.items()]
+    return [*parts, *(["## Not measured", "\n".join(reasons)] if reasons else [])]
 
 
 def _waiting(session: dict[str, Any]) -> str:
@@ -119,7 +152,7 @@ def _waiting(session: dict[str, Any]) -> str:
         [name, f"{row['median']:.2f} ({row['least']:.2f}–{row['most']:.2f})", f"{row['bar']:g}"]
         for name, row in session["seconds"].items()
     ]
-    return "What one waits for:\n\n" + markdown(["", "s", "bar"], rows)
+    return markdown(["command", "s", "target"], rows)
 
 
 def _floors(session: dict[str, Any]) -> str:
@@ -136,9 +169,10 @@ def _floors(session: dict[str, Any]) -> str:
         for shape, outcome in shapes.items()
         for precision, best in outcome["best"].items()
     ]
-    header = ["bundle", "batch × tokens", "precision", "quickest way", "times its floor", "bar"]
-    return "The quickest way in each precision, against what the processor could do at best:\n\n" + markdown(
-        header, rows
+    header = ["bundle", "batch × tokens", "precision", "fastest runtime", "time ÷ lower bound", "target"]
+    return (
+        "The lower bound is the least time that this processor needs for the operations and the weights of a call, at "
+        f"the rates that it reached beside the measurement.\n\n{markdown(header, rows)}"
     )
 
 
@@ -150,7 +184,7 @@ def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
             [way, *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())] for way in ways
         ]
         if counted := session.get("operations"):
-            cells.append(["light, operations of its products", *(f"{counted[item]:.2f}×" for item in shapes)])
+            cells.append(["light, operations of its matrix products", *(f"{counted[item]:.2f}×" for item in shapes)])
         return f"{words}\n\n" + markdown(["", *shapes], cells)
 
     return made
@@ -160,7 +194,7 @@ _DECODE = {
     "all_loops_over_exit": "all loops over exit {loop}",
     "exits_share_of_loop_ratio": "loops only (embedding and head subtracted), exit {loop}: share of the loops' ratio",
 }
-"""Keys of ratios whose name says too little → what the page calls them."""
+"""Key of a ratio → its words on the page."""
 
 
 def _decode(session: dict[str, Any]) -> str:
@@ -178,34 +212,35 @@ def _decode(session: dict[str, Any]) -> str:
                 rows.append([precision.upper(), words, displayed])
         if reading := session["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
             rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
-    return f"Decoding, {session['recipe']}, context {session['context']}:\n\n" + markdown(["", "ratio", ""], rows)
+    words = f"`{session['recipe']}`, one token at a context of {session['context']}:"
+    return f"{words}\n\n{markdown(['precision', 'ratio', 'measured'], rows)}"
 
 
 def _trainer(session: dict[str, Any]) -> str:
     rows = [[way, spread(row), f"{row['bar']:g}×"] for way, row in session["ratios"].items()]
     words = f"Texts per second against Hugging Face's `Trainer`, in {session['precision']}:"
-    return f"{words}\n\n" + markdown(["Trainer", "edgeformer", "bar"], rows)
+    return f"{words}\n\n" + markdown(["batches of Trainer", "edgeformer ÷ Trainer", "target"], rows)
 
 
 def _training_step(session: dict[str, Any]) -> str:
     share = session["trainer"]["outside_of_computing"]
     return (
-        f"A training step of `{session['recipe']}` takes plain torch {spread(session['plain_over_edgeformer'])} the "
-        f"time; of the trainer's own {100 * share:.1f} % is no computing."
+        f"Plain torch takes {spread(session['plain_over_edgeformer'])} the time of edgeformer for a training step of "
+        f"`{session['recipe']}`. {100 * share:.1f} % of edgeformer's step is not computation."
     )
 
 
 def _predict_start(session: dict[str, Any]) -> str:
     rows = [[row["command"], f"{row['median_s']:.2f}", f"{row['beyond_import_s']:.2f}"] for row in session["rows"]]
-    return "The first answer:\n\n" + markdown(["", "s", "beyond the import of ONNX Runtime"], rows)
+    return markdown(["", "s", "s beyond the import of ONNX Runtime"], rows)
 
 
 def _loops(session: dict[str, Any]) -> str:
     from benchmarks.loop_int8 import table  # loads torch
 
     title = (
-        "`crt_mini` in INT8, activations with a scale per loop or found while running, and in INT4; perplexity of the "
-        f"first {session['tokens']:,} tokens of the validation text:"
+        "`crt_mini` in INT8, with activation scales per loop, for all loops, or computed in each call (dynamic), "
+        f"and in INT4. Perplexity of the first {session['tokens']:,} tokens of the validation text:"
     )
     return f"{title}\n\n{table(session)}"
 
@@ -213,11 +248,35 @@ def _loops(session: dict[str, Any]) -> str:
 _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "waiting": _waiting,
     "floors": _floors,
-    "openvino_speed": _by_shape("Times over ONNX Runtime's FP32, by batch × tokens:"),
-    "peers": _by_shape("Times over our quickest way with the same weights, by batch × tokens:"),
+    "openvino_speed": _by_shape("Time ÷ time of ONNX Runtime in FP32, by batch × tokens:"),
+    "peers": _by_shape("Time ÷ time of the fastest edgeformer runtime with the same weights, by batch × tokens:"),
     "decode": _decode,
     "hugging_face_trainer": _trainer,
     "crt_training_step": _training_step,
     "predict_start": _predict_start,
     "loop_int8": _loops,
 }
+
+_TITLES = {
+    "waiting": "Time of commands",
+    "floors": "Inference against the lower bound",
+    "openvino_speed": "Precisions and runtimes",
+    "peers": "Inference against other libraries",
+    "decode": "Decoding",
+    "hugging_face_trainer": "Training against Hugging Face's Trainer",
+    "crt_training_step": "Training step of a language model",
+    "predict_start": "Time to the first answer",
+    "loop_int8": "Quantized loops",
+}
+"""Script → heading of its section."""
+
+_GROUPS = {name: _TITLES[name] for name in ("waiting", "floors", "peers", "decode", "hugging_face_trainer")}
+"""Scripts with targets."""
+
+_LABELS = {
+    " over its floor": " ÷ lower bound",
+    " over ours": " ÷ edgeformer",
+    "both ours": "both in edgeformer",
+    "openvino: ": "openvino ",
+}
+"""Words of the JSON files → words of the page."""

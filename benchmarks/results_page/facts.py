@@ -1,11 +1,15 @@
-"""Figures in the sentences of docs/results.md, from the committed JSON."""
+"""Figures in the sentences of docs/results/, from the committed JSON."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
-from benchmarks.results_page.tables import result
+import yaml
+
+from benchmarks.results_page.bench import machines, met
+from benchmarks.results_page.tables import FOLDER, result
 
 
 def standard_error(score: dict[str, float]) -> float:
@@ -14,47 +18,156 @@ def standard_error(score: dict[str, float]) -> float:
 
 
 def facts() -> dict[str, str]:
-    """Name in the template → its text."""
-    return {**classifiers(), **language_models(), **bundles(), **leaving(), **estimates(), **serving()}
+    """Name in the templates → its text."""
+    return {
+        **classifiers(), **pretrained(), **language_models(), **bundles(), **quantization(), **leaving(), **gating(),
+        **costs(), **memory(), **serving(), **speeds(), **claims(),
+    }  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """Return a share as whole percent."""
+    return f"{100 * share:.0f} %"
 
 
 def classifiers() -> dict[str, str]:
-    """Of SST-2 runs."""
+    """Figures of SST-2 runs."""
     runs = {(run["recipe"], run["split"]): run for run in result("2026-11-21-sst2")}
     light, baseline = runs["recurrent_sst2_fast", "random-split"], runs["baseline_sst2_fast", "random-split"]
-    honest = runs["recurrent_sst2_fast", "glue-dev"]["tests"]
-    pretrained = {run["run"]: run["parameters"] for run in result("2026-11-22-pretrained")}
+    honest, stacked = runs["recurrent_sst2_fast", "glue-dev"]["tests"], runs["baseline_sst2_fast", "glue-dev"]["tests"]
     return {
-        "fold_share": f"{pretrained['folded-further-text-seed42'] / pretrained['minilm_sst2']:.0%}".replace("%", " %"),
+        "light_sst_test": f"{honest['sst-test']['accuracy']:.4f}",
+        "baseline_sst_test": f"{stacked['sst-test']['accuracy']:.4f}",
+        "light_share": percent(light["parameters"] / baseline["parameters"]),
         "random_split_error": f"{standard_error(light['tests']['random-split']):.4f}",
         "glue_dev_error": f"{standard_error(honest['glue-dev']):.3f}",
         "sst_test_error": f"{standard_error(honest['sst-test']):.3f}",
-        "times_the_parameters": f"{baseline['parameters'] / light['parameters']:.1f}",
+    }
+
+
+def pretrained() -> dict[str, str]:
+    """Figures of a pretrained encoder and of its folds."""
+    runs = {run["run"]: run for run in result("2026-11-22-pretrained")}
+    small, teacher = runs["folded-further-text-seed42"], runs["minilm_sst2"]
+
+    def accuracy(start: str) -> str:
+        values = [run["tests"]["sst-test"]["accuracy"] for name, run in runs.items() if name.startswith(start)]
+        return f"{statistics.mean(values):.4f}"
+
+    rows = {row["artifact"]: row for row in result("2026-11-22-four-bits-11000")["rows"] if row["split"] == "sst-test"}
+    return {
+        "fold_share": percent(small["parameters"] / teacher["parameters"]),
+        "fold_sst_test": accuracy("folded-further-text"),
+        "teacher_sst_test": accuracy("minilm_sst2"),
+        "smallest_mb": f"{rows['int4']['bytes'] / 1e6:.1f} MB",
+        "smallest_sst_test": f"{rows['int4']['accuracy']:.4f}",
     }
 
 
 def language_models() -> dict[str, str]:
-    """Of the run under the published protocol."""
-    padded = next(run for run in result("2026-11-21-language") if run["score_padding"])
+    """Figures of crt_mini, causal and under the published protocol."""
+    runs = {run["score_padding"]: run for run in result("2026-11-21-language")}
+    padded, causal = runs[True], runs[False]
     padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
-    return {"scored_padding": f"{100 * padding:.1f} %"}
+    return {
+        "scored_padding": f"{100 * padding:.1f} %",
+        "causal_perplexity": f"{causal['validation']['perplexity']:.1f}",
+        "void_perplexity": f"{padded['validation']['perplexity']:.1f}",
+        "void_steps": f"{padded['steps']}",
+        "causal_steps": f"{causal['steps']}",
+        "cached_speedup": f"{result('2026-11-21-decode')['uncached_over_cached']['median']:.1f}",
+    }
+
+
+def quantization() -> dict[str, str]:
+    """Figures of INT8 methods on one processor."""
+    methods = result("2026-11-21-int8-methods")["methods"]
+    return {
+        "dynamic_time": f"{methods['dynamic']['over_fp32 1x16']:.2f}",
+        "dynamic_changed": f"{methods['dynamic']['changed_answers']}",
+        "dynamic_share": percent(methods["dynamic"]["bytes"] / methods["fp32"]["bytes"]),
+    }
 
 
 def leaving() -> dict[str, str]:
-    """Of the model whose exits were promised something of."""
-    accuracy = result("2026-11-22-exit-guarantee")["accuracy"]
-    return {"exit_accuracy": ", ".join(f"{value:.4f} after loop {loop}" for loop, value in accuracy.items())}
+    """Figures of early exit with a guarantee."""
+    record = result("2026-11-22-exit-guarantee")
+    accuracy = record["accuracy"]
+    row = next(row for row in record["promises"] if (row["max_drop"], row["risk"]) == (0.01, 0.05))["other_half"]
+    return {
+        "exit_accuracy": ", ".join(f"{value:.4f} after loop {loop}" for loop, value in accuracy.items()),
+        "exit_held": f"{row['kept']} of {row['draws']}",
+        "exit_loops": f"{row['mean_loops']:.2f}",
+        "exit_all_loops": max(accuracy),
+        "exit_rows": f"{record['rows']:,}",
+    }
+
+
+def gating() -> dict[str, str]:
+    """Figures of the gate's errors."""
+    bars = {bar["bar"]: bar for bar in result("2026-11-23-gate")["bars"]}
+    alarms = next(bar for name, bar in bars.items() if name.startswith("alarms"))
+    detected = next(bar for name, bar in bars.items() if name.startswith("10 %"))
+    return {
+        "gate_alarms": f"{alarms['value']:g} of {alarms['of']}",
+        "gate_detected": f"{detected['value']:g} of {detected['of']}",
+    }
+
+
+def costs() -> dict[str, str]:
+    """Exponents of time against size."""
+    axes = result("2026-11-23-cost-against-size")["axes"]
+    return {
+        f"{name}_exponent": f"{axis['exponents']['time']['all']:.2f}" for name, axis in axes.items() if name != "data"
+    }
+
+
+def memory() -> dict[str, str]:
+    """Ratios of predicted and measured peak memory in training."""
+    ratios = [row["ratio"] for row in result("2026-11-23-plan-accuracy")["rows"]]
+    return {"plan_low": f"{min(ratios):.2f}", "plan_high": f"{max(ratios):.2f}"}
+
+
+def speeds() -> dict[str, str]:
+    """Targets that each machine meets, and the ratios to Hugging Face's Trainer."""
+    results = machines()
+    ratios = [machine.found["hugging_face_trainer"]["ratios"] for machine in results]
+    return {
+        "targets_met": "; ".join(f"{met(machine)} on {machine.session['host']}" for machine in results),
+        "trainer_padded": " and ".join(f"{ratio['padded']['median']:.1f}×" for ratio in ratios),
+        "trainer_grouped": " and ".join(f"{ratio['grouped']['median']:.2f}×" for ratio in ratios),
+    }
+
+
+def claims() -> dict[str, str]:
+    """Verdicts on the papers' claims."""
+    content = yaml.safe_load((FOLDER.parents[2] / "docs" / "claims.yaml").read_text(encoding="utf-8"))
+    verdicts = [claim["result"]["verdict"] for claim in content["claims"].values() if not claim.get("check")]
+    return {
+        "claims_made": f"{len(verdicts)}",
+        "claims_reproduced": f"{verdicts.count('reproduced')}",
+        "claims_not_reproduced": f"{verdicts.count('not reproduced')}",
+        "claims_untestable": f"{sum(verdict.startswith('not test') for verdict in verdicts)}",
+    }
 
 
 def bundles() -> dict[str, str]:
-    """Of exported artifacts."""
+    """Figures of exported artifacts."""
     artifacts = {artifact["id"]: artifact for artifact in result("2026-11-21-bundle-recurrent-sst2-fast")["artifacts"]}
     vocabulary = artifacts["onnx-int8-trim"]["vocabulary"]
+    whole, trimmed = artifacts["onnx-fp32"], artifacts["onnx-int8-trim"]
     deep = {
         artifact["id"]: artifact["size_bytes"] / 1e6 for artifact in result("2026-11-21-bundle-crt-deep")["artifacts"]
     }
+    loss = 100 * (whole["validation"]["accuracy"] - trimmed["validation"]["accuracy"])
+    sizes = [artifact["size_bytes"] for artifact in (artifacts["onnx-fp16"], artifacts["onnx-int8"], trimmed)]
+    shares = [percent(size / whole["size_bytes"]) for size in sizes]
     return {
-        "validation_rows": f"{artifacts['onnx-fp32']['validation']['n']:,}",
+        "fp16_share": shares[0],
+        "int8_share": shares[1],
+        "trim_share": shares[2],
+        "trim_loss": f"{loss:.2f}",
+        "validation_rows": f"{whole['validation']['n']:,}",
         "kept_tokens": f"{vocabulary['kept']:,}",
         "all_tokens": f"{vocabulary['original']:,}",
         "kept_coverage": f"{100 * vocabulary['coverage']:.2f} %",
@@ -65,37 +178,21 @@ def bundles() -> dict[str, str]:
     }
 
 
-def estimates() -> dict[str, str]:
-    """Of times that were estimated."""
-    uncalibrated = result("2026-11-21-estimator")["uncalibrated"]
-    record = result("2026-11-25-estimator")
-    results, unchecked = record["summary"], record["doubted"]
-    return {
-        "kindless_close": f"{record['without_kind']['within_15_percent']:.0%}",
-        "doubted_cases": f"{unchecked['cases']}",
-        "doubted_close": f"{unchecked['within_15_percent']:.0%}",
-        "doubted_median": f"{100 * unchecked['median_error']:.1f} %",
-        "estimated_cases": f"{results['cases']}",
-        "estimated_close": f"{results['within_15_percent']:.0%}",
-        "estimated_median": f"{100 * results['median_error']:.1f} %",
-        "estimated_worst": f"{results['worst_error']:.0%}",
-        "estimated_held": f"{results['ranges_held']:.1%}",
-        "estimated_widest": f"{results['widest']:.2f}",
-        "estimated_tau": f"{results['tau']:.2f}",
-        "held": f"{uncalibrated['hold_the_measurement']} of {uncalibrated['cases']}",
-        "range_width": f"{uncalibrated['median_width']:.1f}",
-    }
-
-
 def serving() -> dict[str, str]:
-    """Of serve under load. Raises ValueError where an answer was lost or mixed up: that is no result to write down."""
+    """Figures of serve under load. Raises ValueError if an answer was lost or mixed up."""
     document = result("2026-11-22-serve-load")
     blocks, overload, stopped = document["blocks"], document["overload"], document["stopped"]
     mixed_up = [results["mixed_up"] for results in (*blocks, overload, stopped)]
     if any(mixed_up) or stopped["half"] or any(set(block["statuses"]) != {"200"} for block in blocks):
         raise ValueError("serve-load: answers were lost or mixed up")
     maximum = max(block["clients"] for block in blocks)
+    on, off = (
+        [b["requests_per_s"] for b in blocks if (b["batching"], b["clients"]) == (mode, maximum)]
+        for mode in ("on", "off")
+    )
     return {
+        "batched_rate": f"{statistics.median(on):.0f}",
+        "batching_gain": f"{statistics.median(a / b for a, b in zip(on, off, strict=True)):.2f}",
         "most_clients": f"{maximum}",
         "served_to_most": f"{sum(block['statuses']['200'] for block in blocks if block['clients'] == maximum):,}",
         "refused": f"{overload['statuses']['503']:,}",

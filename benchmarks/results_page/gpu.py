@@ -1,4 +1,4 @@
-"""The section on GPUs: a table for each committed JSON of a row of the checklist, or that there is none."""
+"""Figures of GPUs: a table for each committed JSON of a row of the checklist, or a note that none exists."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 
 NONE = """\
-No card has been at hand yet: none of the scripts in `benchmarks/gpu/` has run on one, no figure in this document is of
-a GPU, and every estimate for a card is unchecked. `make gpu-check` measures; this section then shows what it has found.
+No script of `benchmarks/gpu/` has run on a GPU yet. No figure on these pages comes from a GPU, and no estimate for a
+GPU was ever compared with a measurement.
 """
 
 
@@ -41,7 +41,7 @@ def gpu(folder: Path = RESULTS) -> str:
 
 
 def _section(row: Row, document: dict[str, Any]) -> str:
-    parts = [f"### {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
+    parts = [f"## {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
     torch = document["versions"].get("torch", "–")
     parts.append(
         f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "

@@ -121,7 +121,7 @@ def _is_date(value: Any) -> bool:
 
 
 def _machine(key: str, value: Any) -> str:
-    if key == "cpu" and isinstance(value, str):
+    if key in ("cpu", "machine") and isinstance(value, str):
         return value
     if key != "host":
         return ""
@@ -239,8 +239,8 @@ def study_origin(results: Path, table: StudyTable) -> str:
 def marks(results: Sequence[tuple[Change, Affected]]) -> list[str]:
     """Return a sentence for each change."""
     return [
-        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} here are of "
-        f"older code. To measure them again: `{affected.again}`."
+        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} come from "
+        f"older code. To measure again: `{affected.again}`."
         for change, affected in results
     ]
 

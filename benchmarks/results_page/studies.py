@@ -10,21 +10,23 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results_page.provenance import read_json, study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT, printed
 from benchmarks.studies.figures import draw_study
-from benchmarks.studies.render import finding_of, study_body
+from benchmarks.studies.render import Questions, finding_of, study_body
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.specification import load_study
 from edgeformer.artifacts.errors import MissingDependencyError
 from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.units import markdown
 from edgeformer.report import canvas
 
-STUDIES, STUDY_PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "studies"
-PICTURES = ROOT / "docs" / "pictures"
+STUDIES, STUDY_PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "results" / "studies"
+PICTURES = ROOT / "docs" / "results" / "pictures"
 DRAWN = "drawn.json"
 """Beside pictures: a digest of what they show, and their names."""
 
@@ -35,20 +37,36 @@ def read_table(path: Path) -> dict[str, Any] | None:
     return dict(document) if "study" in document and "columns" in document else None
 
 
-def studies(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> str:
-    """A section per committed study: what it is, its table and pictures, what took how long; empty without any.
+def study_tables(folder: Path = STUDIES) -> dict[str, StudyTable]:
+    """Return the committed tables by the names of their studies.
 
     Args:
-        folder: of the tables; files of single runs lie beside them.
-        pictures: where they are drawn, a folder per study; as seen from docs/.
+        folder: of the tables, beside files of single runs.
+    """
+    documents = filter(None, map(read_table, sorted(folder.glob("*.json"))))
+    tables = (StudyTable.model_validate(document, strict=False) for document in documents)
+    return {table.study: table for table in tables}
+
+
+@cache
+def questions(study: str) -> Questions:
+    """Return the functions that read figures of a committed study, for sentences in templates."""
+    return Questions(study_tables()[study].rows)
+
+
+def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict[str, str]:
+    """Return a page per committed study: finding, table, pictures, protocol, origin.
+
+    Args:
+        folder: of the tables, beside files of single runs.
+        pictures: where they are drawn, in a folder per study beside its page.
 
     Raises:
         MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
-    sections = []
-    for document in filter(None, map(read_table, sorted(folder.glob("*.json")))):
-        table = StudyTable.model_validate(document, strict=False)
-        study, _ = load_study(table.study)
+    pages = {}
+    for name, table in study_tables(folder).items():
+        study, _ = load_study(name)
         curves: dict[str, list[list[dict[str, Any]]]] = {}
         for run, keys in {row.run: row.keys for row in table.rows}.items():
             for path in (folder / f"{key}.json" for key in keys):
@@ -61,15 +79,27 @@ def studies(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> str:
         def draw(place: Path, table: StudyTable = table, specs: Any = study.figures, lines: Any = curves) -> list[str]:
             return draw_study(place, table, specs, lines)
 
-        names = drawn(pictures / table.study, shown, draw)
+        names = drawn(pictures / name, shown, draw)
         finding = finding_of(study, table.rows) if study.finding else ""
-        sections += [
-            f"### {table.title}",
-            f"`make study NAME={table.study}`: {table.element}. {' '.join(table.protocol.split())}",
-            study_origin(folder.parent, table),
-            *study_body(table, finding, [f"{pictures.name}/{table.study}/{name}" for name in names]),
+        # The words are those of the study as it is written now; the figures are those of the table.
+        rows = [
+            row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})
+            for row in table.rows
         ]
-    return "\n\n".join(sections)
+        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
+        table = table.model_copy(update=words)
+        parts = [
+            f"# {table.title}",
+            *([markdown(finding)] if finding else []),
+            *study_body(table, "", [f"{name}/{picture}" for picture in names]),
+            "## Protocol",
+            f"{table.element}. {' '.join(table.protocol.split())}",
+            study_origin(folder.parent, table),
+            f"Raw table: `benchmarks/results/studies/{name}.json`. To run the study again:",
+            f"```bash\nmake study NAME={name}\n```",
+        ]
+        pages[f"{pictures.name}/{name}.md"] = "\n\n".join(parts) + "\n"
+    return pages
 
 
 def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
@@ -97,10 +127,10 @@ def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]])
 
 
 def picture(name: str, text: str, command: str) -> str:
-    """Markdown of a picture that ``python benchmarks/SCRIPT figure FILE …`` draws, with the command above it.
+    """Return Markdown of a picture that ``python benchmarks/SCRIPT figure FILE …`` draws.
 
     Args:
-        name: of its folder in docs/pictures.
+        name: of its folder in docs/results/pictures.
         text: alternative text.
         command: with ``FILE`` where the picture's path is put, and files of benchmarks/results behind it.
     """
@@ -112,4 +142,4 @@ def picture(name: str, text: str, command: str) -> str:
         return [f"{name}.png"]
 
     (file,) = drawn(PICTURES / name, shown, draw)
-    return f"    {command.replace('FILE', f'{name}.png')}\n\n![{text}]({PICTURES.name}/{name}/{file})"
+    return f"![{text}]({PICTURES.name}/{name}/{file})"

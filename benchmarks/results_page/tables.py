@@ -1,4 +1,4 @@
-"""Tables of docs/results.md: what a script of benchmarks/ prints, or rows of a JSON whose script prints none."""
+"""Tables of docs/results/: what a script of benchmarks/ prints, or rows of a JSON whose script prints none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 @cache
@@ -42,11 +42,6 @@ def printed(command: str) -> str:
     return output.getvalue().rstrip()
 
 
-def with_command(command: str) -> str:
-    """The command line as a block, and what it prints."""
-    return f"    {command}\n\n{printed(command)}"
-
-
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
     """One table, its cells as they are."""
     return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
@@ -65,7 +60,7 @@ def decode() -> str:
     claimed = {"2": "4.0×", "4": "2.0×", "6": "1.33×"}
     ratios = figures["last_exit_over_exit"]
     rows += [[f"exit {n} against all 8 loops", spread(ratios[n]), claimed[n]] for n in claimed]
-    return markdown(["", "measured", "paper B claims"], rows)
+    return markdown(["ratio of times", "measured", "claim of paper B"], rows)
 
 
 def light_sizes() -> str:
@@ -81,14 +76,18 @@ def light_sizes() -> str:
         json.loads((FOLDER.parent / "graph_size.json").read_text("utf-8")),
     )
     sizes = [
-        (bundle["created"], "the bundle above", _size(bundle["artifacts"], "onnx-fp32")),
-        (methods["host"]["measured"], "INT8 methods", methods["methods"]["fp32"]["bytes"]),
-        (trained["started"], "SST-2, FP16 against FP32", _size(trained["artifacts"], "onnx-fp32")),
-        (study["finished"], "studies table6 and table13", int(row["cells"]["size_bytes"]["mean"])),
-        (today["measured"], "**today**, benchmarks/graph_size.py", today["size_bytes"]["onnx-fp32"]),
+        (bundle["created"], "bundle of `recurrent_sst2_fast`", _size(bundle["artifacts"], "onnx-fp32")),
+        (methods["host"]["measured"], "[INT8 methods](int8.md)", methods["methods"]["fp32"]["bytes"]),
+        (trained["started"], "[SST-2](sst2.md), FP16 against FP32", _size(trained["artifacts"], "onnx-fp32")),
+        (
+            study["finished"],
+            "studies [table6](studies/table6.md) and [table13](studies/table13.md)",
+            int(row["cells"]["size_bytes"]["mean"]),
+        ),
+        (today["measured"], "newest: `benchmarks/graph_size.py`", today["size_bytes"]["onnx-fp32"]),
     ]
     return markdown(
-        ["measured", "where it stands", "bytes"], [[day[:10], place, f"{size:,}"] for day, place, size in sorted(sizes)]
+        ["measured", "result", "bytes"], [[day[:10], place, f"{size:,}"] for day, place, size in sorted(sizes)]
     )
 
 
@@ -114,14 +113,14 @@ def int8() -> str:
         counts = [f"{figures['bytes']:,}", f"{figures['accuracy']:.4f}", f"{figures['changed_answers']}"]
         return [name, *counts, *map(spread, times)]
 
-    header = ["method", "bytes", "accuracy", "changed answers", "time of FP32, 1×16", "time of FP32, 16×64"]
+    header = ["method", "bytes", "accuracy", "changed answers", "time ÷ FP32, 1×16", "time ÷ FP32, 16×64"]
     return markdown(
         header, [cells(name, figures) for name, figures in result("2026-11-21-int8-methods")["methods"].items()]
     )
 
 
 def guarantee() -> str:
-    """How often promises of early exit held, and what they saved."""
+    """How often guarantees of early exit held, and the mean number of loops."""
 
     def cells(row: dict[str, Any]) -> list[str]:
         half, source = row["other_half"], row["whole_source"]
@@ -130,13 +129,13 @@ def guarantee() -> str:
         arguments = [f"{100 * row['max_drop']:g} points", f"{row['risk']:.0%}", f"{half['promised']}"]
         return [*arguments, *kept, loss, f"{half['mean_loops']:.2f}"]
 
-    header = ["promised: at most", "risk", "resplits with thresholds", "kept on the other half", "kept on all"]
+    header = ["guarantee: at most", "risk", "splits with thresholds", "held on the other half", "held on all rows"]
     rows = map(cells, result("2026-11-22-exit-guarantee")["promises"])
-    return markdown([*header, "points lost there, mean / most", "mean loops"], rows)
+    return markdown([*header, "points lost on the other half, mean / largest", "mean loops"], rows)
 
 
 def gate() -> str:
-    """What `gate` said of the same file and of planted slowdowns, and the bars on it."""
+    """Verdicts of `gate` for the same file and for planted slowdowns, and the targets."""
     from benchmarks.gate import result as words_of  # loads the measuring
 
     figures = result("2026-11-23-gate")
@@ -145,7 +144,8 @@ def gate() -> str:
         cases.setdefault(run["case"], []).append(run)
 
     def said(runs: list[dict[str, Any]]) -> str:
-        return "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
+        text = "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
+        return text.replace("not known", "unknown difference")
 
     rows = [
         [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
@@ -153,15 +153,19 @@ def gate() -> str:
     ]
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
     bars = [
-        [bar["bar"], f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""), verdicts[bar["met"]]]
+        [
+            bar["bar"].replace("found", "detected"),
+            f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""),
+            verdicts[bar["met"]],
+        ]
         for bar in figures["bars"]
     ]
-    text = markdown(["measured against", "runs", "verdict, difference", "median s"], rows)
-    return f"{text}\n\n{markdown(['bar', 'found', 'verdict'], bars)}"
+    text = markdown(["baseline", "runs", "verdict, difference", "median s"], rows)
+    return f"{text}\n\n{markdown(['target', 'measured', 'verdict'], bars)}"
 
 
 def plan() -> str:
-    """Predicted and measured peaks of training."""
+    """Predicted and measured peak memory of training."""
 
     def cells(row: dict[str, Any]) -> list[str]:
         sizes = (f"{row[key] / GIB:.3f}" for key in ("predicted_bytes", "measured_bytes"))
@@ -171,6 +175,79 @@ def plan() -> str:
     return markdown(header, map(cells, result("2026-11-23-plan-accuracy")["rows"]))
 
 
+def checkpoints() -> str:
+    """Time to save a training state, and its share of the training time by interval."""
+    rows = []
+    for row in general("checkpoint_cost")["rows"]:
+        saved = f"{row['save_s']:.2g} s ({row['least_s']:.2g}–{row['most_s']:.2g})"
+        shares = [f"{100 * row['share_by_minutes'][minutes]:.2f} %" for minutes in ("1", "10", "30")]
+        rows.append(
+            [f"`{row['recipe']}`", f"{row['parameters']:,}", f"{row['state_bytes'] / MIB:,.0f} MiB", saved, *shares]
+        )
+    header = [
+        "recipe",
+        "parameters",
+        "state",
+        "one save (range)",
+        "share, every minute",
+        "every 10 min",
+        "every 30 min",
+    ]
+    return markdown(header, rows)
+
+
+def processes() -> str:
+    """Tokens per second of one process and of two on the same cores."""
+    figures = general("several_processes")
+    rows = []
+    for name, rates in figures["tokens_per_s"].items():
+        ratios = figures["ratio"][name]
+        ratio = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+        rows.append(
+            [name, f"{statistics.median(rates):,.0f}", spread(ratio), f"{figures['largest_loss_difference'][name]:.1e}"]
+        )
+    return markdown(["training", "tokens/s", "÷ one process", "largest difference of the loss"], rows)
+
+
+def streamed() -> str:
+    """Peak memory of training on a file that is kept on disk."""
+    words = {"made": "tokenizes the file", "found": "reads the tokenized file"}
+    rows = [
+        [
+            f"{row['file_bytes'] / 1e6:,.0f} MB",
+            f"{row['rows']:,}",
+            words[row["tokens"]],
+            f"{row['peak_bytes'] / MIB:,.0f} MiB",
+        ]
+        for row in general("stream_memory")["rows"]
+    ]
+    return markdown(["training file", "rows", "run", "peak memory"], rows)
+
+
+def deployed() -> str:
+    """Sizes and scores of the whole graph of three models, precision by precision."""
+    rows = []
+    for name, file, score, places in (
+        ("`recurrent_sst2_fast`", "2026-11-21-bundle-recurrent-sst2-fast", "accuracy", 4),
+        ("`crt_mini`", "2026-11-21-bundle-crt-mini", "perplexity", 2),
+        ("`crt_deep_rtx4050` (untrained)", "2026-11-24-bundle-crt-deep-4-bits", "", 0),
+    ):
+        artifacts = {artifact["id"]: artifact for artifact in result(file)["artifacts"]}
+        for key in ("onnx-fp32", "onnx-fp16", "onnx-int8", "onnx-int8-trim", "onnx-int4"):
+            if artifact := artifacts.get(key):
+                size = artifact["size_bytes"]
+                value = f"{score} {artifact['validation'][score]:.{places}f}" if score else "–"
+                share = f"{size / artifacts['onnx-fp32']['size_bytes']:.3f}"
+                rows.append([name, f"`{key}`", f"{size:,}", share, value])
+    return markdown(["model", "artifact", "bytes", "÷ FP32", "score"], rows)
+
+
+def general(name: str) -> Any:
+    """Return a committed JSON file of no single machine folder."""
+    return json.loads((FOLDER.parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (decode, light_sizes, drift, int8, guarantee, gate, plan)
+    table.__name__: table
+    for table in (decode, light_sizes, drift, int8, guarantee, gate, plan, checkpoints, processes, streamed, deployed)
 }
