@@ -1,0 +1,90 @@
+"""Pages of the documentation site that are made from the program when the site is built.
+
+MkDocs calls :func:`on_files`. The command line comes from Typer, the keys of files from their pydantic models and the
+list of devices from ``profiles/``, so none of these pages can be out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.structure.files import File, Files
+from tabulate import tabulate
+
+from edgeformer.cli.app import app
+from edgeformer.report.listing import device_records
+from edgeformer.report.schema import reference
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated reference pages."""
+    pages = {
+        "reference/cli.md": command_reference(),
+        "reference/recipe.md": reference("recipe"),
+        "reference/devices.md": device_list(),
+        "reference/device-profile.md": reference("profile"),
+        "reference/bundle.md": reference("bundle"),
+        "reference/report.md": reference("report"),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=f"{text}\n"))
+    return files
+
+
+def command_reference() -> str:
+    """Return every command with its arguments and options, in the groups of ``edgeformer --help``."""
+    root = typer.main.get_command(app)
+    parts = ["# Command line", "`edgeformer COMMAND --help` prints the same.", EXIT_CODES]
+    group = ""
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        if command.rich_help_panel != group:
+            group = command.rich_help_panel
+            parts.append(f"## {group}")
+        subcommands = getattr(command, "commands", {})
+        for title, each in {f"{name} {sub}": part for sub, part in subcommands.items()}.items() or {name: command}.items():
+            parts += _command(title, each)
+    return "\n\n".join(parts)
+
+
+EXIT_CODES = """| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | bad input or usage; nothing was written |
+| 3 | done, but an artifact was rejected or unavailable, or a budget failed |
+| 4 | undecided: the machine is too noisy |
+| 130 | interrupted; can be resumed |"""
+
+
+def _command(title: str, command: Any) -> list[str]:
+    context = command.make_context(title, [], resilient_parsing=True)
+    usage = " ".join(["edgeformer", title, *command.collect_usage_pieces(context)])
+    # Examples are indented by two spaces, which Markdown does not show as code.
+    text = re.sub(r"\[/?b\]", "", command.help or "")
+    text = re.sub(r"^ +(edgeformer .*)$", r"    \1", text, flags=re.MULTILINE)
+    rows = {"": ["| option | meaning |", "|---|---|"], "Advanced": ["| advanced option | meaning |", "|---|---|"]}
+    for parameter in command.get_params(context):
+        names, meaning = parameter.get_help_record(context)
+        cells = (cell.replace("|", r"\|") for cell in (names, meaning))
+        rows[parameter.rich_help_panel or ""].append("| `{}` | {} |".format(*cells))
+    tables = ["\n".join(lines) for lines in rows.values() if len(lines) > 2]
+    return [f"### edgeformer {title}", f"    {usage}", text, *tables]
+
+
+def device_list() -> str:
+    """Return a table of the shipped device profiles."""
+    rows = [
+        {
+            "name": f"`{row['name']}`",
+            "device": row["device"],
+            "memory, GiB": (row["memory_bytes"] or 0) / 2**30 or None,
+            "bandwidth, GB/s": (row["bandwidth_bytes_per_s"] or 0) / 1e9 or None,
+            "FP16, TFLOP/s": (row["fp16_ops_per_s"] or 0) / 1e12 or None,
+        }
+        for row in device_records(Path("artifacts"))
+    ]
+    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3g", missingval="")
+    return "\n\n".join(["# Devices", "`edgeformer list devices` prints the profiles that edgeformer ships.", table])
