@@ -34,6 +34,11 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Show a Sphinx role of a docstring (``:class:`~package.Name` ``) as the name in code type."""
+    return re.sub(r":\w+:<code>(?:~[\w.]*\.)?([\w.]+)</code>", r"<code>\1</code>", html)
+
+
 def command_reference() -> str:
     """Return every command with its arguments and options, in the groups of ``edgeformer --help``."""
     root = typer.main.get_command(app)
