@@ -27,11 +27,9 @@ from edgeformer.export.quantize import (
     quantized_nodes,
 )
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.crt.graphs import compose_decode, trace_pieces
-from edgeformer.models.crt.model import CRT
 from edgeformer.models.tracing import deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from tests.models.crt_oracle import small_config
+from tests.export.language_run import LOOPS, exported_language_run
 
 ROWS, POSITIONS, SIZE = 3000, 40, 32
 IDS = np.random.default_rng(0).integers(0, ROWS, (3, 11))
@@ -260,14 +258,9 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
     assert "types.weight" in output.graph.initializers
 
 
-LOOPS = 2
-
-
 @pytest.fixture(scope="module")
-def written_out() -> onnx_ir.Model:
-    torch.manual_seed(0)
-    model = CRT(small_config(loops=LOOPS, exits=(), cycles=1)).eval()
-    return compose_decode(model, trace_pieces(model)[1])
+def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
+    return onnx_ir.load(exported_language_run(tmp_path_factory) / "bundle" / "onnx" / "decode.onnx")
 
 
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
