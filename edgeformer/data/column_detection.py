@@ -24,11 +24,9 @@ from edgeformer.data.sources import (
 
 MAX_LABELS = 200
 """Different values of a column of labels."""
-_MAX_SPELLINGS = 5 * MAX_LABELS
-"""Different values that are counted, with those that differ in case or white space only."""
+_MAX_SPELLINGS = 5 * MAX_LABELS  # different values that are counted, with those that differ in case or white space only
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
-_LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)
-"""Names of a column of labels: the first group is preferred."""
+_LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of a column of labels: the first group is preferred
 
 
 @dataclass
@@ -77,10 +75,7 @@ class DetectedColumns:
 
 
 def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
-    """Read every row of a file and detect the columns of a classifier's text and label, unless the user names them.
-
-    Raises DataError: the file cannot be read, lacks a named column, or no column looks like text, or like labels.
-    """
+    """Read every row of a file and detect its text and label columns, unless the user names them. Raises DataError."""
     source = _detect_layout(path, columns)
     first_names = columns_of(source)
     if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have
@@ -115,10 +110,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
 
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
-    """Return the file with its delimiter, and whether its first line names the columns. Raises DataError.
-
-    It names none if it has a number, or a value that repeats below it.
-    """
+    """Return the file with its delimiter, and whether its first line names the columns. Raises DataError."""
     check_file(path)
     layout: dict[str, object] = {"kind": "file", "path": str(path), "label": None, "encoding": columns.encoding}
     kind = suffix_format(path)

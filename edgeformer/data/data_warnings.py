@@ -17,10 +17,8 @@ from edgeformer.data.splits import set_parts
 
 UNEVEN = "uneven labels"
 _EXAMPLES = 3
-_TEXT_CHARACTERS = 40
-"""Of a text in a message."""
-_UNEVEN_RATIO = 10
-"""Rows of the most frequent label per row of the rarest label, from which labels are uneven."""
+_TEXT_CHARACTERS = 40  # of a text in a message
+_UNEVEN_RATIO = 10  # rows of the most frequent label per row of the rarest label, from which labels are uneven
 
 
 def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFinding]:
@@ -108,10 +106,7 @@ def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dic
 
 
 def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
-    """Return warnings about labels without rows and about uneven labels.
-
-    ``counts``: set → label → rows, with the set ``train``.
-    """
+    """Return warnings about labels without rows and about uneven labels."""
     findings, labels, train = [], config.labels, counts["train"]
     learned = [label for label in labels if train.get(label)]
     for name, rows in counts.items():

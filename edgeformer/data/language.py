@@ -99,10 +99,7 @@ def prepare_text(
 
 
 def text_file(path: Path, config: TextConfig, columns: Columns | None = None) -> list[str]:
-    """Read the long paragraphs of a file: plain text, or a table with a text column.
-
-    Raises DataError: the file cannot be read, has no text column, or no paragraph that is long enough.
-    """
+    """Read the long paragraphs of a file: plain text, or a table with a text column. Raises DataError."""
     if columns is not None and (columns.label or columns.text_pair):
         raise DataError(f"{path}: a language model reads texts without labels or second texts; name the text only")
     return list(_long_paragraphs(config, (file_source(path, labelled=False, columns=columns),), str(path)))

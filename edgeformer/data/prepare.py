@@ -57,9 +57,7 @@ def prepare(
 ) -> Prepared[Encoded]:
     """Read, split and encode the data of a recipe, and count the overlap of its test sets with its training set.
 
-    Args:
-        vocab_size: ``model.vocab_size`` of the recipe. A trained tokenizer may have fewer tokens.
-        cache: folder of encoded sets.
+    A trained tokenizer may have fewer tokens than ``vocab_size``. ``cache``: folder of encoded sets.
 
     Raises:
         DataError: a file, a row, a label, a split or the tokenizer is unusable.
@@ -187,10 +185,7 @@ def summarize(
 
 
 def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Lengths]:
-    """Return set → distribution of its text lengths, in the same bins for all sets.
-
-    ``counts``: set → length → texts. Bins have a round width; the last one also has all longer texts.
-    """
+    """Return set → distribution of its text lengths, in the same bins for all sets."""
     arrays = {name: np.array(sorted(texts.items()), dtype=np.int64).T for name, texts in counts.items() if texts}
     longest = 1
     for lengths, texts in arrays.values():
@@ -235,10 +230,7 @@ def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> 
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
-    """Read scored pairs as flat rows of the set ``name``.
-
-    Raises DataError: a row is no pair or its score no number; all scores are equal, so that nothing can be ranked.
-    """
+    """Read scored pairs as flat rows of the set ``name``. Raises DataError."""
     texts: list[str] = []
     scores: list[float] = []
     for row in (row for source in sources for row in read(source)):
@@ -270,10 +262,7 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
 
 
 def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read scored pairs from a file, from the columns that the user names, those of ``data``, or well-known ones.
-
-    Raises DataError: as :func:`read_pairs`, or the file has no such columns (sentence1, sentence2, score).
-    """
+    """Read scored pairs from the columns that the user names, those of ``data``, or known ones. Raises DataError."""
     scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
     like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)
     source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})

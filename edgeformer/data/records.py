@@ -46,21 +46,16 @@ _RATIO_WINDOW = 8 << 20
 """Bytes over which the ratio is measured: less is no bomb, and a bomb behind real text must not hide in the average."""
 _MAX_ROWS_PER_BYTE = 100
 """Of a Parquet file: repeated rows are packed to nearly nothing, and become texts of full length."""
-_SMALL_PARQUET_BYTES = 64 << 20
-"""Every Parquet file may unpack to so much."""
-_PARQUET_BATCH = 1_000
-"""Rows that are unpacked at once, instead of a row group of any size."""
+_SMALL_PARQUET_BYTES = 64 << 20  # every Parquet file may unpack to so much
+_PARQUET_BATCH = 1_000  # rows that are unpacked at once, instead of a row group of any size
 _LIKELY_ENCODINGS = (
     "cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr", "utf_16", "utf_16_le",
     "utf_16_be",
 )  # fmt: skip
 """Encodings that are suggested, in order of preference among equally good ones."""
-_SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16
-"""Beginning of a file by which its delimiter is detected."""
-_WRONG_BYTE = re.compile("[\udc80-\udcff]")
-"""A byte that is not of the encoding, as Python's surrogateescape keeps it."""
-_DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")
-"""First line that some spreadsheets write in front of the header."""
+_SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16  # beginning of a file by which its delimiter is detected
+_WRONG_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not of the encoding, as Python's surrogateescape keeps it
+_DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")  # first line that some spreadsheets write in front of the header
 
 
 class _Unpacked(io.RawIOBase):
@@ -204,11 +199,7 @@ def format_of_source(source: FileSource) -> str:
 
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
-    """Stream the records of a file. ``labels``: as in :func:`class_records`; only Parquet files have class columns.
-
-    Raises DataError: no such file, a broken archive, a wrong encoding, a line that does not fit the format; plain text
-    with a column of labels or of second texts.
-    """
+    """Stream the records of a file. ``labels``: as in :func:`class_records`. Raises DataError."""
     path = Path(source.path)
     check_file(path)
     kind = format_of_source(source)
@@ -311,10 +302,7 @@ def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tup
 
 
 def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: str, *, header: bool) -> Iterator[Record]:
-    """Yield the records of a table; without a ``header`` its columns are named 1, 2, 3 …
-
-    ``remedy``: for a row with too few or too many cells.
-    """
+    """Yield the records of a table; without a ``header`` its columns are named 1, 2, 3 …"""
     names: list[str] = []
     for number, cells in rows:
         if not names:

@@ -24,8 +24,7 @@ Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
 MAX_LABELS = 62
 """Labels of a set where a row can have several: a set of labels is one number with a bit for each."""
-_MAX_NAME = 80
-"""Characters of a column's name or of a label in a message."""
+_MAX_NAME = 80  # characters of a column's name or of a label in a message
 
 
 class Unreadable(str):

@@ -251,11 +251,7 @@ def replacement_source(
     labelled: bool = True,
     single: bool = False,
 ) -> FileSource:
-    """Return a source for a file that a model reads in place of its own data; pairs only if that has pairs.
-
-    ``parts``: of the model's own data; empty: unknown. ``single``: the model reads single texts in any case. Raises
-    DataError: as :func:`file_source`; single texts and pairs are both possible, or the model reads no pairs.
-    """
+    """Return a source for a file that a model reads in place of its own data; pairs only if that has pairs."""
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if single:
@@ -296,10 +292,7 @@ def pairs_source(path: Path, like: Source | None = None, columns: Columns | None
 
 
 def part_rows(config: DataConfig, part: str, skipped: list[str] | None = None) -> Iterator[Row]:
-    """Yield the rows of a part that have a text, as many of each source as its ``rows`` says.
-
-    The places of the rows without a text are appended to ``skipped``. Raises DataError.
-    """
+    """Yield the rows of a part that have a text, as many of each source as its ``rows`` says. Raises DataError."""
     return itertools.chain.from_iterable(_rows_by_source(config, part, [] if skipped is None else skipped))
 
 
@@ -365,10 +358,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
 
 
 def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
-    """Return the files train, validation and test of a folder as parts of an imported model, and notes on missing ones.
-
-    ``scored``: the files have scored pairs, and ``train`` has texts; otherwise all are labelled. Raises DataError.
-    """
+    """Return the files of a folder as parts of an imported model (``scored``: pairs), and notes. Raises DataError."""
     files, notes = _part_files(folder, _IMPORTED_PARTS, _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES, {})
     parts: dict[str, tuple[Source, ...]] = {}
     for part, path in files.items():
@@ -380,9 +370,7 @@ def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Sourc
 def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
     """Return the ``data`` section of an imported model's recipe, and notes for the user. Raises DataError.
 
-    Args:
-        path: a file for validation and test; a folder with the files train, validation and test; None: no data.
-        labels: of a classifier; None: an embedding model.
+    ``path``: a file for validation and test, or a folder with the files of the parts. ``labels``: None: embeddings.
     """
     path = path.resolve() if path is not None else None
     section: dict[str, Any] = {"parts": {}, "max_length": max_length}

@@ -21,10 +21,8 @@ Int64s = NDArray[np.int64]
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
 """Set of a model that was trained elsewhere → parts that it can be read from, in order of preference."""
-_CHUNK_CHARACTERS = 2_000_000
-"""Of training texts that are compared at once."""
-_MIN_WORDS = 3
-"""A training text inside a test text counts from this many words on: "the film" in a review is no leak."""
+_CHUNK_CHARACTERS = 2_000_000  # of training texts that are compared at once
+_MIN_WORDS = 3  # a training text inside a test text counts from this many words on: "the film" in a review is no leak
 
 
 def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
@@ -79,10 +77,7 @@ def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
 
 
 def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
-    """Make the sets of the protocol: train, validation, its test set, then the parts that it does not use.
-
-    Raises DataError: a set is empty, there are fewer than 10 rows to train on, or they have one class only.
-    """
+    """Make the sets of the protocol: train, validation, its test set, then the other parts. Raises DataError."""
     sets = make_sets(config, tuple(set_parts(config)), parts)
     several = config.separator is not None
     check_classes(config, label_counts(sets["train"].labels, len(config.labels), several=several))
@@ -216,10 +211,7 @@ def row_count(amount: Amount, rows: int, key: str) -> int:
 def sampled_rows(
     rows: Callable[..., Iterator[Row]], amount: Amount, seed: int, key: str, skipped: list[str]
 ) -> Iterator[Row]:
-    """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row.
-
-    ``rows`` reads the source from its beginning; see :func:`~edgeformer.data.sources.read`. ``key``: of the amount.
-    """
+    """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row."""
     numbers: dict[str, int] = {}
     strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in rows(skipped=[])), np.int64)
     is_sampled = np.zeros(len(strata), dtype=bool)

@@ -31,16 +31,13 @@ Int64s = NDArray[np.int64]
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
 _TOKEN_ARRAYS = ("ids", "starts")
-_MAPPED_READS = 256
-"""Places read from one mapping: the system maps 64 KiB around each of them."""
+_MAPPED_READS = 256  # places read from one mapping: the system maps 64 KiB around each of them
 
 
 class StoredFacts(Frozen):
     """``facts.json`` of stored rows: checksums and counts.
 
-    ``texts``, ``overlap`` with other sets, and ``tokens`` (to be predicted) and ``words`` of a language model or
-    ``label_rows`` (rows of each class), ``empty`` (rows without a text, left out) and ``text_words`` (number of words →
-    texts) of a classifier are of a training set.
+    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts.
     """
 
     key: str

@@ -33,8 +33,7 @@ from edgeformer.system.lock import LockedError, lock_path, wait_for_lock
 
 _FORMAT_VERSION = 3
 """Of the stored rows. Version 2 cleans punctuation beyond ASCII; version 3 stores tokenizer and overlap, too."""
-_PIECE_ROWS, _PIECE_CHARACTERS = 2048, 1_000_000
-"""Limits of a piece: tokenizing takes some hundred bytes a token."""
+_PIECE_ROWS, _PIECE_CHARACTERS = 2048, 1_000_000  # limits of a piece: tokenizing takes some hundred bytes a token
 _WAIT_S = 24 * 3600.0
 _TOKENIZER_FILE = "tokenizer.json"
 

@@ -28,8 +28,7 @@ _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]
 """Names of the token between two documents, in order of preference."""
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
-_MAX_BYTES = 128 << 20
-"""Of a tokenizer.json: four times that of the largest vocabularies in use (256,000 words)."""
+_MAX_BYTES = 128 << 20  # of a tokenizer.json: four times that of the largest vocabularies in use (256,000 words)
 _MAX_ENTRIES = 3_000_000
 """Commas and brackets of a tokenizer.json: a vocabulary of 256,000 words with its merges has 1.9 million. The library
 takes 100 bytes for each, also of a file that it rejects."""
@@ -92,10 +91,7 @@ def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
 def load_language_tokenizer(
     config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
-    """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does.
-
-    Raises DataError: missing, no tokenizer, of another size, without a boundary token, or to be trained as WordPiece.
-    """
+    """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError."""
     if config.kind == "trained" and config.algorithm != "bpe":
         raise DataError(
             f"tokenizer.algorithm: {config.algorithm} loses case and spaces, so a language model cannot write the "

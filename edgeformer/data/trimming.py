@@ -60,10 +60,7 @@ ALL_USED = Keeping()
 def trim_to_training(
     config: DataConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str] | None = None, keeping: Keeping = ALL_USED
 ) -> tuple[Trimmed, Vocabulary]:
-    """Read a classifier's training text again, keep its tokens, and measure the effect on the validation text.
-
-    Raises DataError: the data cannot be read, or differs from that of training; the tokenizer cannot be trimmed.
-    """
+    """Keep the tokens of a classifier's training text, and measure the effect on validation text. Raises DataError."""
     if config.stream:
         stream = class_stream(config, [])
         validation = make_sets(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
@@ -82,10 +79,7 @@ def trim_to_stream(
     trained_on: Mapping[str, str] | None = None,
     keeping: Keeping = ALL_USED,
 ) -> tuple[Trimmed, Vocabulary]:
-    """Keep the tokens of the training texts of a stream, and measure the effect on ``other_texts``. Raises DataError.
-
-    Each text is cut to ``max_length`` tokens.
-    """
+    """Keep the tokens of the training texts of a stream, and measure the effect on other texts. Raises DataError."""
     digest, uses = hashlib.sha256(), Counter[int]()
     for _, labels in stream.pieces():
         hash_labels(digest, labels)

@@ -28,10 +28,7 @@ def exit_logits(loop: int) -> str:
 class EarlyExit:
     """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
 
-    The released code counts loops from zero, so loop 1 has ``start`` itself.
-
-    Raises:
-        InputError: a value is out of its range.
+    The released code counts loops from zero, so loop 1 has ``start`` itself. Raises InputError: value out of range.
     """
 
     start: float = 0.92
@@ -94,10 +91,7 @@ class ExitRecords:
         right: NDArray[np.bool_] | None = None,
         cosine: NDArray[np.floating] | None = None,
     ) -> None:
-        """Record the answers of the exit ``loop`` to the next rows or tokens, [n] each.
-
-        ``confidence``: top probability. ``cosine``: of the hidden states before and after the loop.
-        """
+        """Record the answers of the exit ``loop`` to the next rows or tokens, [n] each."""
         self._values["losses"][loop].append(losses.astype(np.float32))
         self._values["confidence"][loop].append(confidence.astype(np.float64))
         if cosine is not None:

@@ -143,10 +143,7 @@ class LanguageMeter(Meter):
     def add_tokens(
         self, losses: TokenValues, confidence: TokenValues | None = None, cosine: TokenValues | None = None
     ) -> None:
-        """Count predicted tokens: loop → loss in nats, top probability and cosine of every token, [n] each.
-
-        The confidence of the last loop may be missing. Every batch comes with confidence, or none.
-        """
+        """Count predicted tokens: loop → loss in nats, top probability and cosine of every token, [n] each."""
         self._has_confidence, count = confidence is not None, len(losses[self._exits[-1]])
         self._tokens += count
         for loop in self._exits:

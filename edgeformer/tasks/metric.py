@@ -18,8 +18,7 @@ from edgeformer.tasks.early_exit import ExitRecords, exit_logits
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
-_BLOCK = 128
-"""Rows converted to float64 at a time: a thousand rows of 50,000 logits are 400 MB."""
+_BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 logits are 400 MB
 
 
 @dataclass(frozen=True)

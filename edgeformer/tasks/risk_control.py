@@ -133,9 +133,7 @@ def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> flo
 def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1) -> int | None:
     """Return the smallest number of rows, within 0.5 %, with which a candidate passes; None: its drop is too large.
 
-    Args:
-        newly_wrong, newly_right, rows: the candidate's result, whose shares are kept; by default no answer differs, so
-            that fewer rows cannot reject any hypothesis.
+    The shares of the candidate's result are kept; by default no answer differs, so fewer rows cannot reject anything.
     """
 
     def passes(count: int) -> bool:

@@ -38,10 +38,7 @@ Validation = Callable[[Run, int], Score]
 
 
 def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
-    """Return all outputs [n, …] of a model in the order of the rows.
-
-    ``batches``: row numbers of each call, or rows of one call, which are then of similar length.
-    """
+    """Return all outputs [n, …] of a model in the order of the rows."""
     if isinstance(batches, int):
         batches = ordered_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}

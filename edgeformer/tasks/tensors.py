@@ -116,8 +116,7 @@ def measure_error(name: str, output: Array, reference: Array) -> OutputError:
     return OutputError(name, largest, float(error.mean()), cosine, *relative)
 
 
-_MAX_ERROR = 1e9
-"""Stands for infinity, which JSON lacks: the error of an output that is constantly zero in FP32 only."""
+_MAX_ERROR = 1e9  # stands for infinity, which JSON lacks: the error of an output that is constantly zero in FP32 only
 
 
 def agreement(outputs: Arrays, reference: Arrays) -> float | None:
@@ -170,10 +169,7 @@ class Tensors(Task):
     golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
 
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
-        """Make ``count`` inputs of one shape: each begins with another golden call, if there are enough.
-
-        The rows of a batch come from golden calls in turn; axes are cut, or repeated from the start.
-        """
+        """Make ``count`` inputs of one shape: each begins with another golden call, if there are enough."""
         sizes = dict(zip(("batch", "seq"), shape, strict=True))
         calls: list[dict[str, Array]] = [{} for _ in range(count)]
         for name, cases in golden.cases(INPUT).items():

@@ -88,7 +88,7 @@ def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Pa
 
 
 def exported_language_run(temporary: pytest.TempPathFactory) -> Path:
-    """One run with every exit in FP32, INT8 and FP16, for all test files and workers. Do not change it."""
+    """One run with every exit in FP32 and INT8, for all test files and workers. Do not change it."""
     base = temporary.getbasetemp()
     run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported-language" / "tiny"
     run.parent.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def exported_language_run(temporary: pytest.TempPathFactory) -> Path:
             from edgeformer.export.variants import ExportOptions
 
             write_language_run(run)
-            export(run, ExportOptions(fp16=True, int8=True, exits="all"))
+            export(run, ExportOptions(int8=True, exits="all"))
     return run
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -19,9 +18,7 @@ from edgeformer.export import run_source
 from edgeformer.export.audit import audit_sharing, stored_twice
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
-from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
 
 @pytest.fixture(scope="module")
@@ -75,29 +72,6 @@ def test_audit_sees_weights_that_were_copied_or_hidden_in_constants(fresh_run: P
     assert stored_twice(result.model_copy(update={"unique_parameters": result.stored_parameters + 1})) is None
 
 
-def test_batch_and_sequence_are_dynamic(fresh_run: Path) -> None:
-    path = fresh_run / "bundle" / "onnx" / "model.onnx"
-    assert b"site-packages" not in path.read_bytes() and b"edgeformer/models" not in path.read_bytes()
-    model, generator = load_model(fresh_run), np.random.default_rng(0)
-    with OnnxSession(path) as session:
-        for batch, length in ((1, 1), (1, 5), (3, 64), (5, 512)):
-            ids = generator.integers(5, 600, (batch, length))
-            mask = np.ones((batch, length), dtype=np.int64)
-            mask[-1, length // 2 + 1 :] = 0
-            result = session.run({"input_ids": ids, "attention_mask": mask})["logits"]
-            with torch.inference_mode():
-                expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
-            assert result.dtype == np.float32
-            assert np.abs(result - expected).max() < 1e-4
-        too_long = np.ones((1, 513), dtype=np.int64)
-        with pytest.raises(InputError, match="513"):
-            session.run({"input_ids": too_long, "attention_mask": too_long})
-        with np.load(fresh_run / "bundle" / "golden.npz") as golden:
-            assert golden["input_ids"].shape[0] == 64
-            result = session.run({name: golden[name] for name in ("input_ids", "attention_mask")})["logits"]
-            assert np.abs(result - golden["logits"]).max() < 1e-4
-
-
 def test_fp16_keeps_norms_softmax_and_rotary_in_fp32(fresh_run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
     kept = artifacts["onnx-fp16"].ops_in_fp32
     assert kept["Pow"] == kept["Sqrt"] == 2 * 1 * 2 + 1  # two per layer, one layer, two iterations, and the final one
@@ -107,16 +81,6 @@ def test_fp16_keeps_norms_softmax_and_rotary_in_fp32(fresh_run: Path, artifacts:
     casts = {node.output[0] for node in graph.node if node.op_type == "Cast"}
     assert all(node.input[0] in casts for node in softmaxes)
     assert kept["Softmax"] == len(softmaxes) == 1 * 2  # one layer, two iterations
-
-
-def test_manifest_lists_every_file_with_its_hash(fresh_run: Path) -> None:
-    bundle = fresh_run / "bundle"
-    manifest = Bundle.open(bundle).manifest
-    listed = {**manifest.files, **{str(a.file): a.sha256 for a in manifest.artifacts}}
-    present = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()} - {"bundle.json"}
-    assert set(listed) == present
-    for name, sha256 in listed.items():
-        assert sha256_of(bundle / name) == sha256
 
 
 @pytest.fixture
@@ -200,9 +164,3 @@ def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pyte
 def test_invalid_options_list_the_valid_ones(finished_run: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         export(finished_run, ExportOptions(**options))  # type: ignore[arg-type]
-
-
-def test_the_vocabulary_of_a_language_model_is_not_trimmed(finished_language_run: Path) -> None:
-    reason = r"--vocab-trim: only vocabularies of classifiers.* a language model's is what it predicts"
-    with pytest.raises(InputError, match=reason):
-        export(finished_language_run, ExportOptions(vocab_trim=True))

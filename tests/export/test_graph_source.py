@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes import cannot_run
-from edgeformer.runtimes.tensorrt.state import tensorrt_state
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
 from tests.export.graphs import save, save_beside
-from tests.fakes.install import installed
-from tests.inference.golden_bundle import update
 from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
 
 ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number % CLASSES}\n" for number in range(60))
@@ -75,28 +67,6 @@ def test_older_artifacts_and_reports_stay(bundle: Path) -> None:
     assert verify(Bundle.open(bundle)).exit_code == 0
 
 
-def test_int8_of_convolutions_only_is_rejected(tmp_path: Path) -> None:
-    graph = graphs.convolutions()
-    del graph.graph.node[4:], graph.graph.initializer[3:]
-    graph.graph.output[0].CopyFrom(graphs.value("pooled", graphs.FLOAT, ["batch", 8, 1, 1]))
-    import_onnx(save(tmp_path, graph), tmp_path / "bundle")
-    status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
-    assert status == "rejected" and "convolutions and recurrent operators stay FP32" in str(reason)
-    assert not (tmp_path / "bundle/onnx/model_int8.onnx").exists()
-
-
-def test_rejection_names_the_worst_output(tmp_path: Path) -> None:
-    """A row of weights that no token ever meets takes all of the scale: 7 bits hold nothing of the others."""
-    graph = graphs.embedding(rows=64, width=16)
-    tokens, products = (onnx.numpy_helper.to_array(tensor).copy() for tensor in graph.graph.initializer[:2])
-    tokens[:, 0], products[0] = 0, 10_000
-    graph.graph.initializer[0].CopyFrom(graphs.constant("table", tokens))
-    graph.graph.initializer[1].CopyFrom(graphs.constant("w", products))
-    import_onnx(save(tmp_path, graph), tmp_path / "bundle")
-    status, reason = export(tmp_path / "bundle", int8=True)["onnx-int8"]
-    assert status == "rejected" and "rms error" in str(reason) and "--inputs FILE.npz" in str(reason)
-
-
 def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
     """One graph has a weights file of its own name, the other one with the name that its FP16 graph would have."""
     for name, status in (("net.weights", "built"), ("model_fp16.onnx_data", "rejected")):
@@ -127,12 +97,6 @@ def test_invalid_options_are_refused(bundle: Path, options: dict[str, object], s
     with pytest.raises(InputError, match=says):
         export(bundle, **options)
     assert sha256_of(bundle / "bundle.json") == old
-
-
-def test_target_without_a_device_builder_is_refused(bundle: Path) -> None:
-    reason = "--target: reference: what it builds is the same"
-    with installed("reference_runtime"), pytest.raises(InputError, match=reason):
-        export(bundle, build=("reference",), target="rtx4050")
 
 
 def test_replace_keeps_only_the_imported_graph(bundle: Path, tmp_path: Path) -> None:
@@ -209,11 +173,6 @@ class TestClassifiers:
         with pytest.raises(InputError, match=says):
             self.wrapped(folder, tmp_path / "bundle", **options)
 
-    def test_graph_without_logits_is_no_classifier(self, folder: Path, tmp_path: Path) -> None:
-        options = OnnxImportOptions(tokenizer=folder / "tokenizer.json", labels=("l0", "l1"))
-        with pytest.raises(InputError, match="has an output `logits`, this one has states, length, largest"):
-            import_onnx(save(tmp_path, graphs.embedding()), tmp_path / "b", options)
-
 
 def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``.`` has no name for a lock or temporary folder, and the working folder is replaced."""
@@ -230,29 +189,7 @@ def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "theirs"]
 
 
-def test_the_command(bundle: Path, tmp_path: Path) -> None:
-    output = edgeformer("export", "bundle", "--int8", "--json", cwd=tmp_path)
-    assert output.code == 0, output.err
-    document = json.loads(output.out)
-    assert document["bundle"] == "bundle" and [a["id"] for a in document["artifacts"]] == ["onnx-fp32", "onnx-int8"]
-    assert np.isfinite(document["artifacts"][1]["parity"]["rms_error"])
-
-
 ID, FILE = "tensorrt-rtx-fp32", "engines/model.rtx4050.engine"
-
-
-@pytest.fixture
-def engine_bundle(wrapped_engine: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(wrapped_engine, tmp_path / "bundle"))
-
-
-def built(engine_bundle: Path, device: str = "rtx4050", **options: object) -> ArtifactManifest:
-    export_bundle(engine_bundle, ExportOptions(build=("tensorrt",), target=device, **options))  # type: ignore[arg-type]
-    return Bundle.open(engine_bundle).artifact(ID)
-
-
-def intact(engine_bundle: Path) -> bool:
-    return {check.status for check in verify(Bundle.open(engine_bundle)).files} == {"intact"}
 
 
 def test_engine_has_input_shapes_and_no_parity_without_its_gpu(wrapped_engine: Path) -> None:
@@ -265,43 +202,3 @@ def test_engine_has_input_shapes_and_no_parity_without_its_gpu(wrapped_engine: P
     assert output.size_bytes == (wrapped_engine / FILE).stat().st_size > output.engine.weight_bytes
     if cannot_run(output) is not None:
         assert output.parity is not None and "verify --write" in str(output.parity.reason)
-
-
-def test_engine_that_cannot_be_rebuilt_stays(engine_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "tensorrt_rtx", None)  # how Python says that there is no such package
-        tensorrt_state.cache_clear()
-        remaining = built(engine_bundle)
-    tensorrt_state.cache_clear()
-    assert (remaining.status, remaining.kept, remaining.file) == ("built", True, FILE)
-    assert str(remaining.reason).startswith("kept; it cannot be made again: NVIDIA GeForce RTX 4050")
-    assert "tensorrt-rtx builds for it on any machine, but here package: not installed" in str(remaining.reason)
-    assert intact(engine_bundle)
-    export_bundle(engine_bundle, ExportOptions(fp16=True))
-    assert Bundle.open(engine_bundle).artifact(remaining.id).reason is None
-
-
-def test_rejected_engine_leaves_no_file(wrapped_engine: Path, tmp_path: Path) -> None:
-    """An engine of another time, of a graph that today's builder refuses: TensorRT has no determinants."""
-    node = helper.make_node("Det", ["x"], ["y"])
-    ends = ([graphs.value("x", graphs.FLOAT, ["batch", 4, 4])], [graphs.value("y", graphs.FLOAT, ["batch"])])
-    bundle = tmp_path / "bundle"
-    import_onnx(graphs.save(tmp_path, graphs.model([node], *ends)), bundle)
-    (bundle / FILE).parent.mkdir()
-    shutil.copy(wrapped_engine / FILE, bundle / FILE)
-    update(bundle, artifacts=(*Bundle.open(bundle).artifacts, Bundle.open(wrapped_engine).artifact(ID)))
-    assert intact(bundle)
-    output = built(bundle)
-    assert (output.status, output.file) == ("rejected", None) and "Det" in str(output.reason)
-    assert not (bundle / FILE).exists() and intact(bundle)
-
-
-def test_engine_for_another_device_needs_replace(engine_bundle: Path) -> None:
-    old = Bundle.open(engine_bundle).artifact(ID)
-    with pytest.raises(InputError, match=f"would lose {ID} .*another device than --target rtx3050-6gb"):
-        built(engine_bundle, "rtx3050-6gb")
-    assert Bundle.open(engine_bundle).artifact(ID) == old and (engine_bundle / FILE).is_file()
-    new = built(engine_bundle, "rtx3050-6gb", replace=True)
-    assert new.file == "engines/model.rtx3050-6gb.engine" and not (engine_bundle / FILE).exists()
-    assert new.built_for is not None and new.built_for["compute_capability"] == "8.6"
-    assert intact(engine_bundle)

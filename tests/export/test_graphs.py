@@ -55,20 +55,6 @@ def test_cut_out_graph_holds_only_what_it_needs(traced, tmp_path: Path) -> None:
     assert [value.name for value in graph.graph.outputs] == ["first", "second"]  # the trace is unchanged
 
 
-def test_graphs_that_share_weights_store_them_once(traced, tmp_path: Path) -> None:
-    parts = {name: extract_outputs(traced[1], {name: "logits"}) for name in ("first", "second")}
-    alone, ids = tmp_path / "alone", np.ones((1, 1), dtype=np.int64)
-    sizes = [write_graph(part, alone / f"{name}.onnx") for name, part in parts.items()]
-    with weights_file(tmp_path / "model.onnx_data") as weights:
-        shared = [write_graph(part, tmp_path / f"{name}.onnx", weights) for name, part in parts.items()]
-    distinct = 20 * 16 + 16 * 16 + 16 * 8 + 16 * 24
-    assert distinct * 4 <= (tmp_path / "model.onnx_data").stat().st_size < distinct * 4 + 64 * 8
-    assert shared == pytest.approx(sizes, rel=0.2)  # each counts its own share in full
-    for name in parts:
-        with OnnxSession(alone / f"{name}.onnx") as item, OnnxSession(tmp_path / f"{name}.onnx") as other:
-            assert np.array_equal(item.run({"input_ids": ids})["logits"], other.run({"input_ids": ids})["logits"])
-
-
 def test_incomplete_weights_file_is_not_renamed(traced, tmp_path: Path) -> None:
     _, graph = traced
     with pytest.raises(RuntimeError), weights_file(tmp_path / "model.onnx_data") as weights:

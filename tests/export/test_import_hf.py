@@ -20,7 +20,6 @@ from edgeformer.data.encoding import encode_texts
 from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
-from edgeformer.models.pretrained.source import open_source
 from edgeformer.run import Location, Run, locate
 from tests.cli.run_cli import edgeformer
 from tests.export.hf_models import LAYERS, OWN, answer, make_model
@@ -88,20 +87,6 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
-def test_default_prompt_is_reported(shared_encoder: Path, tmp_path: Path) -> None:
-    shutil.copytree(shared_encoder, tmp_path / "encoder")
-    (tmp_path / "encoder" / "modules.json").unlink()
-    settings = tmp_path / "encoder" / "config_sentence_transformers.json"
-    settings.write_text('{"prompts": {"q": "query: "}, "default_prompt_name": "q"}', encoding="utf-8")
-    progress = RecordedProgress()
-    import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"), progress)
-    assert any("'query: ' in front of every text" in message for message in progress.messages)
-    assert any("the mean of its tokens' (--pooling)" in message for message in progress.messages)
-    settings.write_text('{"default_prompt_name": "q"}', encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"config_sentence_transformers\.json: damaged"):
-        import_hf(str(tmp_path / "encoder"), HfOptions(tmp_path / "artifacts"))
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -127,16 +112,6 @@ def test_damaged_sentence_transformers_files(
         import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
 
 
-def test_missing_lowercasing_is_refused(shared_encoder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
-    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
-    assert open_source(str(folder)).pooling == "mean", "its tokenizer lowers them"
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "normalizer": None}), encoding="utf-8")
-    with pytest.raises(InputError, match=r"do_lower_case is true, but tokenizer\.json does not lower texts"):
-        open_source(str(folder))
-
-
 @pytest.fixture(scope="module")
 def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence-transformers folder. Copy it before changing anything."""
@@ -159,36 +134,6 @@ def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> Non
     settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_a_real_sentence_encoder(tmp_path: Path, minilm: Path) -> None:
-    """MiniLM by hand: transformers' states, their mean over the tokens, divided by its length."""
-    from transformers import AutoModel
-
-    run = import_hf(str(minilm), HfOptions(tmp_path / "artifacts"))
-    assert run.name == "all-MiniLM-L6-v2-001"
-    texts = ["How do I reset my password?", "I forgot my login.", "The soup was cold."]
-    tokenizer, model = Tokenizer.from_file(str(minilm / "tokenizer.json")), AutoModel.from_pretrained(minilm).eval()
-    means = np.stack([answer(model, tokenizer, text).mean(0) for text in texts])
-    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
-    result = answers(run, texts)
-    assert np.abs(result - expected).max() < CLOSE
-    cosines = result @ result.T
-    assert cosines[0, 1] > 0.5 > cosines[0, 2]
-    assert Run.open(run).data.tokens_at_once == 256
-
-
-def test_labels_lengths_and_names_can_be_given(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", "distilbert", ("LABEL_0", "LABEL_1"))
-    progress = RecordedProgress()
-    import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), progress)
-    assert any("its labels have no names" in message for message in progress.messages)
-    options = HfOptions(tmp_path / "artifacts", "mine", None, ("bad", "good"), None, 16, "raspberry-pi-5")
-    progress = RecordedProgress()
-    recipe: Any = Run.open(import_hf(str(tmp_path / "model"), options, progress)).recipe
-    assert (recipe.data.labels, recipe.data.max_length, recipe.target) == (("bad", "good"), 16, "raspberry-pi-5")
-    assert progress.messages == []
 
 
 @pytest.mark.parametrize(

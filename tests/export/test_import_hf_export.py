@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
-from pyarrow import parquet
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
@@ -62,26 +59,6 @@ def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) ->
         else:  # weights at random are sure of little, so that a rounded one may well be rejected
             missing = 1 - artifact.score.accuracy  # type: ignore[attr-defined]
             assert (artifact.status == "built") == (missing <= 1.5 / 64), artifact.reason
-
-
-def test_an_engine_stores_alberts_layer_once(run: Path) -> None:
-    bundle = Bundle.open(run / "bundle")
-    halves = [item for item in bundle.artifacts if item.format == "tensorrt-rtx" and item.precision == "fp16"]
-    if not halves and not (bundle.folder / "onnx" / "model_fp16.onnx").is_file():
-        pytest.skip("its FP16 graph was rejected, so engines are of the FP32 one")
-    (artifact,) = halves
-    if artifact.status == "unavailable":
-        pytest.skip(str(artifact.reason))
-    assert artifact.status == "built" and artifact.engine is not None, artifact.reason
-    unique = 2 * Run.open(run).manifest.parameters
-    assert unique * 0.95 < artifact.engine.weight_bytes < unique * 1.15  # type: ignore[operator]
-    # The same seen in the engine itself: a row of each matrix, which the layer's calls all use, is there once.
-    plan = (bundle.folder / str(artifact.file)).read_bytes()
-    stored = onnx.load(str(bundle.folder / "onnx" / "model_fp16.onnx")).graph.initializer
-    arrays = [numpy_helper.to_array(tensor) for tensor in stored if tensor.data_type == TensorProto.FLOAT16]
-    matrices = [array for array in arrays if array.ndim == 2 and min(array.shape) >= 16]
-    counts = [plan.count(matrix[3].tobytes()) for matrix in matrices]
-    assert len(counts) >= 6 and max(counts) == 1 and sum(counts) > len(counts) / 3, counts
 
 
 def test_bundle_verifies_and_predicts(run: Path, tmp_path: Path) -> None:
@@ -182,31 +159,3 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     ):
         refused = edgeformer("predict", bundle, "a", "b", *options, cwd=tmp_path)
         assert refused.code == 2 and message in " ".join(refused.err.split()), refused.err
-
-
-def test_vectors_of_a_file_are_written_and_a_list_has_one_column(encoder: Path, tmp_path: Path) -> None:
-    bundle = str(encoder / "bundle")
-    (tmp_path / "list.csv").write_text("text,text_pair\nDrink enough.,no\n,no\nRevenue rose.,no\n", encoding="utf-8")
-    for options, texts in (((), ["Drink enough.", "Revenue rose."]), (("--text", "text_pair"), ["no"] * 3)):
-        listed = edgeformer(
-            "predict", bundle, "Drink enough.", "--nearest", "list.csv", *options, "--json", cwd=tmp_path
-        )
-        assert [match["text"] for match in json.loads(listed.out)["nearest"][0]] == texts
-    empty = edgeformer("predict", bundle, "a", "", cwd=tmp_path)
-    assert empty.code == 2 and "text 2 (''): the text is empty" in empty.err
-    written = edgeformer("predict", bundle, "--file", "list.csv", "--output", "v.parquet", cwd=tmp_path)
-    assert written.code == 3, written.err
-    table = parquet.read_table(tmp_path / "v.parquet")
-    assert str(table.schema.field("vector").type) == "list<element: float>"
-    assert table["text"][0].as_py() == "Drink enough." and table["error"][1].as_py()
-
-
-def test_every_exit_of_an_encoder_is_scored(encoder: Path) -> None:
-    result = edgeformer("evaluate", str(encoder), "--artifact", "onnx-fp32-step", "--json", cwd=encoder)
-    document = json.loads(result.out)
-    assert [(row["exit"], row["n"]) for row in document["rows"]] == [(None, 67), (1, 67)]
-    assert all(-1 <= row["similarity"] <= 1 for row in document["rows"]) and document["early_exit"] == []
-    refused = edgeformer("evaluate", str(encoder), "--threshold", "0.9", cwd=encoder)
-    assert refused.code == 2 and "no one probability to leave by" in refused.err
-    other = edgeformer("profile", str(encoder), "--device", "host", "--search", "--min-accuracy", "0.9", cwd=encoder)
-    assert other.code == 2 and "is a sentence encoder; bound it with --min-similarity" in " ".join(other.err.split())

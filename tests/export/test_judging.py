@@ -236,40 +236,8 @@ def test_judge_all_yields_every_artifact(bundle: Path) -> None:
     assert [result.id for result in subset] == ids[:2]
 
 
-def test_step_bundle_entry(bundle: Path) -> None:
-    subject = Subject()
-    result = judge_one(judge(bundle, subject), "steps")
-    assert (result.id, result.role, result.parts, result.file) == ("onnx-fp32-step", "step", STEPS, "onnx/loop.onnx")
-    assert result.sha256 == sha256_of(bundle / "onnx" / "loop.onnx")
-    assert result.inputs == {"state": "float32[batch, sequence, 4]"}
-    assert result.outputs == {"next_state": "float32[batch, sequence, 4]"}
-    assert result.size_bytes == 1000 * (8 + 16 + 32 + 64)
-    assert result.parts_bytes == {"embeddings": 96, "block": 16, "heads": 108, "other": 120000 - 220}
-    assert result.sharing is not None
-    assert (result.sharing.unique_parameters, result.sharing.stored_parameters) == (PARAMETERS, PARAMETERS)
-    assert result.sharing.weight_bytes == 4 * PARAMETERS
-    assert result.status == "built" and result.validation is None and subject.validated == []
-    assert result.score == Score(n=IDS.size, loss=1.0) and subject.scored[0][0] == 3
-    np.testing.assert_allclose(subject.scored[0][1], REFERENCES[3], rtol=1e-5, atol=1e-6)
-    assert_close(result, IDS.size)
-
-
 # Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
 SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
-
-
-def test_decode_graph_entry(bundle: Path) -> None:
-    subject = Subject(("input_ids",), states=1)
-    result = judge_one(judge(bundle, subject), "decode")
-    assert (result.id, result.role, result.exit) == ("onnx-fp32-decode", "decode", None)
-    assert (result.file, result.size_bytes, result.status, result.reason) == ("onnx/decode.onnx", 4000, "built", None)
-    assert result.inputs["past_key_values.0.key"] == "float32[batch, past]"
-    assert result.sharing is not None and result.sharing.unique_parameters == 40
-    assert_close(result, 12)
-    assert result.score == Score(n=12, loss=1.0) and subject.compared == []
-    ((exit_, logits, rows),) = subject.scored
-    assert exit_ == 3 and rows.tolist() == SECOND_HALF
-    np.testing.assert_allclose(logits, REFERENCES[3][SECOND_HALF], rtol=1e-5, atol=1e-6)
 
 
 def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: Path) -> None:

@@ -109,14 +109,6 @@ def test_losses_are_listed_and_need_replace(run: Path, harm: Callable[[Path], st
         assert_verified(run, {"onnx-fp32"})
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("harm", [other_weights, damaged_file])
-def test_requested_artifacts_are_no_losses(run: Path, harm: Callable[[Path], str]) -> None:
-    harm(run)
-    artifacts = export(run, ExportOptions(fp16=True)).artifacts
-    assert {artifact.id: artifact.kept for artifact in artifacts} == {"onnx-fp32": False, "onnx-fp16": False}
-
-
 def entry(id_: str, file: str | None = "", **facts: object) -> ArtifactManifest:
     fields = {"id": id_, "file": file if file != "" else f"onnx/{id_}", "format": "onnx", "precision": "int8"}
     return ArtifactManifest.model_validate({**fields, "status": "built", **facts})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.data.trimming import Trimmed, trim_tokenizer
@@ -57,16 +54,3 @@ def test_companions_are_renumbered(folder: Path, trimmed: Trimmed, original: Tok
     assert described["added_tokens_decoder"] == {str(config["cls_token_id"]): {"content": "[CLS]"}}
     written = Tokenizer.from_file(str(target / "tokenizer.json"))
     assert written.get_vocab() == trimmed.tokenizer.get_vocab()
-
-
-def test_damaged_companions_are_refused(folder: Path, trimmed: Trimmed, tmp_path: Path) -> None:
-    config = folder / "config.json"
-    missing = Trimmed(trimmed.tokenizer, np.setdiff1d(trimmed.kept, [0]))
-    with pytest.raises(ArtifactError, match="token 0, which is no token of the trimmed vocabulary"):
-        write_trimmed_companions(folder, missing, tmp_path)
-    config.write_text("[]", encoding="utf-8")
-    with pytest.raises(ArtifactError, match="damaged"):
-        write_trimmed_companions(folder, trimmed, tmp_path)
-    shutil.rmtree(folder)
-    with pytest.raises(ArtifactError, match=r"config\.json: missing or damaged"):
-        write_trimmed_companions(folder, trimmed, tmp_path)

@@ -39,38 +39,6 @@ def answers_of(location: Location, texts: list[Any], **options: Any) -> list[Any
     return list(predict(location, texts, **options)[1])
 
 
-class CountingTokenizer:
-    """A tokenizer that records the texts of each call."""
-
-    def __init__(self, tokenizer: Any, calls: list[int]) -> None:
-        self._tokenizer, self._calls = tokenizer, calls
-
-    def encode_batch_fast(self, texts: list[str]) -> Any:
-        self._calls.append(len(texts))
-        return self._tokenizer.encode_batch_fast(texts)
-
-    def __getattr__(self, name: str) -> Any:
-        assert not name.startswith("encode"), f"{name}: texts are encoded in one place"
-        return getattr(self._tokenizer, name)
-
-
-def test_texts_are_encoded_once_and_run_once(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = predict(location, TEXTS)
-    encoded: list[int] = []
-    rows: list[int] = []
-    run_session = OnnxSession.run
-
-    def record_rows(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        rows.append(len(inputs["input_ids"]))
-        return run_session(session, inputs)
-
-    reader = location.open_bundle().reader()
-    object.__setattr__(reader, "tokenizer", CountingTokenizer(reader.tokenizer, encoded))
-    monkeypatch.setattr(OnnxSession, "run", record_rows)
-    assert predict(location, TEXTS) == expected
-    assert encoded == [3] and rows == [3]
-
-
 def test_a_prediction_is_the_likeliest_label(finished_run: Path) -> None:
     location = locate(str(finished_run), finished_run.parent)
     predictions = answers_of(location, ["Wonderful!!! <br /> I loved it", "terrible, awful, boring " * 40])

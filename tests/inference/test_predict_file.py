@@ -112,11 +112,6 @@ def test_csv_output_contains_no_formulas(folder: Path) -> None:
     assert json.loads(rows[0]["probabilities"]).keys() == {"negative", "positive"}
 
 
-def test_default_output_is_json_lines(folder: Path) -> None:
-    rows = parse_lines(run_predict(folder, "--file", "in.csv"))
-    assert len(rows) == len(TEXTS) and rows[0]["label"] == "negative" and rows[1]["error"] == "the text is empty"
-
-
 def test_standard_input(folder: Path) -> None:
     rows = parse_lines(run_predict(folder, "--file", "-", "--format", "jsonl", stdin="good film\n\ndull\n"))
     assert [row["text"] for row in rows] == ["good film", "", "dull"]
@@ -249,16 +244,6 @@ def test_memory_is_bounded_and_order_is_kept(model: Predictor, monkeypatch: pyte
     assert file.max_pending <= 7 * 64
 
 
-def test_windows_are_bounded_by_characters() -> None:
-    def sizes(row: InputRow, rows: int, most_rows: int, characters: int) -> list[int]:
-        return [len(window) for window in windows([row] * rows, most_rows, characters)]
-
-    assert sizes(InputRow("a" * 10), 7, 3, 1000) == [3, 3, 1]
-    assert sizes(InputRow("a" * 10), 4, 100, 20) == [2, 2]
-    assert sizes(InputRow(("a", "b" * 30)), 3, 100, 20) == [1, 1, 1]
-    assert sizes(InputRow("a", values={"text": "a", "kept": "b" * 30}), 3, 100, 20) == [1, 1, 1]
-
-
 def test_an_error_in_any_thread_ends_all_threads(model: Predictor) -> None:
     def broken_texts() -> Iterator[InputRow]:
         yield from [InputRow("good")] * (WINDOW_ROWS + 1)
@@ -273,16 +258,6 @@ def test_an_error_in_any_thread_ends_all_threads(model: Predictor) -> None:
         with pytest.raises(error, match=message):
             predict_file(model, Unlabelled("test", False, None, texts), writer)
     assert threading.active_count() == threads
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_links_and_pipes_are_not_replaced(folder: Path) -> None:
-    (folder / "real.jsonl").write_text("kept", encoding="utf-8")
-    (folder / "link.jsonl").symlink_to("real.jsonl")
-    os.mkfifo(folder / "pipe.jsonl")
-    for name in ("link.jsonl", "pipe.jsonl"):
-        assert "is a link or a device" in refused(folder, "--file", "in.csv", "--output", name)
-    assert (folder / "link.jsonl").is_symlink() and (folder / "real.jsonl").read_text(encoding="utf-8") == "kept"
 
 
 def read_csv(path: Path) -> tuple[bytes, list[dict[str, str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +13,9 @@ import pytest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import Engine, Parity
 from edgeformer.bundle import Bundle
-from edgeformer.inference.verify import INT8_AGREEMENT_LOSS, INT8_ERROR_FACTOR, verify
+from edgeformer.inference.verify import INT8_ERROR_FACTOR, verify
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array
-from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
-from edgeformer.runtimes.tensorrt.state import TensorRTState
-from edgeformer.system.cuda_driver import Device
-from tests.cli.run_cli import edgeformer
 from tests.export.language_run import exported_language_run
 from tests.inference.golden_bundle import (
     approve,
@@ -29,7 +24,6 @@ from tests.inference.golden_bundle import (
     damage,
     run_golden,
     status_of,
-    update,
     write_classifier,
     write_language_model,
 )
@@ -114,23 +108,6 @@ def test_unexpected_files_are_damage_but_hidden_ones_and_reports_are_not(bundle:
     assert status_of(result)[0] == "verified"
 
 
-@pytest.mark.parametrize("shared", ["onnx/model.onnx_data", "onnx/step_embed.onnx"])
-def test_shared_weights_and_parts_belong_to_the_artifact(bundle: Path, shared: str) -> None:
-    (bundle / shared).write_bytes(b"weights")
-    update(bundle, files={**Bundle.open(bundle).manifest.files, shared: "0" * 64})
-    is_weights = shared.endswith("_data")
-    change(bundle, "model", weights_file=shared if is_weights else None, parts={} if is_weights else {"embed": shared})
-    status, reason = status_of(verify(Bundle.open(bundle)))
-    assert status == "damaged" and reason.startswith(f"{shared} is changed")
-
-
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "C:\\outside", "a/../../b"])
-def test_a_listed_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
-    update(bundle, files={name: "0" * 64})
-    with pytest.raises(ArtifactError, match="outside the bundle"):
-        verify(Bundle.open(bundle))
-
-
 @pytest.mark.parametrize(
     ("key", "path"), [("file", "../x.onnx"), ("file", "onnx/linked.onnx"), ("weights_file", "/x.onnx")]
 )
@@ -140,20 +117,6 @@ def test_an_artifact_outside_the_bundle_is_refused(bundle: Path, key: str, path:
     (bundle / "onnx" / "linked.onnx").symlink_to(bundle.parent / "x.onnx")
     change(bundle, "model", **{key: path, "sha256": None, "size_bytes": None})
     with pytest.raises(ArtifactError, match="outside the bundle"):
-        verify(Bundle.open(bundle))
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda text: text.replace('"parameters": ', '"parameters": 1'), "changed since it was exported .* export the"),
-        (lambda text: text[:-100], "damaged"),
-    ],
-)
-def test_a_changed_manifest_is_refused(bundle: Path, edit: Callable[[str], str], message: str) -> None:
-    path = bundle / "bundle.json"
-    path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
-    with pytest.raises(ArtifactError, match=rf"bundle\.json: {message}"):
         verify(Bundle.open(bundle))
 
 
@@ -210,16 +173,6 @@ def test_int8_is_compared_with_the_error_at_export(bundle: Path) -> None:
     assert status_of(verify(Bundle.open(bundle))) == ("failed", reason)
 
 
-@pytest.mark.parametrize(("rows", "exit_code"), [(2, 0), (3, 3)])
-def test_int8_may_differ_in_two_of_few_rows(bundle: Path, rows: int, exit_code: int) -> None:
-    logits = run_golden(bundle, MODEL)
-    assert 2 / len(logits) > INT8_AGREEMENT_LOSS
-    change(bundle, "model", precision="int8", parity=int8_parity(100.0))
-    logits[:rows] = logits[:rows, ::-1].copy()
-    change_golden(bundle, logits=logits)
-    assert verify(Bundle.open(bundle)).exit_code == exit_code
-
-
 def test_an_exit_is_compared_with_its_own_answers(bundle: Path) -> None:
     change(bundle, "model", role="exit", exit=1)
     assert status_of(verify(Bundle.open(bundle)))[0] == "failed"
@@ -229,14 +182,6 @@ def test_an_exit_is_compared_with_its_own_answers(bundle: Path) -> None:
     assert status == "unavailable" and "logits_exit7" in reason
 
 
-def test_trimmed_artifacts_have_their_own_golden_inputs(bundle: Path) -> None:
-    (bundle / "trimmed").mkdir()
-    (bundle / "golden.npz").rename(bundle / "trimmed" / "golden.npz")
-    update(bundle, files={"trimmed/golden.npz": Bundle.open(bundle).manifest.files["golden.npz"]})
-    change(bundle, "model", trimmed=True)
-    assert status_of(verify(Bundle.open(bundle)))[0] == "verified"
-
-
 def test_damaged_golden_inputs_make_artifacts_unavailable(bundle: Path) -> None:
     path = bundle / "golden.npz"
     path.write_bytes(path.read_bytes()[:-200])
@@ -244,17 +189,6 @@ def test_damaged_golden_inputs_make_artifacts_unavailable(bundle: Path) -> None:
     assert result.exit_code == 2 and damage(result) == {"golden.npz": "changed"}
     status, reason = status_of(result)
     assert status == "unavailable" and "golden.npz" in reason
-
-
-def test_an_engine_for_another_gpu_is_unavailable(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = TensorRTState("tensorrt-rtx", "1.7", gpus=(Device(0, "Some Other GPU", "8.6"),))
-    monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name: state)
-    built_for = {"compute_capability": "8.9", "tensorrt-rtx": "1.7"}
-    change(bundle, "other", status="built", reason=None, format="tensorrt-rtx", built_for=built_for)
-    result = verify(Bundle.open(bundle))
-    assert result.exit_code == 0 and verify(Bundle.open(bundle), "other").exit_code == 3
-    status, reason = status_of(result, "other")
-    assert status == "unavailable" and "capability 8.9" in reason and "Some Other GPU with 8.6" in reason
 
 
 def test_an_engine_on_its_target_gets_a_parity(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,29 +211,6 @@ def test_an_engine_on_its_target_gets_a_parity(bundle: Path, monkeypatch: pytest
     parity = parity_of(bundle)
     assert (parity.status, parity.n) == ("measured", 5)
     assert Target.rows == [2, 2, 1]  # no more rows than the engine takes
-
-
-def test_the_command_prints_json_and_text(bundle: Path, tmp_path: Path) -> None:
-    outcome = edgeformer("verify", str(bundle), "--json", cwd=tmp_path)
-    document = json.loads(outcome.out)
-    assert outcome.code == 0 and document["exit_code"] == 0
-    assert [check["status"] for check in document["artifacts"]] == ["verified", "unavailable"]
-    assert all(check["status"] == "intact" for check in document["files"])
-    truncate(bundle)
-    outcome = edgeformer("verify", str(bundle), cwd=tmp_path)
-    printed = " ".join(outcome.out.split())
-    assert outcome.code == 2 and "Traceback" not in outcome.err
-    assert f"truncated: {MODEL} (500 of" in printed and "2 of 3 files intact" in printed
-
-
-def test_every_exit_of_a_language_model_is_verified(language_bundle: Path) -> None:
-    """golden.npz keeps only the largest logits and the log-sum-exp."""
-    result = verify(Bundle.open(language_bundle))
-    assert result.exit_code == 0
-    assert [check.artifact for check in result.artifacts] == ["model_exit1", "model"]
-    for artifact in ("model_exit1", "model"):
-        parity = parity_of(language_bundle, artifact)
-        assert parity.n == 21 and parity.max_abs_error is not None and parity.max_abs_error < 1e-5
 
 
 def test_swapped_exits_with_valid_checksums_fail(language_bundle: Path) -> None:

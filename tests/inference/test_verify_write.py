@@ -100,20 +100,6 @@ def verify_and_record(run: Path) -> tuple[Verification, Recorded]:
     return verification, verification.recorded
 
 
-@pytest.mark.slow
-def test_export_compares_and_scores_what_it_can_run(finished_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished_run, tmp_path / "small"))
-    engine = export_engine(run, runs_on_host=True)
-    graph = Bundle.open(run / "bundle").artifact("onnx-fp32")
-    assert engine.parity is not None and engine.parity.max_abs_error is not None
-    assert (engine.parity.status, engine.parity.provider) == ("measured", "onnx-reference")
-    assert engine.parity.max_abs_error < 1e-4
-    assert engine.score is not None and engine.validation is not None and graph.validation is not None
-    assert vars(engine.validation)["accuracy"] == vars(graph.validation)["accuracy"]
-    (candidate,) = profile(run)[1].candidates
-    assert candidate.feasible and candidate.scored_on is None
-
-
 def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     _, search = profile(run)
     reason = str(search.candidates[0].reason)

@@ -9,6 +9,8 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with OpenMP threads would wait for them for ever
 
+from typing import Any
+
 import edgeformer.cli  # noqa: F401
 from edgeformer.export.export import export  # noqa: F401
 from edgeformer.export.run_source import open_exportable
@@ -20,10 +22,13 @@ _SUBJECT = open_exportable(Run.open(OLD))
 GRAPHS = _SUBJECT.adapter.trace(_SUBJECT.model, tuple(_SUBJECT.inputs), steps=False)
 
 
-def traced(*_: object, steps: bool) -> Graphs:
+_TRACE = type(_SUBJECT.adapter).trace
+
+
+def traced(*arguments: Any, steps: bool, base: Graphs | None = None) -> Graphs:
     """What ``ModelAdapter.trace`` returns for this run."""
     assert not steps
-    return GRAPHS
+    return GRAPHS if base is None else _TRACE(*arguments, steps=False, base=base)
 
 
 type(_SUBJECT.adapter).trace = traced  # type: ignore[method-assign,assignment]
