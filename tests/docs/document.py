@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 _PROGRAM = re.compile(
     r"^```(?P<language>\w+)\n(?P<program>(?:#|//) (?P<name>[\w.]+) .*?)^```$", re.MULTILINE | re.DOTALL
@@ -28,7 +28,7 @@ def programs(document: Path) -> dict[str, str]:
 class Block:
     """A block of code: fenced, or indented by four spaces and more.
 
-    ``language``  what stands behind the fence; empty: nothing, or the block is indented
+    ``language``  what stands behind the fence: ``bash`` are commands, ``text`` is output; empty: nothing, or indented
     """
 
     document: str
