@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test test-slow bench study results gpu-check torture mutants lint wheel clean
+.PHONY: demo test test-slow bench study results gpu-check torture lint wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -45,12 +45,6 @@ gpu-check: $(VENV)/.train
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture.training
 	$(BIN)/python -m pytest -m torture -n 0 -s
-
-# One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/reliability.md has
-# what was found. Hours, not in CI; MODULES="artifacts/units.py artifacts/files.py" does these alone.
-mutants: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet "mutmut==3.8.1"
-	$(BIN)/python -m tests.mutants $(MODULES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

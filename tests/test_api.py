@@ -41,16 +41,13 @@ def classifier() -> edgeformer.Bundle:
     return opened
 
 
-def test_the_package_itself_imports_nothing() -> None:
+def test_a_prediction_in_one_line_without_torch() -> None:
+    """The line in the README, compared with the command. The package itself imports nothing."""
     program = (
         "import sys, edgeformer; print([n for n in sys.modules if n.startswith('edgeformer.') or n == 'pydantic'])"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip()
     assert output == "['edgeformer._version']"
-
-
-def test_a_prediction_in_one_line_without_torch() -> None:
-    """The line in the README, compared with the command."""
     (line,) = re.findall(r'python -c "(import edgeformer; .*)"', README.read_text(encoding="utf-8"))
     program = (
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
@@ -64,14 +61,11 @@ def test_a_prediction_in_one_line_without_torch() -> None:
     assert eval(result.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
 
 
-def test_dir_lists_the_public_names() -> None:
+def test_readme_and_api_docs_name_the_same_functions() -> None:
     assert {"Bundle", "Run", "open", "plan", "train"} <= set(dir(edgeformer))
     with pytest.raises(AttributeError, match="has no attribute 'close'"):
         _ = edgeformer.close
     assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
-
-
-def test_readme_and_api_docs_name_the_same_functions() -> None:
     sentence = re.search(r"Python programs call\s+(.*?) as functions", README.read_text(encoding="utf-8"), re.DOTALL)
     table = re.findall(
         r"^\| .* \| `([\w ]+)` \|$", (README.parent / "docs" / "api.md").read_text(encoding="utf-8"), re.M
@@ -81,20 +75,14 @@ def test_readme_and_api_docs_name_the_same_functions() -> None:
     assert table and {"wrap" if command == "import onnx" else command for command in table} <= names
 
 
-def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
+def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) -> None:
     run = edgeformer.open(str(OLD / "classifier-v1"))
     assert isinstance(run, edgeformer.Run) and isinstance(run.bundle, edgeformer.Bundle)
     assert run.bundle.name == classifier().name == run.name
     with pytest.raises(ArtifactError, match="is neither a run nor a bundle"):
         edgeformer.open(tmp_path)
-
-
-def test_predict_refuses_a_single_string() -> None:
     with pytest.raises(InputError, match="a list of texts"):
         classifier().predict("a fine film")
-
-
-def test_verify_hashes_files_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
     bundle = edgeformer.Bundle.open(folder)
     assert bundle.verify("onnx-fp32").exit_code == 0
