@@ -16,7 +16,7 @@ TYPES = re.compile(
     r"(Recipe|Score|TextConfig|DataConfig|PairsConfig|ModelConfig|EncoderConfig|CRTConfig|CRT|EncoderClassifier"
     r"|Classification\w*|Language\w*|Embedding\w*|Pretrained\w*|Crt\w*)$"
 )
-"""Recipes, scores and models, which only tasks and models may distinguish by type."""
+"""Recipes, scores and models, which only tasks, models and data may distinguish by type."""
 FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats} - {"onnx"} | {
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
@@ -70,7 +70,7 @@ def matches(rule: Rule, program: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("rule", "packages"),
     [
-        (distinguishes_types, ("tasks/", "models/")),
+        (distinguishes_types, ("tasks/", "models/", "data/")),  # data reads the three kinds of data sections
         (names_provider_or_format, ("runtimes/", "artifacts/")),
         (accesses_bundle_file, ("bundle.py",)),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,15 +168,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
         _ = bundle.loops
     with pytest.raises(ArtifactError, match=r"config\.json: damaged \(vocab_size: "):
         bundle.reader()
-
-
-def test_importing_it_loads_no_runtime() -> None:
-    program = (
-        "import sys, edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()\n"
-        "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def graph_with(location: str, *, inside: bool = False) -> onnx.ModelProto:

@@ -106,7 +106,7 @@ def test_they_are_profiled(workplace: Path) -> None:
     ("name", "options", "exported_ids"),
     [
         pytest.param("classifier-v1", ("--replace",), {"onnx-fp32"}, marks=pytest.mark.slow),
-        ("classifier-v2", ("--fp16",), {"onnx-fp32", "onnx-fp16"}),
+        ("classifier-v2", (), {"onnx-fp32"}),
     ],
 )
 def test_a_run_is_exported_again(name: str, options: tuple[str, ...], exported_ids: set[str], workplace: Path) -> None:
