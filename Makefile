@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test test-slow bench study results gpu-check torture mutants lint wheel clean
+.PHONY: demo test test-slow bench study results gpu-check torture mutants lint docs wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -58,6 +58,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site, in site/. Broken links and anchors fail.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # dist/edgeformer-VERSION-py3-none-any.whl, for devices without the clone; recipes and profiles are inside.
 wheel: | $(VENV)/bin/python
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
@@ -75,3 +79,7 @@ $(VENV)/.train: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[train,rtx,openvino,dev]"
 	touch $@ $(VENV)/.train
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@

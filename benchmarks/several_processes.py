@@ -8,7 +8,7 @@ steps behind the fifth. That is the cost of working together on one machine; car
 
     python benchmarks/several_processes.py --model
 
-prints the cost model of docs/scale.md instead; nothing of that is measured.
+prints the cost model of docs/guides/several-machines.md instead; nothing of that is measured.
 """
 
 from __future__ import annotations

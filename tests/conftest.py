@@ -36,16 +36,10 @@ def data_folder() -> Path:
 
 
 SMALL = [
-    "name=small",
-    "data.parts.train.0.rows=3000",
-    "training.epochs=3",
-    "training.precision=fp32",
-    "training.log_every=5",
-    "model.hidden_size=32",
-    "model.ffn_size=64",
-    "training.optimizer.lr=3e-3",
+    "name=small", "data.parts.train.0.rows=3000", "training.epochs=3", "training.precision=fp32",
+    "training.log_every=5", "model.hidden_size=32", "model.ffn_size=64", "training.optimizer.lr=3e-3",
     "training.batch_size=32",
-]
+]  # fmt: skip
 """The quickstart recipe, small enough to train in a second or two."""
 
 
@@ -91,21 +85,11 @@ SMALL_LANGUAGE = [
     "name=small-language",
     "data.parts={train: [{kind: synthetic-reviews, rows: 400, seed: 1}], "
     "validation: [{kind: synthetic-reviews, rows: 60, seed: 2}], test: [{kind: synthetic-reviews, rows: 60, seed: 3}]}",
-    "data.min_characters=20",
-    "data.sequence_length=32",
-    "model.vocab_size=400",
-    "model.hidden_size=32",
-    "model.embedding_size=16",
-    "model.ffn_size=64",
-    "model.loops=4",
-    "model.exits=[2]",
-    "model.max_positions=128",
-    "training.epochs=2",
-    "training.batch_size=8",
-    "training.precision=fp32",
-    "training.log_every=5",
+    "data.min_characters=20", "data.sequence_length=32", "model.vocab_size=400", "model.hidden_size=32",
+    "model.embedding_size=16", "model.ffn_size=64", "model.loops=4", "model.exits=[2]", "model.max_positions=128",
+    "training.epochs=2", "training.batch_size=8", "training.precision=fp32", "training.log_every=5",
     "training.optimizer.lr=3e-3",
-]
+]  # fmt: skip
 """crt_mini on synthetic reviews as running text, small enough to train in a few seconds."""
 
 

@@ -31,7 +31,7 @@ from tests.export import graphs
 from tests.export.graphs import save
 
 OLD = Path(__file__).parent / "old_format"
-API = Path(__file__).parents[1] / "docs" / "api.md"
+API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -41,16 +41,13 @@ def classifier() -> edgeformer.Bundle:
     return opened
 
 
-def test_the_package_itself_imports_nothing() -> None:
+def test_a_prediction_in_one_line_without_torch() -> None:
+    """The line in the README, compared with the command. The package itself imports nothing."""
     program = (
         "import sys, edgeformer; print([n for n in sys.modules if n.startswith('edgeformer.') or n == 'pydantic'])"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip()
     assert output == "['edgeformer._version']"
-
-
-def test_a_prediction_in_one_line_without_torch() -> None:
-    """The line in the README, compared with the command."""
     (line,) = re.findall(r'python -c "(import edgeformer; .*)"', README.read_text(encoding="utf-8"))
     program = (
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
@@ -64,37 +61,28 @@ def test_a_prediction_in_one_line_without_torch() -> None:
     assert eval(result.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
 
 
-def test_dir_lists_the_public_names() -> None:
+def test_readme_and_api_docs_name_the_same_functions() -> None:
     assert {"Bundle", "Run", "open", "plan", "train"} <= set(dir(edgeformer))
     with pytest.raises(AttributeError, match="has no attribute 'close'"):
         _ = edgeformer.close
     assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
-
-
-def test_readme_and_api_docs_name_the_same_functions() -> None:
     sentence = re.search(r"Python programs call\s+(.*?) as functions", README.read_text(encoding="utf-8"), re.DOTALL)
     table = re.findall(
-        r"^\| .* \| `([\w ]+)` \|$", (README.parent / "docs" / "api.md").read_text(encoding="utf-8"), re.M
+        r"^\| .* \| `([\w ]+)` \|$", (README.parent / "docs" / "reference" / "python.md").read_text(encoding="utf-8"), re.M
     )
     assert sentence is not None and set(re.findall(r"`([\w ]+)`", sentence[1])) == set(table)
     names = {*dir(edgeformer), *dir(edgeformer.Bundle), *dir(edgeformer.Run)}
     assert table and {"wrap" if command == "import onnx" else command for command in table} <= names
 
 
-def test_open_tells_runs_from_bundles(tmp_path: Path) -> None:
+def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) -> None:
     run = edgeformer.open(str(OLD / "classifier-v1"))
     assert isinstance(run, edgeformer.Run) and isinstance(run.bundle, edgeformer.Bundle)
     assert run.bundle.name == classifier().name == run.name
     with pytest.raises(ArtifactError, match="is neither a run nor a bundle"):
         edgeformer.open(tmp_path)
-
-
-def test_predict_refuses_a_single_string() -> None:
     with pytest.raises(InputError, match="a list of texts"):
         classifier().predict("a fine film")
-
-
-def test_verify_hashes_files_again(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
     bundle = edgeformer.Bundle.open(folder)
     assert bundle.verify("onnx-fp32").exit_code == 0
@@ -122,14 +110,14 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
 
 
 def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every block of docs/api.md in one namespace, with short measurements."""
+    """Run every block of docs/reference/python.md in one namespace, with short measurements."""
     short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
     monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))
     blocks = re.findall(r"^```python\n(.*?)^```$", API.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 6
     namespace: dict[str, Any] = {"folder": finished_run / "bundle", "workplace": tmp_path / "artifacts"}
     for number, block in enumerate(blocks):
-        exec(compile(block, f"docs/api.md, block {number + 1}", "exec"), namespace)
+        exec(compile(block, f"docs/reference/python.md, block {number + 1}", "exec"), namespace)
     assert namespace["report"].rows and namespace["scores"].rows[0].accuracy > 0.5
     assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
 

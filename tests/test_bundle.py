@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +40,8 @@ def test_listed_artifacts_open(folder: Path) -> None:
         assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
         with pytest.raises(InputError, match="at most 24"):
             session.run({"input_ids": np.ones((1, 25), np.int64), "attention_mask": np.ones((1, 25), np.int64)})
-
-
-def test_unknown_artifacts_are_refused_with_the_existing_ids(folder: Path) -> None:
     with pytest.raises(InputError, match=r"--artifact absent: .*bundle has model"):
-        opened(folder).artifact("absent")
+        bundle.artifact("absent")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +64,12 @@ def test_a_damaged_file_is_refused(folder: Path, damage: Callable[[bytes], bytes
         bundle.session(bundle.artifact("model"))
 
 
-def test_changed_weights_beside_the_graph_are_noticed(folder: Path) -> None:
+def test_changed_weights_and_golden_inputs_are_noticed(folder: Path) -> None:
+    assert len(opened(folder).golden()) == 5
+    with (folder / "golden.npz").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ArtifactError, match=r"golden\.npz: changed"):
+        opened(folder).golden()
     weights = folder / "onnx" / "weights.bin"
     weights.write_bytes(b"shared")
     files = {"onnx/weights.bin": sha256_of(weights)}
@@ -106,38 +106,23 @@ def test_files_without_a_checksum_are_not_opened(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        (
-            {"status": "rejected", "reason": "parity 0.4 above 0.05", "file": None},
-            ArtifactError,
-            r"not built \(rejected: parity 0\.4",
-        ),
+        ({"status": "rejected", "reason": "parity 0.4 above 0.05", "file": None}, r"not built \(rejected: parity 0\.4"),
         (
             {"format": "tensorrt-rtx", "built_for": {"compute_capability": "8.9"}},
-            MissingDependencyError,
             r"engine was built for compute capability 8\.9 and cannot run here",
         ),
-        ({"format": "abacus"}, ArtifactError, "'abacus' cannot be opened here.*onnx"),
+        ({"format": "abacus"}, "'abacus' cannot be opened here.*onnx"),
     ],
     ids=["rejected", "another GPU", "unknown format"],
 )
-def test_what_cannot_run_is_refused(
-    folder: Path, changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_run_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
     artifact = artifact_of(folder, "onnx/model.onnx", **changes)
     write_manifest(folder, [artifact])
     assert cannot_run(artifact) or changes.get("status")
-    with pytest.raises(error, match=message):
+    with pytest.raises((ArtifactError, MissingDependencyError), match=message):
         opened(folder).session(artifact)
-
-
-def test_changed_golden_inputs_are_not_read(folder: Path) -> None:
-    assert len(opened(folder).golden()) == 5
-    with (folder / "golden.npz").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(ArtifactError, match=r"golden\.npz: changed"):
-        opened(folder).golden()
 
 
 def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,15 +168,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
         _ = bundle.loops
     with pytest.raises(ArtifactError, match=r"config\.json: damaged \(vocab_size: "):
         bundle.reader()
-
-
-def test_importing_it_loads_no_runtime() -> None:
-    program = (
-        "import sys, edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()\n"
-        "print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def graph_with(location: str, *, inside: bool = False) -> onnx.ModelProto:
@@ -250,15 +226,11 @@ class TestExternalData:
         bundle = self.bundle(folder, str(secret) if location == "ABSOLUTE" else location, {})
         with pytest.raises(ArtifactError, match=r"outside the bundle|no file name|not listed"):
             bundle.session(bundle.artifact("model"))
-        secret.unlink()
-
-    def test_a_listed_link_that_leads_out(self, folder: Path) -> None:
-        secret = folder.parent / "secret.bin"
-        secret.write_bytes(weights_of_head())
         (folder / "onnx" / "link.bin").symlink_to(secret)
         bundle = self.bundle(folder, "link.bin", {"onnx/link.bin": weights_of_head()})
         with pytest.raises(ArtifactError, match="outside the bundle"):
             bundle.session(bundle.artifact("model"))
+        secret.unlink()
 
     def test_code_compiled_for_a_provider(self, folder: Path) -> None:
         model = classifier_graph()
@@ -268,8 +240,7 @@ class TestExternalData:
         with pytest.raises(ArtifactError, match="EPContext"):
             opened(folder).session(opened(folder).artifact("model"))
 
-    @pytest.mark.parametrize("command", ["evaluate", "predict", "profile", "verify"])
-    def test_every_command_refuses(self, tmp_path: Path, command: str) -> None:
+    def test_every_command_refuses(self, tmp_path: Path) -> None:
         folder = tmp_path / "bundle"
         shutil.copytree(OLD / "classifier-v1" / "bundle", folder)
         path = folder / "onnx" / "model.onnx"
@@ -290,19 +261,18 @@ class TestExternalData:
             "profile": ["--device", "host", "--batch", "1", "--seq", "8"],
             "verify": ["--json"],
         }
-        outcome = edgeformer_command(command, str(folder), *arguments[command], cwd=tmp_path)
-        assert outcome.code in (2, 3), outcome
-        assert "secret.bin, which is not listed" in (outcome.out + outcome.err), outcome
+        for command, options in arguments.items():
+            outcome = edgeformer_command(command, str(folder), *options, cwd=tmp_path)
+            assert outcome.code in (2, 3), outcome
+            assert "secret.bin, which is not listed" in (outcome.out + outcome.err), outcome
 
 
-@pytest.mark.parametrize(
-    "path", sorted(OLD.glob("*/bundle/onnx/*.onnx")), ids=lambda path: f"{path.parts[-4]}-{path.stem}"
-)
-def test_locations_are_those_that_the_onnx_package_sees(path: Path) -> None:
-    model = onnx.load(path, load_external_data=False)
-    tensors = [tensor for tensor in model.graph.initializer if external_data_helper.uses_external_data(tensor)]
-    expected = {external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors}
-    assert external_files(path) == expected
+def test_locations_are_those_that_the_onnx_package_sees() -> None:
+    for path in OLD.glob("*/bundle/onnx/*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        tensors = [tensor for tensor in model.graph.initializer if external_data_helper.uses_external_data(tensor)]
+        expected = {external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors}
+        assert external_files(path) == expected, path
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,12 @@ def test_all_arguments_for_a_run_give_the_same_name(artifacts: Path, tmp_path: P
     assert locate(None, artifacts).run == run
 
 
-def test_the_location_of_a_renamed_run(artifacts: Path) -> None:
+def test_commands_agree_on_the_name_of_a_renamed_run(artifacts: Path, tmp_path: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)
     assert opened._location.open_bundle() is opened, "read once"
     (row,) = run_records(artifacts)
     assert locate(row["run"], artifacts).run == artifacts / "renamed"
-
-
-def test_commands_agree_on_the_name(artifacts: Path, tmp_path: Path) -> None:
     shutil.copytree(artifacts / "renamed" / "bundle", tmp_path / "device")
     for argument in ("artifacts/renamed", "device"):
         for command in (("predict", argument, "a fine film"), ("verify", argument)):

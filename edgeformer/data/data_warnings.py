@@ -129,7 +129,7 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
 def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list[DataFinding]:
     """Return the warning about validation texts that are in the training set, too: they select the epoch.
 
-    docs/protocols.md says so of `random-split`; a stratified split keeps equal texts together.
+    docs/explanation/protocols.md says so of `random-split`; a stratified split keeps equal texts together.
     """
     if config.split == "random-split":
         return []

@@ -90,18 +90,3 @@ def test_folders_are_found_and_names_left_alone(tmp_path: Path) -> None:
     assert [source["name"] for source in sources] == [str(tmp_path / "glue"), "nyu-mll/glue"]
     assert document.content["model"] == {"source": str(tmp_path / "minilm")}
     assert document.content["training"] == {"teacher": "another-run"}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"data": 3, "tokenizer": "x", "model": None},
-        {"data": {"parts": [1]}, "model": {"source": ["a"]}},
-        {"data": {"parts": {"train": {"kind": "file"}, "test": ["x"]}}},
-        {"data": {"parts": {"train": [{"kind": "file", "path": "\0" * 5}, {"kind": "file", "path": "x" * 9999}]}}},
-    ],
-)
-def test_what_is_no_recipe_is_left_to_validation(tmp_path: Path, content: dict[str, Any]) -> None:
-    original = repr(content)
-    resolve_paths(YamlDocument("mine.yaml", content), tmp_path, {"model": ("source",)})
-    assert repr(content) == original

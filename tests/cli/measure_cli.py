@@ -48,13 +48,7 @@ def measured(*arguments: str, cwd: Path, stop_after_s: float = 60.0) -> Cost:
 
 
 def refused(cost: Cost, *said: str, beyond_s: float = 0.0) -> None:
-    """Assert that the command refused its input with a clear message, in bounded time and memory.
-
-    Args:
-        cost: of the command.
-        said: parts of its message.
-        beyond_s: what the command takes to start, importing torch for instance.
-    """
+    """Assert that the command refused its input with these words, in bounded time beyond its start, and memory."""
     assert cost.code == 2, cost
     assert "Traceback" not in cost.err and "defect" not in cost.err, cost
     assert all(part in cost.err.replace("\n", "") for part in said), cost

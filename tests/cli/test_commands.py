@@ -36,13 +36,9 @@ def json_of(*arguments: str, cwd: Path, code: int = 0) -> dict[str, object]:
     return document
 
 
-@pytest.mark.parametrize(
-    ("recipe", "parameters"),
-    [("baseline_sst2", 25_912_706), ("recurrent_sst2", 10_972_162), ("recurrent_wide_sst2", 18_817_538)],
-)
-def test_plan_counts_offline(tmp_path: Path, recipe: str, parameters: int) -> None:
-    document = json_of("plan", recipe, "--device", "rtx4050", cwd=tmp_path)
-    assert document["parameters"] == parameters
+def test_plan_counts_offline(tmp_path: Path) -> None:
+    document = json_of("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
+    assert document["parameters"] == 10_972_162
     assert document["fits"] is True and document["status"] == "pass"
     assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
 

@@ -71,6 +71,7 @@ def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None
     ("module", "heavy"),
     [
         ("edgeformer", HEAVY),
+        ("edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()", ("torch", "onnxruntime")),
         (
             "edgeformer.benchmark.profile, edgeformer.inference.evaluate, edgeformer.inference.generate, "
             "edgeformer.inference.verify, edgeformer.report.tables",

@@ -16,7 +16,6 @@ from edgeformer.cli.progress import Bars, Lines
     ("width", "figures", "parts"),
     [
         (80, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
-        (140, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
         (140, {"loss": 0.5, "left_s": 3600.0}, ("1 h 00 min left",)),  # of the whole work
     ],
 )

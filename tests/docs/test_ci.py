@@ -1,4 +1,4 @@
-"""The workflow of docs/ci.md: it is YAML as GitHub reads it, and its command line is one that edgeformer takes."""
+"""The workflow of docs/guides/ci-gate.md: it is YAML as GitHub reads it, and its command line is one that edgeformer takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeformer.artifacts.command_results import UNDECIDED
 from tests.docs.document import ROOT, blocks, words
 from tests.docs.test_code_blocks import parse
 
-(WORKFLOW,) = [block.text for block in blocks(ROOT / "docs" / "ci.md") if block.language == "yaml"]
+(WORKFLOW,) = [block.text for block in blocks(ROOT / "docs" / "guides" / "ci-gate.md") if block.language == "yaml"]
 STEPS = yaml.safe_load(WORKFLOW)["jobs"]["gate"]["steps"]
 (GATE,) = [step["run"] for step in STEPS if step.get("name") == "gate"]
 

@@ -1,4 +1,4 @@
-"""The programs of docs/deploy.md run as they stand, and answer as `edgeformer predict` does."""
+"""The programs of docs/guides/deploy.md run as they stand, and answer as `edgeformer predict` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgeformer.tasks.task import Answer
 from tests.docs.document import programs
 from tests.export.language_run import write_language_run
 
-PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "deploy.md")
+PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md")
 # As tried; another version is no reason for a test to fail on a day when nothing of ours changed.
 PACKAGES = ("onnxruntime-node@1.30.0", "@huggingface/tokenizers@0.2.0", "@huggingface/transformers@4.3.1")
 PROBABILITY = 1e-4

@@ -149,7 +149,7 @@ def is_part(part: Any, complete: Any) -> bool:
 
 @pytest.mark.parametrize("name", ["minilm_sst2", "minilm_folded_sst2"])
 def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> None:
-    document = blocks(ROOT / "docs" / "pretrained.md")
+    document = blocks(ROOT / "docs" / "explanation" / "folding.md")
     (displayed,) = [block for block in document if block.first_line == f"# in recipes/{name}.yaml"]
     (tmp_path / "part.yaml").write_text(displayed.text, encoding="utf-8")
     content: Any = read_yaml(tmp_path / "part.yaml").content
@@ -160,7 +160,7 @@ def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     peak, precision, budget, usable, context, mib = stated(
-        "docs/language-models.md",
+        "docs/guides/language-models.md",
         r"a peak of ([\d.]+) GiB in (\w+)\. The budget is ([\d.]+) GiB: of the ([\d.]+) GiB that the profile calls "
         r"usable, ([\d.]+) GiB \((\d+) MiB\)",
     )
@@ -175,7 +175,7 @@ def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     assert usable_bytes - plan["budget_bytes"] == int(mib) * MIB
     assert int(mib) * MIB / GIB == pytest.approx(float(context), abs=0.005)
     hours_and_shares = stated(
-        "docs/language-models.md",
+        "docs/guides/language-models.md",
         r"(\d+) to (\d+) hours for ten epochs, (\d+) to (\d+) minutes each.*then reaches (0\.\d+) to (0\.\d+) of",
     )
     time = plan["time"]

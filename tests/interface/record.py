@@ -5,10 +5,8 @@ file holds may disappear. To record what is new, run
 
     python -m tests.interface.record
 
-It runs every command line of the files, adds new options, keys and types, and prints what disappeared. It deletes
-nothing: remove an entry by hand if its removal is intended. To record another command, add it with no ``keys`` to
-``json_keys.json``, or with the exit code ``null`` to ``exit_codes.json``. If a command is replaced by another one,
-change its ``command`` and keep its ``keys``.
+It runs every command line of the files, adds new options, keys and types, and prints what disappeared. To record
+another command, add it with no ``keys`` to ``json_keys.json``, or with the exit code ``null`` to ``exit_codes.json``.
 
 An option is described by words: ``flag`` or ``value``, ``repeatable``, ``required``. A key is described by the JSON
 types of its values; ``empty`` stands for an empty object or array, ``optional`` (added by hand) for a key that not

@@ -58,7 +58,7 @@ def test_number_of_rows_needed() -> None:
     needed = rows_needed(0.05, 0.05)
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)
-    assert (rows_needed(0.01, 0.05), rows_needed(0.005, 0.05)) == (482, 964), "docs/deploy.md says so"
+    assert (rows_needed(0.01, 0.05), rows_needed(0.005, 0.05)) == (482, 964), "docs/guides/deploy.md says so"
     enough = rows_needed(0.01, 0.05, 6, 4, 400)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05

@@ -26,6 +26,6 @@ def test_hostile_files_are_refused(name: str, tmp_path: Path, capsys: pytest.Cap
             f"{max(0, cost.seconds - start_s):.1f}",
             f"{cost.bytes / 2**20:.0f}",
         )
-        print("\n|", " | ".join((name, *figures, message)), "|")  # a row of docs/reliability.md
+        print("\n|", " | ".join((name, *figures, message)), "|")  # a row of docs/explanation/reliability.md
     refused(cost, "error: ", beyond_s=start_s)
     assert not list(tmp_path.rglob("proof"))

@@ -229,7 +229,7 @@ def test_javascript_turns_logits_into_probabilities(tmp_path: Path) -> None:
     assert not_finite == [[NO_NUMBER, NO_NUMBER]] * 3
 
 
-DOCUMENT = ROOT / "docs" / "browser.md"
+DOCUMENT = ROOT / "docs" / "guides" / "browser.md"
 
 
 def test_documented_headers_versions_and_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of the public CRT code, renamed and reshaped to our layout (listed in docs/importing.md)."""
+"""Checkpoints of the public CRT code, renamed and reshaped to our layout (listed in docs/guides/own-model.md)."""
 
 from __future__ import annotations
 
