@@ -49,8 +49,10 @@ def command_reference() -> str:
             group = command.rich_help_panel
             parts.append(f"## {group}")
         subcommands = getattr(command, "commands", {})
-        for title, each in {f"{name} {sub}": part for sub, part in subcommands.items()}.items() or {name: command}.items():
-            parts += _command(title, each)
+        for title, part in {f"{name} {title}": part for title, part in subcommands.items()}.items():
+            parts += _command(title, part)
+        if not subcommands:
+            parts += _command(name, command)
     return "\n\n".join(parts)
 
 

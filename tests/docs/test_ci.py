@@ -1,4 +1,4 @@
-"""The workflow of docs/guides/ci-gate.md: it is YAML as GitHub reads it, and its command line is one that edgeformer takes."""
+"""The workflow of docs/guides/ci-gate.md is YAML as GitHub reads it, and edgeformer takes its command line."""
 
 from __future__ import annotations
 

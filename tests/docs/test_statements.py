@@ -106,26 +106,26 @@ def test_the_wheel_has_the_name_that_documents_give_it() -> None:
     assert wheels == {f"edgeformer-{__version__}-py3-none-any.whl"}
 
 
-def readme_row(start: str) -> str:
-    """The commands of a machine in the README's table."""
-    (row,) = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith(start)]
+def install_row(start: str) -> str:
+    """The commands of a machine in the table of docs/install.md."""
+    (row,) = [line for line in (ROOT / "docs" / "install.md").read_text("utf-8").splitlines() if line.startswith(start)]
     return row
 
 
-def test_the_readme_says_what_each_machine_needs() -> None:
-    row = readme_row("| Linux, RTX card")
+def test_the_installation_names_what_each_machine_needs() -> None:
+    row = install_row("| Linux, RTX card")
     assert "Python 3.11 or newer" in row and f"driver R{CUDA_13_DRIVER} or newer" in row
     assert "onnxruntime-ep-nv-tensorrt-rtx" in row
     for machine in ("| CPU only", "| Jetson"):  # pip keeps a torch that is installed already
-        assert readme_row(machine).index("first torch") < readme_row(machine).index('".[train]"')
-    assert "pytorch.org" in readme_row("| CPU only")
-    text = text_of("README.md")
+        assert install_row(machine).index("first torch") < install_row(machine).index('".[train]"')
+    assert "pytorch.org" in install_row("| CPU only")
+    text = text_of("docs/install.md")
     assert f"CUDA 13, which needs NVIDIA driver R{CUDA_13_DRIVER} or newer; `edgeformer doctor` compares" in text
-    assert "torch-tensorrt, which `trt` installs, has no wheel for Python 3.14" in text
+    assert "torch-tensorrt has no wheel for Python 3.14" in text
 
 
-def test_the_readme_assigns_each_card_the_tensorrt_of_its_profile() -> None:
-    rtx, other = stated("README.md", r"for (RTX 20, .*?) cards\).*?the extra `trt`: (.*?) \(`tensorrt:`")
+def test_the_installation_assigns_each_card_the_tensorrt_of_its_profile() -> None:
+    rtx, other = stated("docs/install.md", r"without a GPU: (RTX 20, .*?) cards.*?on the card itself: (.*?)\. torch")
 
     def series(profile: DeviceProfile) -> str:
         name = re.search(r"RTX \d0|GTX \d\d|\b[ATHL]\d+", profile.title)

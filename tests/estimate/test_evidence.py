@@ -40,7 +40,7 @@ def of_record() -> str:
 
 
 def test_uncalibrated_devices_have_a_record_that_does_not_apply() -> None:
-    assert RECORD.cases > 200 and RECORD.source == "docs/estimator.md"
+    assert RECORD.cases > 200 and RECORD.source == "docs/results/estimates.md"
     for device, checked, why in (
         (CARD, "a GPU", "it is of a CPU"),
         (

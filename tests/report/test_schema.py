@@ -11,7 +11,6 @@ import pytest
 
 from edgeformer.artifacts.documents import find, read_yaml, shipped_names
 from edgeformer.report.schema import Document, reference, schema_of
-from tests.docs.document import ROOT
 
 OLD = Path(__file__).parent.parent / "old_format" / "classifier-v1"
 
@@ -54,10 +53,7 @@ def test_a_bundle_is_what_its_schema_says() -> None:
     assert not checks.is_valid({**manifest, "artifacts": "none"})
 
 
-def test_the_document_is_what_the_models_say() -> None:
-    assert (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8") == reference("recipe") + "\n", (
-        "print it anew: edgeformer schema recipe --format markdown > docs/recipes.md"
-    )
+def test_links_of_the_reference_have_a_heading() -> None:
     written = reference("recipe")
     headings = [line[3:].lower().replace(" ", "-") for line in written.splitlines() if line.startswith("## ")]
     anchors = {"".join(c for c in heading if c.isalnum() or c in "-_") for heading in headings}
