@@ -60,7 +60,6 @@ WRAPPED_FOLDER = "wrapped"
 GOLDEN_ROWS, GOLDEN_CALLS = 64, 8
 """Golden inputs of a text classifier, and of other graphs."""
 _RANDOM_TOKENS = 32
-"""Tokens of a random text."""
 _BATCH = 32
 _MAX_RANDOM_BYTES, _MAX_BYTES = 48 << 20, 200 << 20
 """Of all golden inputs and outputs: above the first fewer calls are drawn, above the second the import fails."""

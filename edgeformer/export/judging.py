@@ -124,12 +124,10 @@ class Judge:
     """Measures artifacts of one variant against a reference: the graphs of a run (:meth:`judge_all`), and engines.
 
     Attributes:
-        folder: of the new bundle.
         validation: scores a session on labelled data; None: there is none.
-        baseline: FP32's scores per exit, filled in when FP32 is judged; later artifacts are compared with it.
+        baseline: FP32's scores per exit, which later artifacts are compared with.
         sets_baseline: whether FP32's scores become the baseline; that of an imported graph is its own entry.
         max_activation: largest absolute activation of the FP32 model on the golden inputs, for FP16's range.
-        vocabulary: what trimming did.
     """
 
     folder: Path
@@ -146,9 +144,7 @@ class Judge:
     ) -> dict[str, Any]:
         """Measure parity and scores of an opened artifact, as fields of its entry; ``reason``: why it is rejected.
 
-        Args:
-            max_rows: rows that one call of the artifact takes; None: any number.
-            validate: also score the validation data; not for step and decode artifacts.
+        ``validate``: also score the validation data; not for step and decode artifacts.
         """
         outputs = self.reference.task.golden_outputs(self.reference.golden, session.run, max_rows)
         run = split_calls(session.run, max_rows) if validate else None

@@ -195,7 +195,6 @@ class RunSource:
     """A finished run, as the source of an export.
 
     Attributes:
-        folder: of the bundle.
         exits: that become graphs, as requested.
         facts: the task's fields of bundle.json.
         sources: file of the run that artifacts are made of → sha256.

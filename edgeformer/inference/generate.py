@@ -25,8 +25,7 @@ DEFAULT_TOKENS = 64
 """Largest number of new tokens if ``max_tokens`` is None."""
 
 _DECODER_ROLES = ("decode", "step")
-_PRECISIONS = ("fp32", "fp16", "int8", "int4")
-"""In the order of preference."""
+_PRECISIONS = ("fp32", "fp16", "int8", "int4")  # in the order of preference
 
 _INCOMPLETE = "\ufffd"
 """What a tokenizer returns for bytes that are not a whole character (yet)."""

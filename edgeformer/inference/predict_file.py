@@ -41,8 +41,7 @@ def run_ahead(
 ) -> Generator[T]:
     """Yield the same items, produced by a thread that is up to two items ahead of the consumer.
 
-    An exception of ``items`` is raised in the place of its item. Closing this generator ends the thread after its
-    current item, and waits for it.
+    An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work.
 
     Args:
         stopped: set when this generator is closed.

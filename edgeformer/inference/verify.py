@@ -10,7 +10,7 @@ from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRec
 from edgeformer.artifacts.command_results import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
-from edgeformer.artifacts.golden import GoldenError
+from edgeformer.artifacts.golden import OUTPUT, GoldenError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
@@ -171,7 +171,7 @@ def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Sc
     """Return the score of an artifact's :meth:`Task.golden_outputs`. Raises GoldenError without right answers."""
     task, loop = bundle.task, _answering_loop(bundle, artifact)
     if not task.reads_text:
-        return task.golden_score(loop, outputs, bundle.golden(artifact).answers)
+        return task.golden_score(loop, outputs, bundle.golden(artifact).cases(OUTPUT))
     arrays = bundle.golden().arrays
     reference = arrays.get(exit_logits(loop))
     right = {name: arrays[name] for name in task.golden_names[1] if name in arrays}

@@ -14,7 +14,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
-from edgeformer.inference.verify import verify
+from edgeformer.inference.verify import golden_score, verify
 from edgeformer.runtimes import cannot_run
 from tests.cli.run_cli import edgeformer
 from tests.export import graphs
@@ -53,6 +53,9 @@ def test_every_precision_is_built(bundle: Path) -> None:
     assert eighth.quantized == {"MatMulInteger": 1, "Gather": 1}
     assert eighth.score is not None and 0.99 < eighth.score.cosine < 1  # type: ignore[attr-defined]
     assert verify(opened).exit_code == 0
+    with opened.session(half) as session:
+        outputs = opened.task.golden_outputs(opened.golden(), session.run, None)
+    assert golden_score(opened, half, outputs) == half.score, "what verify --write scores on a target"
 
 
 def test_older_artifacts_and_reports_stay(bundle: Path) -> None:

@@ -260,7 +260,9 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
 
 @pytest.fixture(scope="module")
 def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
-    return onnx_ir.from_proto(onnx.load(exported_language_run(tmp_path_factory) / "bundle" / "onnx" / "decode.onnx"))
+    path = exported_language_run(tmp_path_factory) / "bundle" / "onnx" / "decode.onnx"
+    model: onnx_ir.Model = onnx_ir.from_proto(onnx.load(path))
+    return model
 
 
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
