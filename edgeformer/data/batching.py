@@ -72,9 +72,7 @@ def _split_order(order: Int64s, size: int) -> list[Int64s]:
 class _StreamedPlan(Sequence[Int64s]):
     """The batches of one epoch, computed on access in windows of 64 batches of rows from the whole set."""
 
-    def __init__(
-        self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool
-    ) -> None:
+    def __init__(self, rows: Rows | StoredRows[Any], batch_size: int, *, seed: int, epoch: int, bucketed: bool) -> None:
         self._rows, self._batch_size, self._bucketed, self._seed = rows, batch_size, bucketed, (seed, epoch)
         generator = np.random.default_rng(self._seed)
         self._keys = generator.integers(2**64, size=_FEISTEL_ROUNDS, dtype=np.uint64).tolist()

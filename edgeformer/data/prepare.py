@@ -108,8 +108,7 @@ def prepare(
     train = stored if data.stream else decode_labels(stored.in_memory(), data)
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {
-            name: decode_labels(encode(rows, tokenizer, data.max_length, progress), data)
-            for name, rows in sets.items()
+            name: decode_labels(encode(rows, tokenizer, data.max_length, progress), data) for name, rows in sets.items()
         }
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}

@@ -192,6 +192,7 @@ GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
 GOLDEN_TOP = 32
 """Logits per golden token in golden.npz; all of them would be gigabytes."""
 
+
 class LanguageModeling(Task):
     """The next token of a text."""
 

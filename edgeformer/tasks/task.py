@@ -344,10 +344,7 @@ class Task:
         if drop <= limit:
             return None
         heading = next(column.heading for column in self.columns if column.key == self.metric.name)
-        return (
-            f"{heading} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; "
-            f"at most {limit:.4f} may be lost"
-        )
+        return f"{heading} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; at most {limit:.4f} may be lost"
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any

@@ -150,9 +150,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(
-        ArtifactError, match=rf"bundle: cannot be written, because .* \({os.strerror(number)}"
-    ) as error:
+    with pytest.raises(ArtifactError, match=rf"bundle: cannot be written, because .* \({os.strerror(number)}") as error:
         lock_path(tmp_path / "bundle").__enter__()
     assert not isinstance(error.value, LockedError)
 

@@ -49,9 +49,7 @@ def score_with(right: int, rows: int = 10_000) -> ClassificationScore:
     return score(np.eye(2, dtype=np.float32)[np.where(np.arange(rows) < right, labels, 1 - labels)], labels)
 
 
-@pytest.mark.parametrize(
-    ("precision", "trimmed", "allowed"), [("fp16", False, 10), ("int8", False, 30)]
-)
+@pytest.mark.parametrize(("precision", "trimmed", "allowed"), [("fp16", False, 10), ("int8", False, 30)])
 def test_accuracy_drop_has_a_limit(precision: Any, trimmed: bool, allowed: int) -> None:
     reference = score_with(9000)
     assert TASK.lost(score_with(9000 - allowed + 1), reference, precision, trimmed=trimmed) is None

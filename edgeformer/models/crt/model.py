@@ -293,9 +293,7 @@ class CRT(nn.Module):
         h, next_cache = self.refine.forward_cached(self.projection(self.tokens(input_ids)), cache)
         return h + self.positions(positions), next_cache
 
-    def block(
-        self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
-    ) -> Tensor:
+    def block(self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Apply the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
