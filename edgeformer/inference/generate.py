@@ -18,7 +18,7 @@ from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
-from edgeformer.tasks.early_exit import EarlyExit
+from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
 
 DEFAULT_TOKENS = 64
@@ -237,7 +237,7 @@ def generate(
         for loop, threshold in thresholds.items():
             decoder.advance(loop)
             logits = decoder.logits(loop)
-            if loop == last_exit or top_probability(np.asarray(logits)[None])[0] >= threshold:
+            if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
                 break
         token = options.sampling.pick(logits, generator)
         tokens.append(token)

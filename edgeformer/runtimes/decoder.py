@@ -22,7 +22,7 @@ import numpy as np
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.session import PAST, PRESENT, Array, Graph, Session
-from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.early_exit import exit_logits, is_confident
 from edgeformer.tasks.metric import top_probability
 
 State = TypeVar("State")
@@ -272,7 +272,7 @@ class StepSession(GraphSession):
                 outputs = {"logits": np.empty((len(loops), answer.shape[-1]), answer.dtype), "loops": loops}
             answered = np.ones(len(active), dtype=bool)
             if loop != self._last:
-                answered = top_probability(answer) >= thresholds[loop]
+                answered = is_confident(top_probability(answer), thresholds[loop])
             outputs["logits"][active[answered]], loops[active[answered]] = answer[answered], loop
             active, state = active[~answered], state[~answered]
             inputs = {name: array[~answered] for name, array in inputs.items()}

@@ -55,6 +55,11 @@ class EarlyExitResult:
     share: dict[str, float]
 
 
+def is_confident(confidence: NDArray[np.floating], threshold: float | NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Return which answers exit: those whose confidence, in the type it was computed in, reaches the threshold."""
+    return confidence >= threshold
+
+
 def first_exits(
     exits: Sequence[int], confidence: NDArray[np.floating], thresholds: Mapping[int, float]
 ) -> NDArray[np.intp]:
@@ -63,7 +68,7 @@ def first_exits(
     No row exits at a loop without a threshold; every remaining row exits at the last loop.
     """
     limits = np.array([thresholds.get(loop, np.inf) for loop in exits], dtype=confidence.dtype)
-    reached = confidence >= limits[:, None]
+    reached = is_confident(confidence, limits[:, None])
     reached[-1] = True
     first: NDArray[np.intp] = reached.argmax(axis=0)
     return first

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.report import Check, Energy, Latency, Memory, Row
+from edgeformer.artifacts.report import QUANTILES, Check, Energy, Latency, Memory, Row
 from edgeformer.benchmark.verdict import (
     Limits,
     check_budget,
     exempt_from_latency,
     judged_rows,
+    quantities,
     shown,
     verdict_notes,
 )
@@ -242,3 +243,65 @@ def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     assert {str(check.reason).partition(", ")[2] for check in result} == {"with 2 threads"}, "the faster at the largest"
     three = [row(4.9, batch=batch, threads=3) for batch in (1, 8)]
     assert check_budget([*rows, *three], budget).status == "pass"
+
+
+def test_limits_are_judged_and_ranked_at_their_shapes() -> None:
+    at_command = tuple(limits(batch=batch, seq=64) for batch in (1, 8))
+    nothing = {"latency_ms": None, "memory_bytes": None}
+    assert limits().shapes == limits(**nothing).shapes == ((1, 128),)
+    assert limits(by_command=at_command).shapes == ((1, 128), (1, 64), (8, 64))
+    assert limits(**nothing, by_command=at_command).shapes == ((1, 64), (8, 64))
+    assert limits(**nothing, energy_mj=1.0, by_command=at_command).shapes == ((1, 128), (1, 64), (8, 64))
+    assert limits().ranked == limits() and limits(by_command=at_command).ranked == at_command[-1]
+
+
+def test_notes_name_missing_limits_and_exempt_graphs() -> None:
+    bare = {"size_bytes": None, "latency_ms": None, "memory_bytes": None}
+    (note,) = verdict_notes(check_budget([row()], limits(**bare)), [row()], limits(**bare), [])
+    assert note.startswith("nothing was judged")
+    partial = limits(memory_bytes=None)
+    (note,) = verdict_notes(check_budget([row()], partial), [row()], partial, [])
+    assert note == "no limit for memory; set one with --max-vram"
+    rows, budget = [row(name="full"), row(name="decode", phase="decode")], limits(phase="decode")
+    (note,) = verdict_notes(check_budget(rows, budget, ["full"]), rows, budget, ["full"])
+    assert note.endswith("because other artifacts decode: full")
+    assert check_budget([row()], limits(**bare)).not_judged[0].reason == "no limit is set"
+
+
+def test_the_range_of_an_unstable_time_holds_its_quartiles() -> None:
+    """Quantiles are 0, 1 … ms from the smallest to the largest."""
+    latency = Latency(
+        status="measured", p50=20.0, n=100, stable=False, quantiles_ms=tuple(map(float, range(QUANTILES)))
+    )
+    check = quantities(row(latency_ms=latency))["latency"]
+    quarter = QUANTILES // 4
+    assert (check.value, check.low, check.high) == (20.0, quarter, QUANTILES - 1 - quarter)
+    repeated = row(latency_ms=latency, conditions={"repeated_p50_ms": 2.0})
+    assert quantities(repeated)["latency"].low == 2.0
+    single = quantities(row())["latency"]
+    assert (single.low, single.high) == (None, None)
+
+
+def test_quantities_of_estimates_and_energy() -> None:
+    energy = Energy(status="measured", value=3.0)
+    check = quantities(row(energy_mj=energy))["energy"]
+    assert (check.value, check.unit, check.basis) == (3.0, "mJ", "measured")
+    assert quantities(row(energy_mj=Energy(status="estimated", value=3.0)))["energy"].basis == "unavailable"
+    for figures in ({"low": 4.0}, {"high": 4.0}):
+        assert quantities(row(latency_ms=Latency(status="estimated", **figures)))["latency"].value is None
+    half = checks(row(latency_ms=Latency(status="estimated", p50=1.0, low=1.0)))["latency"]
+    assert str(half.reason).endswith("an estimate without a range decides nothing")
+
+
+def test_the_reason_of_an_absent_shape_names_what_was_measured() -> None:
+    result = checks(row(seq=64), row(batch=2), energy_mj=1.0)
+    assert result["latency"].reason == "1×128 was not measured, but 1×64, 2×128"
+    assert [(name, check.batch, check.seq) for name, check in result.items()] == [
+        ("size", None, None), ("latency", 1, 128), ("memory", 1, 128), ("energy", 1, 128),
+    ]  # fmt: skip
+    energy = {"energy_mj": Energy(status="measured", value=0.5)}
+    result = checks(row(**energy), phase="decode", energy_mj=1.0)
+    assert result["latency"].reason == result["energy"].reason == "decoding at 1×128 was not measured"
+    crashes = [row(seq=64, latency_ms=Latency(status="unavailable", reason="elsewhere")), row(**CRASHED)]
+    assert checks(*crashes)["latency"].reason == "it crashed", "that of the judged shape first"
+    assert (checks(row(**energy), energy_mj=1.0)["latency"].reason) == "p50 at 1×128"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import score, softmax
-from edgeformer.tasks.early_exit import ExitRecords, exit_logits
+from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import top_probability
 
 EXITS, ROWS, CLASSES = (1, 2, 4), 40, 3
@@ -79,3 +80,33 @@ def test_incomplete_records_are_refused() -> None:
     records.add(1, np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="not at every exit"):
         records.leave({1: 0.5})
+
+
+def test_thresholds_of_the_paper_fall_to_their_floor() -> None:
+    """Paper B, equation 6: max(floor, start · decay^(loop − 1)); the last loop needs none."""
+    schedule = EarlyExit(start=0.9, floor=0.8, decay=0.95)
+    assert schedule.thresholds((1, 2, 4, 8)) == {1: 0.9, 2: pytest.approx(0.855), 4: 0.8}
+    assert EarlyExit(0.0, 1.0, 1.0).thresholds((1, 2)) == {1: 1.0}
+    for name, values in (("threshold", (1.1, 0.5, 0.5)), ("floor", (0.5, -0.1, 0.5)), ("decay", (0.5, 0.5, 1.1))):
+        with pytest.raises(InputError, match=name):
+            EarlyExit(*values)
+
+
+def test_a_loop_without_a_threshold_lets_no_row_leave() -> None:
+    confidence = np.array([[0.95, 0.5], [1.0, 1.0], [0.5, 0.95], [0.1, 0.1]])
+    assert first_exits((1, 2, 4, 8), confidence, {1: 0.9, 4: 0.9}).tolist() == [0, 2]
+    # Compared in the type it was computed in: 0.9 in float32 is larger than in float64.
+    assert first_exits((1, 2), np.full((2, 1), 0.9, np.float32), {1: 0.9}).tolist() == [0]
+
+
+def test_rows_exit_where_the_state_stops_moving() -> None:
+    records = ExitRecords((1, 2))
+    for loop, loss in ((1, 4.0), (2, 1.0)):
+        records.add(loop, np.full(2, loss), np.zeros(2))
+    assert records.rules == ("confidence",)
+    records = ExitRecords((1, 2))
+    for loop, loss in ((1, 4.0), (2, 1.0)):
+        records.add(loop, np.full(2, loss), np.zeros(2), cosine=np.array([0.99, 0.5]))
+    assert records.rules == ("confidence", "cosine") and records.stacked("cosine").dtype == np.float32
+    result = records.leave({1: 0.9}, "cosine")
+    assert (result.loss, result.share) == (2.5, {"1": 0.5, "2": 0.5})
