@@ -88,7 +88,7 @@ def test_thresholds_of_the_paper_fall_to_their_floor() -> None:
     assert schedule.thresholds((1, 2, 4, 8)) == {1: 0.9, 2: pytest.approx(0.855), 4: 0.8}
     assert EarlyExit(0.0, 1.0, 1.0).thresholds((1, 2)) == {1: 1.0}
     for name, values in (("threshold", (1.1, 0.5, 0.5)), ("floor", (0.5, -0.1, 0.5)), ("decay", (0.5, 0.5, 1.1))):
-        with pytest.raises(InputError, match=name):
+        with pytest.raises(InputError, match=rf"(?<!X){name}"):
             EarlyExit(*values)
 
 
