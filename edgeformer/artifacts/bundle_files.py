@@ -205,7 +205,7 @@ class TargetRecords(Frozen):
 
 
 def lacks_parity(artifact: ArtifactManifest) -> bool:
-    """Whether an artifact was built, and left to its target to compare."""
+    """Whether an artifact was built but could not be compared here; ``verify`` on its target compares it."""
     parity = artifact.parity
     return artifact.status == "built" and parity is not None and parity.status == "unavailable"
 

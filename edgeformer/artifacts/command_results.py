@@ -113,7 +113,7 @@ class Verification(Frozen):
     manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and is what that says")
     files: tuple[FileCheck, ...]
     artifacts: tuple[ArtifactCheck, ...]
-    asked: bool = Field(description="one artifact was asked for by name")
+    asked: bool = Field(description="an artifact or a runtime was named")
     stale: tuple[str, ...] = Field((), description="records of targets.json that say nothing, and why")
     recorded: Recorded | None = Field(None, description="with `--write`")
 

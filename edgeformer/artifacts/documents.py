@@ -1,4 +1,6 @@
-"""YAML from a stranger: read as YAML 1.2 does, each key with its line, and refused before it can cost time or memory.
+"""Recipes and device profiles: find, read and validate YAML files, with the line of each key.
+
+Untrusted files are limited in size and depth. Values are read as in YAML 1.2.
 
 Aliases (``*base``, ``<<: *base``) are refused: a few lines of them can stand for billions of values.
 

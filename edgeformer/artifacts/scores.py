@@ -1,6 +1,7 @@
-"""How good a model is on one set: what the scores of every task have in common, and evaluation.json, which lists them.
+"""Scores of a model on one set: base classes of every task's score, and the rows of evaluation.json.
 
-The scores themselves are each task's own (``tasks/<task>/``); a manifest holds whichever its task gave it.
+Each task defines its score in ``tasks/<task>.py``. A figure of its :class:`ScoreColumn` also needs a field in
+:class:`EvaluationRow`.
 """
 
 from collections.abc import Sequence

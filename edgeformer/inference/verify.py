@@ -1,4 +1,8 @@
-"""Verify: compare files with bundle.json and answers to golden inputs with those of export, and record the results."""
+"""Verify: compare files with the checksums in bundle.json, and outputs on the golden inputs with the FP32 reference.
+
+The reference outputs are torch FP32's (of an imported graph its own FP32 outputs). INT8 and INT4 are compared with the
+error that export recorded.
+"""
 
 from __future__ import annotations
 
@@ -156,8 +160,8 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
         return None, out_of_tolerance(parity) or "bundle.json does not say how close it was at export"
     if parity.max_abs_error is None or parity.top1_agreement is None:
         return None, out_of_tolerance(parity)
-    logit_range = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
-    max_error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * logit_range
+    spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
+    max_error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * spread
     min_agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ALLOWED_ROWS / parity.n)
     problem = None
     if parity.max_abs_error > max_error:

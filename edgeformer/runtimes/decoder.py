@@ -203,8 +203,8 @@ class StepSession(GraphSession):
     Args:
         parts: embed, loop, readout… → file; only the readouts of requested exits are opened.
         open_part: opens a graph file; None: with ONNX Runtime on the CPU.
-        early, exits: as in :class:`~edgeformer.runtimes.runtime.OpenOptions`; with ``early`` the result has ``loops``
-            int64 [batch]; the largest of ``exits`` is the last loop that is run.
+        early: loop → threshold. Rows leave at the first confident exit; the result has ``loops``, int64 [batch].
+        exits: answer after each of these loops, without early exit; the largest is the last loop that is run.
 
     Raises ArtifactError for a missing part, InputError for an unknown loop or ``early`` with a language model.
     """

@@ -29,7 +29,8 @@ class Metric:
         name: key in JSON, such as ``accuracy``.
         places: decimals in a table.
         lowest, highest: range of a limit on it; None: open.
-        flag: option of ``profile --search`` that limits it.
+        flag: option of ``profile --search`` that limits it; defined in ``cli/profile.py``.
+        evaluated_on: name of the data that it is computed on.
         is_share: it is a share of right rows, so the binomial distribution gives its interval.
     """
 

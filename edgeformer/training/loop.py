@@ -50,7 +50,7 @@ class TrainingLoop:
         self._epoch_steps = -(-self._rows // self._config.effective_batch)
         self.total_steps = self._epoch_steps * self._config.epochs
         self.stepper = Stepper(objective, processes, self.total_steps)
-        # The only place that reads the recipe's batch size; a resumed run restores it, a step without memory halves it.
+        # Rows per forward pass: starts as the recipe's batch size, is halved when memory runs out, and is checkpointed.
         self.position = Position(batch_size=self._config.batch_size)
         self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
