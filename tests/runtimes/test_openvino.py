@@ -75,6 +75,8 @@ def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypa
     (entry,) = tiny.artifacts
     assert "package: openvino is not installed" in str(cannot_run(entry, CPU)) and cannot_run(entry) is None
     assert requested_providers(entry, "all") == ("CPUExecutionProvider",)
+    monkeypatch.delitem(sys.modules, "edgeformer.runtimes.openvino.session", raising=False)
+    monkeypatch.setitem(sys.modules, "openvino", None)  # also where another test has imported it
     with pytest.raises(MissingDependencyError, match=r"openvino is not installed .*\[openvino\]"):
         tiny.session(entry, OpenOptions(CPU))
 
