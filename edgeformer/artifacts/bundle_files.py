@@ -211,7 +211,7 @@ def lacks_parity(artifact: ArtifactManifest) -> bool:
 
 
 def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | None:
-    """Return the sha256 over an artifact's files, by the bundle's ``files`` (name → sha256); None: it has no checksum."""
+    """Return the sha256 over an artifact's files, by the bundle's ``files`` (name → sha256); None: no checksum."""
     companions = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
     sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, companions))]
     if artifact.sha256 is None or not sums:

@@ -39,7 +39,7 @@ class PlannedTime(Frozen):
     """Predicted duration of training: a range, never a measurement."""
 
     status: Literal["estimated", "unavailable"]
-    low_s: float | None = Field(None, description="for all epochs with validation; for `rows` rows if `steps` is null")
+    low_s: float | None = Field(None, description="all epochs with validation; if `steps` is null: `rows` rows")
     high_s: float | None = None
     steps: int | None = Field(None, description="optimizer steps of all epochs; null: the number of rows is unknown")
     rows: int = Field(description="training rows that the range covers, over all epochs; 1000 if `steps` is null")
@@ -50,7 +50,7 @@ class PlannedTime(Frozen):
     basis: str = Field(description="how the range was computed; `unavailable`: the reason")
     low_reason: str | None = Field(None, description="what the low end assumes of the device")
     high_reason: str | None = Field(None, description="what the high end assumes of the device")
-    share_of_peak: tuple[float, float] | None = Field(None, description="of the stated peak rate, at the high and low end")
+    share_of_peak: tuple[float, float] | None = Field(None, description="share of peak rate at the high and low end")
 
 
 class Plan(Frozen):
@@ -266,7 +266,7 @@ class PageManifest(Frozen):
     leaks: bool
     cautions: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = Field(None, description="None: the page takes no text")
-    thresholds: dict[str, float] | None = Field(None, description="label → smallest probability; None: most likely label")
+    thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
     pairs: bool = Field(False, description="the model reads pairs of texts")
     silent: str | None = Field(None, description="why the page takes no text")
     readers: dict[str, PageReader]

@@ -45,7 +45,7 @@ def check_encoding(name: str) -> str:
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 """Encoding of a text file: the name of a Python codec."""
 
-ROWS = "count or fraction of rows, sampled by split_seed with equal shares of labels, in order; absent: all"
+ROWS = "count or fraction of rows, sampled by split_seed and stratified by label, in order; absent: all rows"
 
 
 class HubSource(Frozen):
@@ -120,7 +120,7 @@ _LATER = ("rows", "encoding", "longest", "shortest", "balance")
 
 
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dumped ``data`` section or source without later keys at their default, so that its hash stays the same."""
+    """Return a dumped ``data`` section or source without later keys at their default, to keep its hash unchanged."""
     reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {})}
     if "parts" in section:
         reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}
@@ -249,8 +249,8 @@ class DataConfig(DataSection):
     rows: dict[Name, Amount] = Field(
         {}, description="set → count or fraction of its rows, sampled as for a source; train: 0.1 keeps test sets whole"
     )
-    longest: Share | None = Field(None, description="keep this share of the texts, those with the most words after cleaning")
-    shortest: Share | None = Field(None, description="the same for the fewest words; ties keep the order of the rows")
+    longest: Share | None = Field(None, description="only this share of the texts: most words after cleaning")
+    shortest: Share | None = Field(None, description="the same for the shortest texts; ties keep the order of the rows")
     balance: Literal["label", "source", "label-and-source"] | None = Field(
         None, description="equal numbers of rows per label, per source, or per label and source, in every set"
     )

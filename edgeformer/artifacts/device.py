@@ -83,8 +83,8 @@ class Budgets(Frozen):
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
-"""Operator classes by bottleneck: matrix products with weights; products between activations, and softmax; arithmetic per
-element and norms; table lookups; moving or naming data (transpose, slice, concat, reshape)."""
+"""Operator classes by bottleneck: matrix products with weights; products between activations, and softmax; elementwise
+arithmetic and norms; table lookups; moving or naming data (transpose, slice, concat, reshape)."""
 
 
 class Efficiency(Frozen):
@@ -94,8 +94,8 @@ class Efficiency(Frozen):
     """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
-    of_bandwidth: Positive | None = Field(None, description="share of the bandwidth for data that fits a cache; may exceed 1")
-    of_memory: Positive | None = Field(None, description="the same for data that fits no cache; None: as `of_bandwidth`")
+    of_bandwidth: Positive | None = Field(None, description="share of bandwidth, for data in a cache; may exceed 1")
+    of_memory: Positive | None = Field(None, description="the same for data in no cache; None: as `of_bandwidth`")
     overhead_us: NotNegative = Field(0.0, description="per operator, without work")
 
 
@@ -129,7 +129,7 @@ class EstimateError(Frozen):
     median_log2: float
     worst_log2: float
     models: int | None = Field(None, description="cross-validation: each estimated by a fit to the others")
-    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model's cases")
+    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model")
     created: str
 
 
@@ -155,7 +155,7 @@ class Calibration(Frozen):
 
     created: str
     processor: str
-    instructions: tuple[str, ...] | None = Field(None, strict=False, description="processor features; None: unknown")
+    instructions: tuple[str, ...] | None = Field(None, strict=False, description="CPU features; None: unknown")
     stated_cache_bytes: Bytes | None = Field(None, description="last-level cache, as the system reports it")
     threads: int
     disturbed: str | None = Field(None, description="other load on the machine during measurement")
@@ -167,7 +167,7 @@ class Calibration(Frozen):
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="`--validate`: further shapes")
     left_out: tuple[FittedCase, ...] = Field((), strict=False, description="each model, by a fit to the others")
-    error: EstimateError | None = Field(None, description="on `left_out`, else on `validated_on`; None: never validated")
+    error: EstimateError | None = Field(None, description="on `left_out`, else on `validated_on`; None: not validated")
 
 
 def names_rtx(name: str) -> bool:

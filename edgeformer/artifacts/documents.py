@@ -96,7 +96,7 @@ class YamlDocument:
     overridden: dict[KeyPath, str] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """Return the origin of ``path``: ``file:line`` of the nearest enclosing key, or the override that replaced it."""
+        """Return the origin of ``path``: ``file:line`` of the nearest enclosing key, or the override of its value."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.overridden:
                 return self.overridden[path[:length]]
