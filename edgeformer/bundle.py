@@ -203,7 +203,7 @@ class Bundle:
         """Open a step or decode artifact for generation token by token; otherwise as :meth:`session`.
 
         Args:
-            artifact: of this bundle.
+            artifact: an artifact of this bundle.
             exits: loops whose logits are read; a decode artifact has only the last loop's.
             options: None: the runtime's defaults.
 

@@ -140,16 +140,16 @@ class TargetRecord(Frozen):
     artifact: str
     artifact_sha256: str = Field(description="sha256 of its file, or over the checksums of all files that it needs")
     device: str = Field(description="name of the device that computed, e.g. the card")
-    compute_capability: str | None = Field(None, description="of an NVIDIA card")
+    compute_capability: str | None = Field(None, description="compute capability of an NVIDIA card")
     runtime: dict[str, str] = Field(description="package or driver → version")
     recorded: str
     code_version: str
     status: Literal["verified", "failed"]
-    reason: str | None = Field(None, description="why it failed")
+    reason: str | None = Field(None, description="reason of a failure")
     parity: Parity
-    score: AnyScore | None = Field(None, description="on the golden inputs")
-    validation: AnyScore | None = Field(None, description="on the rows of the validation split that export scores on")
-    unscored: str | None = Field(None, description="why there is no score on the validation split")
+    score: AnyScore | None = Field(None, description="score on the golden inputs")
+    validation: AnyScore | None = Field(None, description="score on the validation rows that export uses")
+    unscored: str | None = Field(None, description="reason for no score on the validation split")
     signature: str = Field("", description="sha256 of this record with an empty signature")
 
     def signed(self) -> Self:

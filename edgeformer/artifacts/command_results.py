@@ -17,7 +17,7 @@ class MemoryBreakdown(Frozen):
     gradients: int = Field(description="gradients of the parameters")
     optimizer: int = Field(description="state of the optimizer: AdamW's two moments")
     activations: int = Field(description="the batch, and results of the forward pass that are still held")
-    temporary: int = Field(description="of the backward pass (recomputed activations included); half-precision weights")
+    temporary: int = Field(description="backward pass (recomputed activations included), half-precision weights")
     reserve: int = Field(description="memory outside of tensors: allocator fragmentation, library workspaces")
 
     @property
@@ -32,7 +32,7 @@ class Suggestion(Frozen):
     set: tuple[str, ...] = Field(description='"key.path=value", one for each --set')
     peak_bytes: int = Field(description="predicted peak of the recipe with this change")
     fits: bool
-    note: str = Field(description="what the change costs, in words")
+    note: str = Field(description="cost of the change, in words")
 
 
 class PlannedTime(Frozen):
@@ -47,9 +47,9 @@ class PlannedTime(Frozen):
     rows_from: Literal["data", "recipe", "unknown"] = Field(
         "unknown", description="source of the row count: the data, the recipe's expected_rows, or unknown"
     )
-    basis: str = Field(description="how the range was computed; `unavailable`: the reason")
-    low_reason: str | None = Field(None, description="what the low end assumes of the device")
-    high_reason: str | None = Field(None, description="what the high end assumes of the device")
+    basis: str = Field(description="method of the range; `unavailable`: the reason")
+    low_reason: str | None = Field(None, description="assumption about the device at the low end")
+    high_reason: str | None = Field(None, description="assumption about the device at the high end")
     share_of_peak: tuple[float, float] | None = Field(None, description="share of peak rate at the high and low end")
 
 
@@ -64,7 +64,7 @@ class Plan(Frozen):
     fits: bool
     peak_bytes: int = Field(description="predicted peak; the sum of `breakdown`")
     budget_bytes: int = Field(description="memory that a process can use on the device")
-    budget_source: str = Field(description="where the budget comes from")
+    budget_source: str = Field(description="source of the budget")
     breakdown: MemoryBreakdown
     suggestions: tuple[Suggestion, ...] = Field(
         (), description="if it does not fit: first the cheapest change that fits, then single changes"
@@ -99,7 +99,7 @@ class Recorded(Frozen):
     """Result of `verify --write`."""
 
     file: str | None = Field(description="the bundle's targets.json; None: nothing was written")
-    reason: str | None = Field(None, description="why nothing was written")
+    reason: str | None = Field(None, description="reason why nothing was written")
     records: tuple[TargetRecord, ...] = ()
 
 
@@ -268,7 +268,7 @@ class PageManifest(Frozen):
     labels: tuple[str, ...] | None = Field(None, description="None: the page takes no text")
     thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
     pairs: bool = Field(False, description="the model reads pairs of texts")
-    silent: str | None = Field(None, description="why the page takes no text")
+    silent: str | None = Field(None, description="reason why the page takes no text")
     readers: dict[str, PageReader]
     artifacts: tuple[PageArtifact, ...]
     left_out: tuple[LeftOut, ...] = ()

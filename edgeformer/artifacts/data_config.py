@@ -250,7 +250,7 @@ class DataConfig(DataSection):
         {}, description="set → count or fraction of its rows, sampled as for a source; train: 0.1 keeps test sets whole"
     )
     longest: Share | None = Field(None, description="only this share of the texts: most words after cleaning")
-    shortest: Share | None = Field(None, description="the same for the shortest texts; ties keep the order of the rows")
+    shortest: Share | None = Field(None, description="only this share: fewest words; ties keep the row order")
     balance: Literal["label", "source", "label-and-source"] | None = Field(
         None, description="equal numbers of rows per label, per source, or per label and source, in every set"
     )

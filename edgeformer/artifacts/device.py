@@ -63,8 +63,8 @@ class Budget(Frozen):
     """Limits for a model of one task on this device. An absent limit is not checked."""
 
     latency_p50_ms: Milliseconds | None = None
-    batch: Count = Field(1, description="batch size at which latency is judged")
-    seq: Count = Field(128, description="sequence length at which latency is judged")
+    batch: Count = Field(1, description="batch size of the latency limit")
+    seq: Count = Field(128, description="sequence length of the latency limit")
     size_bytes: Bytes | None = None
     memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
     energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
@@ -95,7 +95,7 @@ class Efficiency(Frozen):
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
     of_bandwidth: Positive | None = Field(None, description="share of bandwidth, for data in a cache; may exceed 1")
-    of_memory: Positive | None = Field(None, description="the same for data in no cache; None: as `of_bandwidth`")
+    of_memory: Positive | None = Field(None, description="share of bandwidth, beyond caches; None: as `of_bandwidth`")
     overhead_us: NotNegative = Field(0.0, description="per operator, without work")
 
 
@@ -136,7 +136,7 @@ class EstimateError(Frozen):
 class EstimateRecord(Frozen):
     """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8 %."""
 
-    source: str = Field(description="where the cases are listed")
+    source: str = Field(description="file that lists the cases")
     kind: Literal["cpu", "cuda"]
     processor: str = Field(description="the processor or card that the cases were measured on")
     cores: int | None = None
@@ -167,7 +167,7 @@ class Calibration(Frozen):
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="`--validate`: further shapes")
     left_out: tuple[FittedCase, ...] = Field((), strict=False, description="each model, by a fit to the others")
-    error: EstimateError | None = Field(None, description="on `left_out`, else on `validated_on`; None: not validated")
+    error: EstimateError | None = Field(None, description="error on `left_out` or `validated_on`; None: no validation")
 
 
 def names_rtx(name: str) -> bool:

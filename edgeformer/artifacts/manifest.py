@@ -51,7 +51,7 @@ class Denormals(Frozen):
 
     weights: int = Field(description="stored FP32 numbers that are denormal")
     of_weights: int = Field(description="stored FP32 numbers")
-    activations: int | None = Field(None, description="on golden inputs of up to 64 values; None: not checked")
+    activations: int | None = Field(None, description="on golden inputs, in up to 64 tensors; None: not measured")
     of_activations: int | None = None
 
 
@@ -140,10 +140,10 @@ class ExitTime(Frozen):
     threads: int
     rows: int = Field(description="texts that were timed, drawn from the held-out ones")
     early_ms: dict[str, float] = Field(description="mean, p50, p90… as far as the number of texts allows")
-    full_ms: dict[str, float] = Field(description="the same texts with all loops")
+    full_ms: dict[str, float] = Field(description="time of the same texts with all loops")
     ratio: float = Field(description="mean with early exit over mean with all loops of the step artifact")
     full_graph: str | None = Field(None, description="artifact id of the full graph; None: none was timed")
-    full_graph_ms: dict[str, float] = Field({}, description="the same texts through the full graph")
+    full_graph_ms: dict[str, float] = Field({}, description="time of the same texts in the full graph")
     quickest: str | None = Field(None, description="artifact that runs all loops fastest; None: not compared")
     quickest_ratio: float | None = Field(None, description="mean with early exit over the mean of `quickest`")
     ratio_low: float | None = Field(None, description="95 % interval of `quickest_ratio`, over the texts")
@@ -182,11 +182,11 @@ class ExitGuarantee(Frozen):
     thresholds: dict[str, float] = Field(description="loop → smallest top probability that lets a text leave there")
     split: str = Field(description="held-out set or file")
     reused: bool | None = Field(
-        None, description="whether the rows also chose weights or judged the artifact, so confidence is inexact"
+        None, description="whether the rows also selected weights or scored the artifact, so confidence is inexact"
     )
     rows: int = Field(description="held-out rows that the thresholds were chosen on")
-    lost: int = Field(description="of these: right with all loops, wrong with early exit")
-    won: int = Field(description="of these: wrong with all loops, right with early exit")
+    lost: int = Field(description="rows correct with all loops and wrong with early exit")
+    won: int = Field(description="rows wrong with all loops and correct with early exit")
     p_value: float = Field(description="probability of such or better results if the true drop exceeds max_drop")
     level: float = Field(description="limit of p_value: (1 − confidence) / number of threshold sequences")
     accuracy: float = Field(description="accuracy on these rows with early exit")
@@ -247,12 +247,12 @@ class DataSummary(Frozen):
     tokens: dict[str, int] = Field({}, description="language modelling: tokens per set, boundaries included")
     words: dict[str, int] = Field({}, description="language modelling: words per set, paragraph ends included")
     fingerprint: str = Field(description="sha256 over texts and labels of all sets, in order")
-    fingerprints: dict[str, str] = Field({}, description="the same for each set")
+    fingerprints: dict[str, str] = Field({}, description="fingerprint of each set")
     overlap: tuple[OverlapCount, ...] = ()
     findings: tuple[DataFinding, ...] = Field((), description="data warnings")
     truncated_rows: dict[str, int] = Field({}, description="rows cut to data.max_length, per set")
-    text_words: dict[str, Lengths] = Field({}, description="classification: words of each set's texts, once cleaned")
-    text_tokens: dict[str, Lengths] = Field({}, description="the same in tokens, after truncation")
+    text_words: dict[str, Lengths] = Field({}, description="classification: words of each set's texts after cleaning")
+    text_tokens: dict[str, Lengths] = Field({}, description="tokens of each set's texts, after truncation")
 
 
 class AttentionUse(Frozen):
@@ -281,7 +281,7 @@ class MemoryUse(Frozen):
     predicted_peak_bytes: int | None = None
     predicted_reserve_bytes: int | None = Field(None, description="part of the predicted peak outside of tensors")
     measured_peak_bytes: int | None = None
-    measured_as: str | None = Field(None, description="how the peak was measured")
+    measured_as: str | None = Field(None, description="method of the measurement")
     budget_bytes: int | None = None
 
 
@@ -324,7 +324,7 @@ class RunManifest(Frozen):
 
     @property
     def synthetic(self) -> bool:
-        """Was it trained and tested on generated text?"""
+        """Whether the run was trained and tested on generated text."""
         return self.data.synthetic
 
 
@@ -351,7 +351,7 @@ class Rounded(Frozen):
     parity: Parity
     validation: AnyScore | None = None
     score: AnyScore | None = None
-    reason: str | None = Field(None, description="why it misses its target")
+    reason: str | None = Field(None, description="reason for a missed target")
 
 
 class Sharing(Frozen):
@@ -407,7 +407,7 @@ class ArtifactManifest(Frozen):
     status: Literal["built", "rejected", "unavailable"]
     reason: str | None = None
     kept: bool = Field(False, description="not made by the last export: kept from an earlier one")
-    size_bytes: int | None = Field(None, description="with all parts and its share of external weights")
+    size_bytes: int | None = Field(None, description="size with all parts and its share of external weights")
     sha256: str | None = None
     inputs: dict[str, str] = Field({}, description="name → type[shape]")
     outputs: dict[str, str] = Field({}, description="name → type[shape]")
@@ -465,7 +465,7 @@ class BundleManifest(Frozen):
     notes: tuple[str, ...] = Field((), description="notes of export")
     code_version: str
     manifest_sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="of this file with 64 zeros instead; None: older bundles"
+        None, pattern=r"^[0-9a-f]{64}$", description="sha256 of this file with 64 zeros here; None: older"
     )
 
 

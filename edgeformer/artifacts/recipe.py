@@ -99,7 +99,7 @@ class CompileConfig(Frozen):
     """torch.compile for training steps; scores are computed without it."""
 
     shapes: PositiveInt = Field(
-        8, description="maximum number of compiled batch shapes: rows are padded to one of so many lengths; a "
+        8, description="maximum number of compiled batch shapes: rows are padded to one of as many lengths; a "
         "batch of fewer rows, as the last of an epoch, is not compiled"
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class TrainingConfig(Frozen):
     folders: ClassVar[tuple[str, ...]] = ()
     """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ("tf32", "compile")
-    """As in :class:`OptimizerConfig`."""
+    """Keys that were added later, as in :class:`OptimizerConfig`."""
 
     epochs: PositiveInt = Field(description="passes over the training rows")
     batch_size: PositiveInt = Field(description="rows per micro-batch")
@@ -155,7 +155,7 @@ class ModelConfig(Frozen):
     folders: ClassVar[tuple[str, ...]] = ()
     """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ()
-    """As in :class:`OptimizerConfig`."""
+    """Keys that were added later, as in :class:`OptimizerConfig`."""
 
     kind: str
     vocab_size: PositiveInt = Field(description="number of tokens; the maximum for a trained tokenizer")

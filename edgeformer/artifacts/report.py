@@ -46,7 +46,7 @@ class Work(Frozen):
 
     operations: float = Field(description="a multiply-add counts as two")
     bytes_moved: float = Field(description="weights, inputs and outputs of every operator, at the artifact's precision")
-    weight_bytes: float = Field(description="of bytes_moved, the weights: a shared one counts once per loop")
+    weight_bytes: float = Field(description="weight part of bytes_moved: a shared weight counts once per loop")
     operators: int
     kernels: int = Field(description="kernel launches after fusion")
 
@@ -163,7 +163,7 @@ class Candidate(Frozen):
     energy_mj: float | None = None
     feasible: bool
     on_front: bool = Field(description="Pareto-optimal in score, latency and size")
-    reason: str | None = Field(None, description="why it is not feasible")
+    reason: str | None = Field(None, description="reason for being infeasible")
     low_ms: float | None = Field(None, description="lower end of latency_ms: estimates, or two processes")
     high_ms: float | None = Field(None, description="upper end of latency_ms")
     unknown: tuple[str, ...] = Field((), description="undecided limits")

@@ -116,7 +116,7 @@ def read(
 
     Args:
         labels: label names of the recipe, for hub data sets with the same classes in another order.
-        separator, blanks: as in :func:`~edgeformer.data.rows.rows_of`.
+        separator, blanks: see :func:`~edgeformer.data.rows.rows_of`.
         skipped: leave out rows whose text is white space only, and append their places here; None: keep them.
         with_labels: False: read the texts of all rows only.
 

@@ -75,7 +75,7 @@ class Reading:
     Attributes:
         parts: parts of the model's own data, whose columns are searched for; empty: unknown.
         columns: columns that the user names.
-        format: as in data sections; None: by the file's suffix; standard input has one text per line.
+        format: format as in data sections; None: by suffix; standard input then has one text per line.
         single: read single texts even if the file has the columns of a pair.
     """
 

@@ -18,7 +18,7 @@ def handle_signals(names: Sequence[str], handler: Callable[[int, Any], None]) ->
 
     Args:
         names: ``SIGTERM``…; names unknown to this system are skipped.
-        handler: as for :func:`signal.signal`.
+        handler: signal handler as for :func:`signal.signal`.
     """
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -57,7 +57,7 @@ def score_batches(
 
     Args:
         warm_up: run the first batch once more, untimed and not counted.
-        advance: is called with the number of finished rows.
+        advance: called with the number of finished rows.
     """
     seconds = 0.0
     for inputs in batches:
