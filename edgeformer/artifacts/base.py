@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A value object. Types are not coerced (``"3"`` is not 3), so that a typing slip is reported, not guessed at."""
+    """Immutable model. Types are not coerced (``"3"`` is not 3), so that a wrong type is reported."""
 
     # Deferred: a command uses few of all the models that it imports, and building each takes a millisecond or more.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), defer_build=True)

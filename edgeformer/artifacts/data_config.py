@@ -174,7 +174,7 @@ class DataSection(Recognised):
     )
     expected_rows: PositiveInt | None = Field(
         None,
-        description="training rows of an epoch, for `plan` before the data is read; training reports a wrong count",
+        description="training rows of an epoch, for `plan` before the data is read; training warns about a wrong count",
     )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]

@@ -66,7 +66,7 @@ class Budget(Frozen):
     batch: Count = Field(1, description="batch size of the latency limit")
     seq: Count = Field(128, description="sequence length of the latency limit")
     size_bytes: Bytes | None = None
-    memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
+    memory_bytes: Bytes | None = Field(None, description="limit of peak memory; absent: the device's usable memory")
     energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
 
 
@@ -197,7 +197,7 @@ class DeviceProfile(Frozen):
     match_not: tuple[str, ...] = Field((), strict=False, description="words in names of other devices: SUPER, Laptop")
     boards: tuple[str, ...] = Field((), strict=False, description="Jetson: compatible part numbers in the device tree")
     compute_capability: Fact[str] | None = None
-    memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
+    memory_bytes: Fact[Bytes] | None = Field(None, description="memory of the device; absent: this host's")
     memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")
     system_bytes: Fact[Bytes] | None = Field(None, description="memory that system, desktop and driver use")
     usable_memory_bytes: Fact[Bytes] | None = Field(None, description="memory that a process can use")
@@ -208,7 +208,7 @@ class DeviceProfile(Frozen):
     peaks: Peaks = Peaks()
     launch_overhead_us: Fact[float] | None = Field(None, description="microseconds between two kernels or operators")
     power: Fact[Power] | None = None
-    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
+    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the same clock at every power limit")
     budgets: Budgets = Budgets()
     calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
 

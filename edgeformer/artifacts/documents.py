@@ -42,7 +42,7 @@ _BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE = (
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates, limits, and no aliases."""
 
-    # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
+    # PyYAML follows YAML 1.1, which reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
         first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -230,7 +230,7 @@ def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetai
     path: KeyPath = ()
     content: Any = document.content
     holders: list[type[BaseModel]] = []  # models that may have the path's last key
-    models = [model]  # models that may stand at the path
+    models = [model]  # models that may be at the path
     for position, step in enumerate(details["loc"], 1):
         if isinstance(content, list):
             is_present = isinstance(step, int) and step < len(content)

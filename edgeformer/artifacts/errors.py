@@ -77,7 +77,7 @@ def nearest_names(name: str, allowed: Iterable[str], limit: int = 1) -> list[str
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text where none is near."""
+    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text if none is near."""
     near = nearest_names(name, allowed)
     return f"did you mean {near[0]!r}? " if near else ""
 

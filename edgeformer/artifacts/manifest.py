@@ -312,7 +312,7 @@ class RunManifest(Frozen):
     test: AnyScore | None = None
     tests: dict[str, AnyScore] = Field({}, description="every test set by name; `test` is the first")
     leaks: bool = Field(False, description="language models: the model sees the predicted tokens; scores are void")
-    causality: Causality | None = Field(None, description="language models: probe before training")
+    causality: Causality | None = Field(None, description="language models: result of the causality probe")
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step")
     batch_size: int | None = Field(None, description="final micro-batch in rows; smaller than requested after an OOM")
@@ -340,7 +340,7 @@ class Parity(Frozen):
     rms_error: float | None = Field(None, description="wrapped graphs: RMS error / standard deviation of `output`")
     output: str | None = Field(None, description="wrapped graphs: the output with the largest error")
     top1_agreement: float | None = None
-    tolerance: float | None = Field(None, description="None: judged by the task score")
+    tolerance: float | None = Field(None, description="limit of the error; None: judged by the task score")
     tolerance_kind: Literal["absolute", "relative", "rms", "score"]
     reason: str | None = None
 
@@ -382,7 +382,7 @@ class Engine(Frozen):
     checked_by: Literal["builder log", "inspector", "size"] = Field(
         description="source of layers and precisions; inspector: versions before 2026-11-25; size: weights' size only"
     )
-    layers: int | None = Field(None, description="after fusion")
+    layers: int | None = Field(None, description="number of layers after fusion")
     layers_by_precision: dict[str, int] = Field({}, description="type of the outputs (FP16, INT64…) → layers")
     weight_elements: dict[str, int] = Field({}, description="precision → elements, once per layer that reads them")
     weight_bytes: int | None = Field(None, description="all weights, each counted once")
@@ -419,7 +419,7 @@ class ArtifactManifest(Frozen):
     rounded: dict[str, Rounded] = Field({}, description="provider that computes in fewer bits → its results")
     sharing: Sharing | None = None
     parts_bytes: dict[str, int] = Field({}, description="ONNX: `size_bytes` of embeddings, block, heads, other")
-    drift: Drift | None = Field(None, description="looped models")
+    drift: Drift | None = Field(None, description="drift of looped models")
     guarantee: ExitGuarantee | None = Field(None, description="step: limit of the score drop (`edgeformer exits`)")
     portability: Portability | None = Field(None, description="ONNX: portability audit")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with quantized weight")

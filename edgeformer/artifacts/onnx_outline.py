@@ -143,7 +143,7 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph.
+    """Input or output of a graph.
 
     Attributes:
         kind: ``tensor``, or a container such as ``sequence`` or ``map``.

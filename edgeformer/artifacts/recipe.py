@@ -128,7 +128,7 @@ class TrainingConfig(Frozen):
         "shuffled", description="bucketed: batches of similar length, in random order"
     )
     early_stopping: EarlyStopping | None = None
-    log_every: PositiveInt = Field(50, description="steps between two lines of metrics.jsonl")
+    log_every: PositiveInt = Field(50, description="optimizer steps per line of metrics.jsonl")
     checkpoint_minutes: PositiveFloat = Field(
         10.0, description="interval of checkpoints within an epoch, in minutes; does not affect the result"
     )

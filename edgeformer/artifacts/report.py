@@ -215,7 +215,7 @@ class Subject(Frozen):
     task: str
     max_positions: int | None = Field(None, description="longest input in tokens; None: any length")
     max_length: int | None = Field(None, description="truncation length of its texts; None: earlier versions")
-    artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
+    artifacts: dict[str, SubjectArtifact] = Field(description="artifact id → role and checksum")
     manifest_sha256: str | None = Field(None, description="bundle.json's checksum of itself; None: earlier versions")
 
 

@@ -117,7 +117,7 @@ def merge_rows(run: Path, rows: Sequence[EvaluationRow], early_exit: Sequence[Ea
     try:
         stored = read_evaluation(run)
     except ArtifactError:
-        stored = Evaluation()  # a file that cannot be read holds nothing worth keeping
+        stored = Evaluation()  # replace a file that cannot be read
     fresh = {(row.artifact, row.split) for row in rows}
     kept = [row for row in stored.rows if (row.artifact, row.split) not in fresh]
     kept_rows = [row for row in stored.early_exit if (row.artifact, row.split) not in fresh]

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
-_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # upper or lower case: MJ is a millijoule here
+_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # units are case-insensitive: MJ is a millijoule
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 

@@ -79,7 +79,7 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Raise InputError, before minutes of work, if the file that ``option`` names cannot be written."""
+    """Raise InputError before long work if the file that ``option`` names cannot be written."""
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder; name a file in it")
     if not os.access(path, os.W_OK):
