@@ -39,7 +39,7 @@ class PlannedTime(Frozen):
     """Predicted duration of training: a range, never a measurement."""
 
     status: Literal["estimated", "unavailable"]
-    low_s: float | None = Field(None, description="all epochs with validation; if `steps` is null: `rows` rows")
+    low_s: float | None = Field(None, description="of all epochs with validation; if `steps` is null, of `rows`")
     high_s: float | None = None
     steps: int | None = Field(None, description="optimizer steps of all epochs; null: the number of rows is unknown")
     rows: int = Field(description="training rows that the range covers, over all epochs; 1000 if `steps` is null")

@@ -75,9 +75,7 @@ class FileSource(Frozen):
     delimiter: Literal[",", ";", "\t", "|"] | None = Field(
         None, description="column separator of a CSV file; absent: detected from its first lines"
     )
-    encoding: Encoding | None = Field(
-        None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8"
-    )
+    encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
     header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
     text: ColumnName = "text"
     text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
@@ -249,8 +247,8 @@ class DataConfig(DataSection):
     rows: dict[Name, Amount] = Field(
         {}, description="set → count or fraction of its rows, sampled as for a source; train: 0.1 keeps test sets whole"
     )
-    longest: Share | None = Field(None, description="only this share of the texts: most words after cleaning")
-    shortest: Share | None = Field(None, description="only this share: fewest words; ties keep the row order")
+    longest: Share | None = Field(None, description="only this share of the texts: those with most words, cleaned")
+    shortest: Share | None = Field(None, description="only this share: those with fewest words; ties in row order")
     balance: Literal["label", "source", "label-and-source"] | None = Field(
         None, description="equal numbers of rows per label, per source, or per label and source, in every set"
     )

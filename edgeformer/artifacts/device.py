@@ -90,7 +90,7 @@ arithmetic and norms; table lookups; moving or naming data (transpose, slice, co
 class Efficiency(Frozen):
     """Share of the device's peak rates that one operator class reaches, and its fixed cost per operator.
 
-    Its time is the sum of the overhead and of what each rate takes; of a product see `overlap` of the calibration.
+    The time of an operator is the overhead plus the time at each of the rates.
     """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
@@ -128,8 +128,8 @@ class EstimateError(Frozen):
     cases: int
     median_log2: float
     worst_log2: float
-    models: int | None = Field(None, description="cross-validation: each estimated by a fit to the others")
-    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model")
+    models: int | None = Field(None, description="models, each estimated by a fit to the others (cross-validation)")
+    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model's cases")
     created: str
 
 
@@ -142,7 +142,7 @@ class EstimateRecord(Frozen):
     cores: int | None = None
     measured: str = Field(description="date")
     cases: int
-    models: int | None = Field(None, description="cross-validation: each estimated by a fit to the others")
+    models: int | None = Field(None, description="models, each estimated by a fit to the others (cross-validation)")
     precisions: tuple[str, ...] = Field((), strict=False)
     median_error: float
     worst_error: float
@@ -155,7 +155,7 @@ class Calibration(Frozen):
 
     created: str
     processor: str
-    instructions: tuple[str, ...] | None = Field(None, strict=False, description="CPU features; None: unknown")
+    instructions: tuple[str, ...] | None = Field(None, strict=False, description="CPU flags for kernels; None: unknown")
     stated_cache_bytes: Bytes | None = Field(None, description="last-level cache, as the system reports it")
     threads: int
     disturbed: str | None = Field(None, description="other load on the machine during measurement")

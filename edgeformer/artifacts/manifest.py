@@ -132,7 +132,7 @@ def release(version: str) -> tuple[int, ...]:
 class ExitTime(Frozen):
     """Latency of single texts, one per call, alternating between early exit and all loops.
 
-    The step artifact runs all loops, and so does the full graph of the same precision if the bundle has one.
+    All loops run in the step artifact, and in the full graph of the same precision if the bundle has one.
     """
 
     provider: str = Field(description="execution provider")
@@ -174,7 +174,7 @@ class ExitTime(Frozen):
 
 
 class ExitGuarantee(Frozen):
-    """Guarantee: with ``confidence``, early exit lowers accuracy by at most ``max_drop`` on similar texts."""
+    """Guarantee: with ``confidence``, accuracy drops by at most ``max_drop`` on texts like the held-out rows."""
 
     max_drop: float = Field(description="ε: largest drop in accuracy from all loops to early exit")
     confidence: float = Field(description="1 − δ: share of held-out samples whose thresholds keep max_drop")
@@ -279,7 +279,7 @@ class MemoryUse(Frozen):
 
     device: str = Field(description="device of the prediction: cpu or cuda")
     predicted_peak_bytes: int | None = None
-    predicted_reserve_bytes: int | None = Field(None, description="part of the predicted peak outside of tensors")
+    predicted_reserve_bytes: int | None = Field(None, description="predicted part outside of tensors (not measured)")
     measured_peak_bytes: int | None = None
     measured_as: str | None = Field(None, description="method of the measurement")
     budget_bytes: int | None = None
@@ -312,7 +312,7 @@ class RunManifest(Frozen):
     test: AnyScore | None = None
     tests: dict[str, AnyScore] = Field({}, description="every test set by name; `test` is the first")
     leaks: bool = Field(False, description="language models: the model sees the predicted tokens; scores are void")
-    causality: Causality | None = Field(None, description="language models: result of the causality probe")
+    causality: Causality | None = Field(None, description="language models: causality probe before training")
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step")
     batch_size: int | None = Field(None, description="final micro-batch in rows; smaller than requested after an OOM")
@@ -465,7 +465,7 @@ class BundleManifest(Frozen):
     notes: tuple[str, ...] = Field((), description="notes of export")
     code_version: str
     manifest_sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="sha256 of this file with 64 zeros here; None: older"
+        None, pattern=r"^[0-9a-f]{64}$", description="sha256 of this file with 64 zeros here; None: older bundles"
     )
 
 

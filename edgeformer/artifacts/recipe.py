@@ -123,7 +123,7 @@ class TrainingConfig(Frozen):
     )
     optimizer: OptimizerConfig
     schedule: Schedule
-    clip_norm: PositiveFloat | None = Field(1.0, description="maximum norm of the gradient")
+    clip_norm: PositiveFloat | None = Field(1.0, description="gradients with a larger norm are scaled to it")
     batching: Literal["shuffled", "bucketed"] = Field(
         "shuffled", description="bucketed: batches of similar length, in random order"
     )

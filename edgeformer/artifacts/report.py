@@ -179,7 +179,7 @@ class Comparison(Frozen):
     second: int = Field(description="position of the other candidate")
     found: Literal["slower", "faster", "no different", "not known"] = Field(description="result for the second")
     change: float = Field(description="(second - first) / first, of the times")
-    low: float | None = Field(None, description="lower bound of the change, over all looks")
+    low: float | None = Field(None, description="lower bound of the change, valid over all looks")
     high: float | None = Field(None, description="upper bound of the change")
     rounds: int = Field(description="pairs of fresh processes that were measured")
 

@@ -26,7 +26,7 @@ REMEDY = "export the run again, or copy the whole bundle again"
 """Remedy in messages about a bundle whose files differ from the export."""
 
 MOST_JSON_BYTES = 16 << 20
-"""Maximum size of a manifest, report or configuration in bytes: 400 times a large one. Parsing takes 25 times that."""
+"""Maximum bytes of a manifest, report or configuration: 400 times a large one. Parsed JSON can take 25 times that."""
 
 
 def read_manifest(model: type[M], path: Path) -> M:
