@@ -48,14 +48,14 @@ class Bundle:
     """An opened bundle.
 
     Attributes:
-        folder: of the bundle.
+        folder: folder of the bundle.
         manifest: its bundle.json.
-        contents: checks its files against the manifest.
-        name: of the run that it was exported from, which a renamed folder keeps.
-        data: section of the recipe.
-        trained_on: set → fingerprint, as training recorded it.
-        leaks: the model sees the tokens that it predicts.
-        artifacts: all, whatever their status.
+        contents: comparison of its files with the manifest.
+        name: name of the exported run; independent of the folder's name.
+        data: data section of the recipe.
+        trained_on: set → fingerprint recorded by training.
+        leaks: whether the model sees the tokens that it predicts.
+        artifacts: all artifacts, of any status.
     """
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
@@ -95,7 +95,7 @@ class Bundle:
 
     @cached_property
     def loops(self) -> int:
-        """The number of loops until the last answer. Raises ArtifactError where an older bundle does not tell it."""
+        """Number of loops of the model. Raises ArtifactError if an older bundle does not record it."""
         # Older bundles lack `loops`: a language model's last exit, or a classifier's iterations.
         last_exit = self.manifest.exits[-1] if self.manifest.exits else None
         return self.manifest.loops or last_exit or self._config_number(".", "iterations")
@@ -114,9 +114,9 @@ class Bundle:
         return tuple(artifact for artifact in built if not roles or artifact.role in roles)
 
     def exits(self, artifact: ArtifactManifest) -> tuple[int, ...]:
-        """Return the loops that an artifact can answer after, in rising order; empty: a model without loops.
+        """Return the loops of an artifact's exits in ascending order; empty: a model without loops.
 
-        A step artifact stops where a head was trained; if no exit was trained, one head serves all loops.
+        A step artifact exits at loops with a trained head; without trained exits, one head serves all loops.
         Raises ArtifactError as :attr:`loops` does.
         """
         if artifact.role == "step":
@@ -191,7 +191,7 @@ class Bundle:
 
         Raises:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
-            InputError: the provider is not available here, or rows cannot leave this artifact early.
+            InputError: the provider is not available here, or the artifact has no early exit.
             MissingDependencyError: the runtime of its format is not installed.
         """
         options = options or OpenOptions()
@@ -200,16 +200,16 @@ class Bundle:
     def decoder(
         self, artifact: ArtifactManifest, exits: Collection[int], options: OpenOptions | None = None
     ) -> Decoder[Any]:
-        """As :meth:`session`, of a step or decode artifact that generates token by token.
+        """Open a step or decode artifact for generation token by token; otherwise as :meth:`session`.
 
         Args:
-            artifact: of this bundle.
-            exits: loops whose logits will be read; a decode artifact answers after the last one only.
+            artifact: an artifact of this bundle.
+            exits: loops whose logits are read; a decode artifact has only the last loop's.
             options: None: the runtime's defaults.
 
         Raises:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
-            InputError: the artifact does not generate, or not from these exits; the provider is not available here.
+            InputError: the artifact cannot generate, or not from these exits; the provider is not available here.
         """
         if artifact.role not in ("step", "decode") or not self.task.writes_text:
             raise InputError(f"{self.folder}: {artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
@@ -234,7 +234,7 @@ class Bundle:
 
 
 def find_enclosing_bundle(file: Path) -> Path | None:
-    """Return the bundle's folder that contains a file; None: there is none."""
+    """Return the folder of the bundle that contains a file, or None."""
     return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
 
 

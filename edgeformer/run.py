@@ -39,10 +39,10 @@ class Run:
     """An opened run.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
         manifest: its run.json.
-        name: the name at training, which a renamed folder keeps.
-        trained_on: set → fingerprint, as training recorded it.
+        name: name at training; independent of the folder's name.
+        trained_on: set → fingerprint recorded by training.
     """
 
     def __init__(self, folder: Path, manifest: RunManifest) -> None:
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def model_spec(self) -> ModelSpec:
-        """The model's family."""
+        """Specification of the model."""
         from edgeformer.models import model_spec_of
 
         return model_spec_of(self.recipe)
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Loops that its weights can answer after, in rising order: those with a head, or all if they share one."""
+        """Loops with an exit in ascending order: those with a head, or all if they share one."""
         model_spec, config = self.model_spec, self.recipe.model
         return model_spec.trained_exits(config) or tuple(range(1, model_spec.loops(config) + 1))
 
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The current status: a run that says ``running`` but has no process was interrupted."""
+        """Current status: a run recorded as ``running`` without a live process was interrupted."""
         status = self.manifest.status
         return "interrupted" if status == "running" and not has_live_owner(self.folder) else status
 
@@ -128,9 +128,9 @@ class Run:
         """Open the weights in torch for scoring.
 
         Args:
-            every_exit: return the logits of every exit, ``logits_exitN``; else what the model family scores with:
-                ``logits``, or losses where logits do not fit into memory.
-            provider: of torch; None: CUDA where torch sees a card, else the CPU.
+            every_exit: return the logits of every exit, ``logits_exitN``; else the outputs that the model is scored by:
+                ``logits``, or losses if logits do not fit into memory.
+            provider: provider of torch; None: CUDA if torch finds a card, else the CPU.
 
         Raises:
             InputError: the provider is not available here.
@@ -151,7 +151,7 @@ class Run:
     def decoder(self, provider: str | None = None) -> Decoder[Any]:
         """Open the weights in torch to generate text token by token, with ``provider`` as in :meth:`session`.
 
-        Raises as that does, and InputError if the model family generates no text.
+        Raises the same errors, and InputError if the model cannot generate text.
         """
         model, adapter = self._load_weights("writing with", provider)
         from edgeformer.runtimes.torch.session import torch_decoder
@@ -175,7 +175,7 @@ class Run:
 
 
 def is_torch_provider(runtime: str) -> bool:
-    """Return whether ``--runtime`` names a provider of torch, which is what a run's own weights need."""
+    """Return whether ``--runtime`` names a provider of torch, which a run's own weights need."""
     from edgeformer.runtimes.torch import RUNTIME
 
     return RUNTIME.provider_facts(runtime) is not None
@@ -199,12 +199,12 @@ class Location:
 
     @cached_property
     def name(self) -> str:
-        """The run's name in messages and documents, which a renamed folder keeps."""
+        """Name of the run in messages and documents; independent of the folder's name."""
         return self.open_run().name if self.run is not None else self.open_bundle().name
 
     @property
     def argument(self) -> str:
-        """The argument that finds the run on the command line; ``RUN`` for a bundle without its run."""
+        """Command-line argument for the run; ``RUN`` for a bundle without its run."""
         return whole(self.run).name if self.run is not None else "RUN"
 
     @property
@@ -240,7 +240,7 @@ class Location:
 
 
 def find_bundle(run: Path) -> Path | None:
-    """Return the bundle's folder in a run's; None: nothing was exported yet.
+    """Return the bundle's folder inside a run's folder; None: not exported yet.
 
     A bundle that an interrupted export has moved aside is restored first. Raises OSError if that fails.
     """
@@ -277,7 +277,7 @@ def read_run(folder: Path) -> RunManifest:
 def locate(argument: str | None, artifacts: Path) -> Location:
     """Resolve a RUN argument: a run name, a run folder, a bundle folder, or an artifact file; None: the newest run.
 
-    Raises ArtifactError: nothing in ``artifacts`` or of that path is a finished run or a bundle.
+    Raises ArtifactError: neither ``artifacts`` nor that path holds a finished run or a bundle.
     """
     if argument is None:
         folders = run_folders(artifacts)

@@ -1,1 +1,1 @@
-"""What every file means, and how it is read and written."""
+"""File formats of edgeformer: models of every file, reading and writing."""

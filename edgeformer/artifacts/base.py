@@ -1,7 +1,7 @@
-"""The one pydantic base of everything that is read from disk: frozen, strict, unknown keys refused.
+"""Pydantic base class of all files that are read from disk: frozen, strict, unknown keys refused.
 
-Modules of such models do without ``from __future__ import annotations``: pydantic would compile each annotation of each
-model when it is imported, which an edge device waits for at every command.
+Modules with these models omit ``from __future__ import annotations``. With it, pydantic compiles every annotation at
+import, which delays each command on an edge device.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Frozen(BaseModel):
-    """A value object. Types are not coerced (``"3"`` is not 3), so that a typing slip is reported, not guessed at."""
+    """Immutable model. Types are not coerced (``"3"`` is not 3), so that a wrong type is reported."""
 
     # Deferred: a command uses few of all the models that it imports, and building each takes a millisecond or more.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), defer_build=True)
 
 
 class Recognised(Frozen):
-    """Base of task-specific models: after the task's import, a document is recognised by its fields."""
+    """Base of task-specific models: once the task is imported, :meth:`recognise` selects a subclass by its fields."""
 
     called: ClassVar[str]
 
@@ -31,14 +31,14 @@ class Recognised(Frozen):
     def __get_pydantic_json_schema__(
         cls, core_schema: "CoreSchema", handler: "GetJsonSchemaHandler"
     ) -> "JsonSchemaValue":
-        """Of such a base: an object, whose keys are the task's; of a subclass: its own."""
+        """Return a generic object schema for a direct subclass (the task defines its keys), else the model's own."""
         if Recognised not in cls.__bases__:
             return handler(core_schema)
         return {"type": "object", "description": f"{cls.called}, as its task has them"}
 
     @classmethod
     def recognise(cls, value: object) -> object:
-        """A saved object as its own type: the one that has exactly such fields. Raises ValueError where none has."""
+        """Return a saved object as the subclass with exactly its fields. Raises ValueError if no subclass matches."""
         if not isinstance(value, Mapping):
             return value
         for kind in (below := [*cls.__subclasses__()]):

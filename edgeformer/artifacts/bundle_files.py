@@ -1,4 +1,4 @@
-"""The files of a bundle against its manifest: none outside the folder, none without a checksum, none changed."""
+"""Integrity check of a bundle: every file must lie in the folder, be listed with a checksum and match it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeformer.artifacts.workspace import BUNDLE_FILE, REMEDY
 
 
 class FileCheck(Frozen):
-    """One file of a bundle against bundle.json."""
+    """Result of comparing one file of a bundle with bundle.json."""
 
     file: str = Field(description="relative to the bundle")
     status: Literal["intact", "missing", "truncated", "changed", "unexpected"]
@@ -28,14 +28,14 @@ class FileCheck(Frozen):
 
 
 class BundleFiles:
-    """Compares files with a manifest; each is hashed once.
+    """Comparison of a bundle's files with its manifest; each file is hashed once.
 
     Args:
-        folder: the bundle's.
-        manifest: what should be there.
+        folder: folder of the bundle.
+        manifest: the expected files.
 
     Attributes:
-        checksums: file that the manifest vouches for → sha256.
+        checksums: file with a checksum in the manifest → sha256.
     """
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
@@ -88,7 +88,7 @@ class BundleFiles:
         raise ArtifactError(f"{path}: {messages[check.status]}; {REMEDY}")
 
     def path(self, name: str) -> Path:
-        """Where a file lies, unread. Raises ArtifactError for one outside the bundle."""
+        """Return the path of a file without reading it. Raises ArtifactError for one outside the bundle."""
         pure, path = PurePosixPath(name), self.folder / name
         foreign = pure.is_absolute() or ".." in pure.parts or any(character in name for character in "\\:\0")
         if foreign or not path.resolve().is_relative_to(self.folder.resolve()):
@@ -98,7 +98,7 @@ class BundleFiles:
         return path
 
     def needed_by(self, artifact: ArtifactManifest) -> list[str]:
-        """Names of the files without which an artifact does not run, its own first."""
+        """Return the names of the files that an artifact needs to run, its own file first."""
         names = [name for name in (artifact.file, artifact.weights_file, *artifact.parts.values()) if name is not None]
         folder = PurePosixPath(str(artifact.file)).parent
         if len(set(names)) == 1 and folder != PurePosixPath():
@@ -109,56 +109,56 @@ class BundleFiles:
         return list(dict.fromkeys(names))
 
     def check_weights(self, artifact: ArtifactManifest) -> None:
-        """Whether the graphs of an artifact read listed files only; to be asked before a runtime opens them.
+        """Check that an artifact's graphs read listed files only. Call it before a runtime opens them.
 
         Raises ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
         """
         files = (str(artifact.file), *artifact.parts.values())
-        # What a builder made for a runtime of its own can be an ONNX file, too.
+        # A file that was built for another runtime can be an ONNX graph, too.
         for graph in dict.fromkeys(name for name in files if artifact.is_graph or name.endswith(".onnx")):
             for location in sorted(external_files(self.path(graph))):
                 name = (PurePosixPath(graph).parent / location).as_posix()
-                # Its parent would bind "/x" and "C:x" to nothing, and drop "./", as the runtime may or may not.
+                # Joining drops the folder of "/x" and any "./"; a runtime may resolve such names differently.
                 if PurePosixPath(location).as_posix() != location or not location:
                     raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
                 self.intact(name, f"{graph} reads weights from {name}")
 
 
 TARGETS_FILE = "targets.json"
-"""Beside bundle.json: what ``verify --write`` found of engines on their target, where export could not run them.
+"""File beside bundle.json: results of ``verify --write`` on the target for engines that export could not run.
 
-Each record is signed with the checksums of the artifact's files, so that it says nothing of another artifact, or of an
-engine that was built again. The signature detects a damaged, edited or moved record; it does not identify its author.
+Each record carries the checksums of the artifact's files, so it does not apply to another artifact or to a rebuilt
+engine. The signature detects a damaged, edited or moved record; it does not identify its author.
 """
 REMEASURE = "run edgeformer verify --write on the target"
 _SHOWN = 12  # digits of a checksum in a message
 
 
 class TargetRecord(Frozen):
-    """What one machine found of one artifact."""
+    """Result of verifying one artifact on one target."""
 
     artifact: str
-    artifact_sha256: str = Field(description="of its file, or over those of all files that it runs from")
-    device: str = Field(description="what computed: the card's name")
-    compute_capability: str | None = Field(None, description="of an NVIDIA card")
-    runtime: dict[str, str] = Field(description="package, driver → version")
+    artifact_sha256: str = Field(description="sha256 of its file, or over the checksums of all files that it needs")
+    device: str = Field(description="name of the device that computed, e.g. the card")
+    compute_capability: str | None = Field(None, description="compute capability of an NVIDIA card")
+    runtime: dict[str, str] = Field(description="package or driver → version")
     recorded: str
     code_version: str
     status: Literal["verified", "failed"]
-    reason: str | None = Field(None, description="why it failed")
+    reason: str | None = Field(None, description="reason of a failure")
     parity: Parity
-    score: AnyScore | None = Field(None, description="on the golden inputs")
-    validation: AnyScore | None = Field(None, description="on the rows of the validation split that export scores on")
-    unscored: str | None = Field(None, description="why there is no score on the validation split")
+    score: AnyScore | None = Field(None, description="score on the golden inputs")
+    validation: AnyScore | None = Field(None, description="score on the validation rows that export uses")
+    unscored: str | None = Field(None, description="reason for no score on the validation split")
     signature: str = Field("", description="sha256 of this record with an empty signature")
 
     def signed(self) -> Self:
-        """The same with its signature."""
+        """Return a copy with its signature."""
         unsigned = as_json(self.model_copy(update={"signature": ""}))
         return self.model_copy(update={"signature": hashlib.sha256(unsigned.encode()).hexdigest()})
 
     def why_refused(self, manifest: BundleManifest) -> str | None:
-        """Why it says nothing of the bundle's artifact; None: it does."""
+        """Return why the record cannot be used for the bundle's artifact, or None if it can."""
         subject = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
         if self != self.signed():
             return f"{subject} was changed since it was written, so it is not used: {REMEASURE}"
@@ -175,23 +175,23 @@ class TargetRecord(Frozen):
 
 
 class TargetRecords(Frozen):
-    """targets.json."""
+    """Contents of targets.json."""
 
     format_version: Literal[1] = 1
     records: tuple[TargetRecord, ...] = ()
 
     def with_new(self, new_records: Iterable[TargetRecord]) -> Self:
-        """The same with these; each takes the place of what the same device found of the same artifact before."""
+        """Return a copy with ``new_records``; each replaces an older record of the same artifact and device."""
         by_key = {(record.artifact, record.device): record for record in (*self.records, *new_records)}
         return self.model_copy(update={"records": tuple(by_key.values())})
 
     def of(self, manifest: BundleManifest) -> Self:
-        """Only those that say something of the bundle's artifacts."""
+        """Return a copy with only the records that hold for the bundle's artifacts."""
         kept = tuple(record for record in self.records if record.why_refused(manifest) is None)
         return self.model_copy(update={"records": kept})
 
     def completing(self, manifest: BundleManifest, device: str | None = None) -> dict[str, TargetRecord]:
-        """Artifact that export did not compare → what a target found of it.
+        """Return artifact → record for the artifacts whose outputs export could not compare.
 
         Args:
             device: part of the requested device's name; a record of that device precedes newer ones.
@@ -205,13 +205,13 @@ class TargetRecords(Frozen):
 
 
 def lacks_parity(artifact: ArtifactManifest) -> bool:
-    """Whether an artifact was built but could not be compared here; ``verify`` on its target compares it."""
+    """Return whether an artifact was built but not compared at export; ``verify`` on its target compares it."""
     parity = artifact.parity
     return artifact.status == "built" and parity is not None and parity.status == "unavailable"
 
 
 def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | None:
-    """What an artifact's records are signed with, by the bundle's ``files`` → sha256; None: it has no checksum."""
+    """Return the sha256 over an artifact's files, by the bundle's ``files`` (name → sha256); None: no checksum."""
     companions = {artifact.weights_file, *artifact.parts.values()} - {artifact.file, None}
     sums = [f"{name} {files.get(str(name))}" for name in sorted(map(str, companions))]
     if artifact.sha256 is None or not sums:
@@ -220,7 +220,7 @@ def files_sha256(artifact: ArtifactManifest, files: Mapping[str, str]) -> str | 
 
 
 def completed(manifest: BundleManifest, records: Mapping[str, TargetRecord]) -> BundleManifest:
-    """The manifest as it would be if export had run on those targets; an artifact that failed there is rejected."""
+    """Return the manifest with the records' results; an artifact that failed on its target is rejected."""
     artifacts = []
     for artifact in manifest.artifacts:
         if (record := records.get(artifact.id)) is not None:

@@ -1,4 +1,4 @@
-"""A recipe's sources: where the rows of a part come from, and how many of them are taken."""
+"""Data section of a recipe: sources of each part, number of rows, tokenizer and split protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _amount(value: object) -> object:
 
 
 Amount = Annotated[int | float, BeforeValidator(_amount, json_schema_input_type=int | float)]
-"""Of rows: a whole number is a count, a number with a point is a fraction."""
+"""Number of rows: a whole number is a count, a number with a point is a fraction."""
 
 
 def _called(column: object) -> object:
@@ -28,7 +28,7 @@ def _called(column: object) -> object:
 
 
 ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str | int)]
-"""A column by its name, or by its number from 1 in a file whose first line names none."""
+"""A column by its name, or by its number from 1 in a file without a header."""
 
 
 def check_encoding(name: str) -> str:
@@ -43,9 +43,9 @@ def check_encoding(name: str) -> str:
 
 
 Encoding = Annotated[str, AfterValidator(check_encoding)]
-"""Of a text file, by the name of a Python codec."""
+"""Encoding of a text file: the name of a Python codec."""
 
-ROWS = "count or fraction that is drawn by split_seed, with the same shares of labels, in order; all when absent"
+ROWS = "count or fraction of rows, sampled by split_seed and stratified by label, in order; absent: all rows"
 
 
 class HubSource(Frozen):
@@ -68,16 +68,14 @@ class FileSource(Frozen):
     """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
 
     kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the recipe; else to the folder edgeformer is started in")
+    path: str = Field(description="absolute, or relative to the recipe, else to the working directory")
     format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
-        None, description="read from the file's suffix when absent"
+        None, description="absent: inferred from the file's suffix"
     )
     delimiter: Literal[",", ";", "\t", "|"] | None = Field(
-        None, description="between the columns of a CSV file; seen in its first lines when absent"
+        None, description="column separator of a CSV file; absent: detected from its first lines"
     )
-    encoding: Encoding | None = Field(
-        None, description="of the text, e.g. cp1252, latin-1 or utf-16; UTF-8 when absent"
-    )
+    encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
     header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
     text: ColumnName = "text"
     text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
@@ -116,11 +114,11 @@ class SyntheticSource(Frozen):
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
 _LATER = ("rows", "encoding", "longest", "shortest", "balance")
-"""Keys that recipes did not always have."""
+"""Keys that were added after the first version of the recipe format."""
 
 
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A dumped ``data`` section, or a source, without later keys at their default: its hash stays as it was."""
+    """Return a dumped ``data`` section or source without later keys at their default, to keep its hash unchanged."""
     reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {})}
     if "parts" in section:
         reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}
@@ -149,12 +147,12 @@ class FileTokenizer(Frozen):
     """A ``tokenizer.json`` on this machine."""
 
     kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the recipe; else to the folder edgeformer is started in")
+    path: str = Field(description="absolute, or relative to the recipe, else to the working directory")
 
 
 class TrainedTokenizer(Frozen):
-    """A tokenizer trained on the run's own training text; its size is ``model.vocab_size``, or less where
-    the text has less to learn: the model then gets as many tokens."""
+    """A tokenizer trained on the run's training text. It has ``model.vocab_size`` tokens, or fewer if the text yields
+    fewer; the model's vocabulary then has the same size."""
 
     kind: Literal["trained"]
     algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
@@ -164,27 +162,27 @@ TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Fie
 
 
 class DataSection(Recognised):
-    """What every task's ``data`` has."""
+    """Fields that every task's ``data`` section has."""
 
     parts: Parts
     stream: bool = Field(
         False,
-        description="keep the training set on disk, as tokens, and read each batch from there: for one that is too "
+        description="keep the training set on disk, as tokens, and read each batch from there: for sets that are too "
         "large for memory; the other sets stay in memory",
     )
     expected_rows: PositiveInt | None = Field(
         None,
-        description="training rows of an epoch, for `plan` before the data is read; training reports a wrong count",
+        description="training rows of an epoch, for `plan` before the data is read; training warns about a wrong count",
     )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
-    """The key that says how many tokens the model reads at once."""
+    """Key of the maximum input length in tokens."""
     instead_of_rows: ClassVar[str | None] = None
-    """What to do where sources cannot be sampled, because there are no labels to draw by."""
+    """Advice for error messages of tasks whose sources cannot be sampled, because there are no labels to sample by."""
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of the longest row that the model is given."""
+        """Maximum length of a model input in tokens."""
         return int(getattr(self, self.length_key))
 
     def row_count_warning(self, rows: int) -> str | None:
@@ -198,11 +196,11 @@ class DataSection(Recognised):
 
     @property
     def synthetic(self) -> bool:
-        """Whether any of the text is made up by the built-in generator."""
+        """Whether any source is the built-in text generator."""
         return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
 
     def sampled(self, part: str) -> bool:
-        """Whether only some rows of a source of the part are taken; a generator makes as many as are wanted."""
+        """Return whether a source of the part takes only some of its rows; generated sources do not count."""
         return any(
             source.kind != "synthetic-reviews" and source.rows is not None for source in self.parts.get(part, ())
         )
@@ -219,7 +217,7 @@ SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "g
 
 
 class DataConfig(DataSection):
-    """Where the text comes from and which protocol cuts it into train, validation and test.
+    """Sources of the text, and the protocol that splits it into train, validation and test.
 
     ``random-split``  parts ``train`` + ``validation`` pooled, shuffled by ``split_seed``, cut 80/10/10
     ``stratified``    parts ``train`` + ``validation`` pooled; a tenth of each label's rows validates, another tenth
@@ -227,32 +225,32 @@ class DataConfig(DataSection):
     ``glue-dev``      trains on part ``train`` less a tenth held out as validation; tests on part ``validation``
     ``sst-test``      parts ``train``, ``validation``; tests on part ``sst-test``
     ``given``         parts ``train``, ``validation`` (else a tenth of train), ``test``
-    ``imported``      a model that was trained elsewhere: whatever there is of the parts ``train`` (to which its
-                      vocabulary is trimmed), ``validation`` and ``test``, each of which replaces the other if missing
+    ``imported``      a model that was trained elsewhere: any of the parts ``train`` (to which its vocabulary is
+                      trimmed), ``validation`` and ``test``; each of the last two replaces the other if missing
 
     A part that the protocol does not use is scored as a further test set under its own name.
 
-    Fewer rows, in this order: ``rows`` of a source, when it is read; ``longest`` or ``shortest``, then ``balance``, of
-    all rows that sets are drawn from (pooled parts as one, every other part separately), and of each set;
-    ``rows`` of a set, once the protocol has drawn it: where it is balanced, as many as go evenly.
+    Rows are reduced in this order: ``rows`` of a source, at reading; ``longest`` or ``shortest``, then ``balance``, on
+    the rows that sets are drawn from (pooled parts together, every other part separately) and on each set; ``rows``
+    of a set, after the split: a balanced set keeps the largest number of rows that divides evenly.
     """
 
     length_key: ClassVar[str] = "max_length"
 
     @property
     def separator(self) -> str | None:
-        """What stands between the labels of a row that can have several; None: a row has one."""
+        """Separator between several labels of a row; None: a row has one label."""
         return None
 
     split: SplitProtocol
     split_seed: Seed = 42
     rows: dict[Name, Amount] = Field(
-        {}, description="set → count or fraction of its rows, drawn as a source's: train: 0.1 leaves test sets whole"
+        {}, description="set → count or fraction of its rows, sampled as for a source; train: 0.1 keeps test sets whole"
     )
-    longest: Share | None = Field(None, description="only this share of the texts: those of most words, once cleaned")
-    shortest: Share | None = Field(None, description="the same, those of fewest words; ties in the order of the rows")
+    longest: Share | None = Field(None, description="only this share of the texts: those with most words, cleaned")
+    shortest: Share | None = Field(None, description="only this share: those with fewest words; ties in row order")
     balance: Literal["label", "source", "label-and-source"] | None = Field(
-        None, description="as many rows of each label, of each source, or of each label of each source, in every set"
+        None, description="equal numbers of rows per label, per source, or per label and source, in every set"
     )
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
     cleaning: Literal["paper", "none"] = "paper"
@@ -260,7 +258,7 @@ class DataConfig(DataSection):
 
     @property
     def test_set(self) -> str:
-        """What the protocol's own test set is called."""
+        """Name of the protocol's own test set."""
         return "test" if self.split in ("imported", "stratified") else self.split
 
     @field_validator("labels")
@@ -317,11 +315,11 @@ class DataConfig(DataSection):
 
 
 class TextConfig(DataSection):
-    """Running text, one paragraph per line or row, and how it becomes rows of tokens.
+    """Running text, one paragraph per line or row, and its layout as rows of tokens.
 
     ``paragraphs``  one row per paragraph: boundary token, text, boundary token; longer ones are cut; padding is masked
     ``packed``      the same documents end to end in rows of exactly ``sequence_length``, without padding; attention
-                    and convolutions do not look across the boundary of a document, positions start again behind it
+                    and convolutions do not cross a document boundary; positions restart behind it
     """
 
     length_key: ClassVar[str] = "sequence_length"
@@ -345,14 +343,14 @@ class TextConfig(DataSection):
 
 
 class PairsConfig(DataSection):
-    """Texts for an embedding model, and pairs of texts with a score of how similar people found them.
+    """Texts for an embedding model, and text pairs with human similarity scores.
 
     ``train``       texts, or pairs: the vocabulary is trimmed to what they use
-    ``validation``  scored pairs, by which export judges an artifact; else those of ``test``
-    ``test``        scored pairs; else those of ``validation``
+    ``validation``  scored pairs on which export judges an artifact; default: those of ``test``
+    ``test``        scored pairs; default: those of ``validation``
 
-    A part of another name is a further test set. Where there are no scored pairs, artifacts are judged by how close
-    their vectors are to those of the model in FP32.
+    A part of another name is a further test set. Without scored pairs, artifacts are judged by the similarity of
+    their vectors to those of the FP32 model.
     """
 
     length_key: ClassVar[str] = "max_length"
@@ -369,4 +367,4 @@ class PairsConfig(DataSection):
 
 
 AnyData = Annotated[SerializeAsAny[DataSection], BeforeValidator(DataSection.recognise)]
-"""The data section of any task, in a manifest."""
+"""Data section of any task, for manifests."""

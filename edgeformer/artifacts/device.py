@@ -1,4 +1,4 @@
-"""DeviceProfile: facts and budgets of a target device, each with its source, and what the estimator learned there."""
+"""DeviceProfile: facts and budgets of a target device, each with its source, and the estimator's calibration."""
 
 import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -24,7 +24,7 @@ class Fact(Frozen, Generic[T]):
 
 
 class Peaks(Frozen):
-    """Dense peak rates, without sparsity: operations per second, a multiplication and an addition being two.
+    """Dense peak rates (no sparsity) in operations per second; a multiply-add counts as two operations.
 
     GeForce cards halve the rate of FP16 tensor cores that accumulate in FP32, so both are stated.
     """
@@ -35,7 +35,7 @@ class Peaks(Frozen):
     int8: Fact[float] | None = None
 
     def of(self, precision: str) -> tuple[Fact[float], ...]:
-        """The rates that matrix products of a precision can run at, the surest first; empty: none is known."""
+        """Return the peak rates for matrix products of a precision, the most certain first; empty: none is known."""
         candidates = {
             "fp32": (self.fp32,),
             "fp16": (self.fp16_fp32_accumulate, self.fp16),
@@ -45,7 +45,7 @@ class Peaks(Frozen):
 
 
 class Power(Frozen):
-    """What the device draws, in watts: the lowest and the highest power limit it is sold or configured with."""
+    """Power draw of the device in watts: the lowest and highest power limit that it is sold or configured with."""
 
     low_w: Positive
     high_w: Positive
@@ -60,13 +60,13 @@ class Clocks(Frozen):
 
 
 class Budget(Frozen):
-    """What a model of one task may cost on this device. An absent limit is not checked."""
+    """Limits for a model of one task on this device. An absent limit is not checked."""
 
     latency_p50_ms: Milliseconds | None = None
-    batch: Count = Field(1, description="batch size at which latency is judged")
-    seq: Count = Field(128, description="sequence length at which latency is judged")
+    batch: Count = Field(1, description="batch size of the latency limit")
+    seq: Count = Field(128, description="sequence length of the latency limit")
     size_bytes: Bytes | None = None
-    memory_bytes: Bytes | None = Field(None, description="absent: the device's usable memory")
+    memory_bytes: Bytes | None = Field(None, description="limit of peak memory; absent: the device's usable memory")
     energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
 
 
@@ -77,37 +77,37 @@ class Budgets(Frozen):
     language_modeling: Budget = Field(Budget(), alias="language-modeling")
 
     def for_task(self, task: str) -> Budget:
-        """The budget of ``task`` (a recipe's ``task``); one without limits of a task that profiles have none for."""
+        """Return the budget of ``task`` (a recipe's ``task``), or one without limits if profiles have none for it."""
         budgets = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
         return {"classification": self.classification, **budgets}.get(task, Budget())
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
-"""What limits an operator: matrix products with weights; products between activations, and softmax; arithmetic per
-element and norms; reading rows of a table; moving or naming data (transpose, slice, concat, reshape)."""
+"""Operator classes by bottleneck: matrix products with weights; products between activations, and softmax; elementwise
+arithmetic and norms; table lookups; moving or naming data (transpose, slice, concat, reshape)."""
 
 
 class Efficiency(Frozen):
-    """How much of the device's peak rates one class of operators reaches, and what an operator costs at least.
+    """Share of the device's peak rates that one operator class reaches, and its fixed cost per operator.
 
-    Its time is the sum of the overhead and of what each rate takes; of a product see `overlap` of the calibration.
+    The time of an operator is the overhead plus the time at each of the rates.
     """
 
     of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
-    of_bandwidth: Positive | None = Field(None, description="of the bandwidth, for what fits a cache; may be above 1")
-    of_memory: Positive | None = Field(None, description="the same for what fits no cache; None: as `of_bandwidth`")
-    overhead_us: NotNegative = Field(0.0, description="per operator, doing nothing")
+    of_bandwidth: Positive | None = Field(None, description="share of bandwidth, for data in a cache; may exceed 1")
+    of_memory: Positive | None = Field(None, description="share of bandwidth, beyond caches; None: as `of_bandwidth`")
+    overhead_us: NotNegative = Field(0.0, description="per operator, without work")
 
 
 class Speed(Frozen):
-    """A processor's speed at a moment: what a product and a copy of fixed size take (the reference probe)."""
+    """Result of the speed probe: microseconds of a matrix product and of a copy of fixed size."""
 
     product_us: Positive
     copy_us: Positive
 
 
 class FittedCase(Frozen):
-    """A shape of an artifact that was measured to fit or to validate."""
+    """A measured shape of an artifact, used for the fit or for validation."""
 
     run: str
     artifact: str
@@ -117,32 +117,32 @@ class FittedCase(Frozen):
     seq: int
     measured_ms: float
     estimated_ms: float | None = None
-    stable: bool = Field(True, description="false: the measurement cannot be had again, and counts for no error")
+    stable: bool = Field(True, description="false: the measurement does not repeat; errors ignore it")
 
 
 class EstimateError(Frozen):
-    """How far estimates were from measurements: |log2(estimated / measured)|, 0.25 is 19 % off, 1 is a factor of 2."""
+    """Errors of estimates as |log2(estimated / measured)|: 0.25 is 19 % off, 1 is a factor of 2."""
 
-    kind: Literal["cpu", "cuda"] = Field(description="the kind of device that it was found on")
+    kind: Literal["cpu", "cuda"] = Field(description="kind of device that was measured")
     device: str = Field(description="the processor or card")
     cases: int
     median_log2: float
     worst_log2: float
-    models: int | None = Field(None, description="each left out once, and estimated by what the others taught")
-    spread_log2: NotNegative | None = Field(None, description="± that 95 % of the worst model's cases stay within")
+    models: int | None = Field(None, description="models, each estimated by a fit to the others (cross-validation)")
+    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model's cases")
     created: str
 
 
 class EstimateRecord(Frozen):
     """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8 %."""
 
-    source: str = Field(description="where the cases are listed")
+    source: str = Field(description="file that lists the cases")
     kind: Literal["cpu", "cuda"]
     processor: str = Field(description="the processor or card that the cases were measured on")
     cores: int | None = None
     measured: str = Field(description="date")
     cases: int
-    models: int | None = Field(None, description="each estimated by a calibration with the others")
+    models: int | None = Field(None, description="models, each estimated by a fit to the others (cross-validation)")
     precisions: tuple[str, ...] = Field((), strict=False)
     median_error: float
     worst_error: float
@@ -151,23 +151,23 @@ class EstimateRecord(Frozen):
 
 
 class Calibration(Frozen):
-    """Efficiencies fitted on this host per precision, what they were fitted on, and the error on other cases."""
+    """Efficiencies fitted on this host per precision, the cases of the fit, and the error on other cases."""
 
     created: str
     processor: str
-    instructions: tuple[str, ...] | None = Field(None, strict=False, description="that choose kernels; None: unknown")
-    stated_cache_bytes: Bytes | None = Field(None, description="the last-level cache, as the system states it")
+    instructions: tuple[str, ...] | None = Field(None, strict=False, description="CPU flags for kernels; None: unknown")
+    stated_cache_bytes: Bytes | None = Field(None, description="last-level cache, as the system reports it")
     threads: int
-    disturbed: str | None = Field(None, description="what else used the machine while times were taken")
+    disturbed: str | None = Field(None, description="other load on the machine during measurement")
     provider: str
     versions: dict[str, str] = Field({}, description="library → version")
     efficiencies: dict[str, dict[OperatorClass, Efficiency]] = Field(description="precision → class → efficiency")
-    operators: dict[str, dict[str, Efficiency]] = Field({}, description="the same of operators that differ from theirs")
+    operators: dict[str, dict[str, Efficiency]] = Field({}, description="operators that differ from their class")
     call_overhead_us: dict[str, NotNegative] = Field({}, description="precision → microseconds per call")
     fitted_on: tuple[FittedCase, ...] = Field((), strict=False)
     validated_on: tuple[FittedCase, ...] = Field((), strict=False, description="`--validate`: further shapes")
-    left_out: tuple[FittedCase, ...] = Field((), strict=False, description="each model, as the others estimate it")
-    error: EstimateError | None = Field(None, description="on `left_out`, else on `validated_on`; None: never compared")
+    left_out: tuple[FittedCase, ...] = Field((), strict=False, description="each model, by a fit to the others")
+    error: EstimateError | None = Field(None, description="error on `left_out` or `validated_on`; None: no validation")
 
 
 def names_rtx(name: str) -> bool:
@@ -176,13 +176,13 @@ def names_rtx(name: str) -> bool:
 
 
 _FORMER_KEYS = {"speed", "response", "other_speed", "cache_ramp", "overlap", "one_thread"}
-"""Keys of calibrations whose rates mean something else: they are dropped as a whole."""
+"""Keys of old calibrations, whose rates have another meaning. Such calibrations are ignored as a whole."""
 
 
 class DeviceProfile(Frozen):
-    """A target device. ``match`` is how the device is recognised when it is present.
+    """A target device. ``match`` identifies it among the devices of a host.
 
-    A fact that is absent is not known; an estimate that needs it is then `unavailable`, and says which fact is missing.
+    An absent fact is unknown. An estimate that needs it is `unavailable` and names the missing fact.
     """
 
     name: Name
@@ -190,25 +190,25 @@ class DeviceProfile(Frozen):
     kind: Literal["cuda", "cpu"]
     tensorrt: Literal["rtx", "enterprise", "none"] | None = Field(
         None,
-        description="what `export --trt` builds its engines with: TensorRT for RTX; TensorRT itself, on the device; or "
+        description="builder of `export --trt`: TensorRT for RTX; TensorRT itself, on the device; or "
         "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
     )
     match: str | None = Field(None, description="part of the card's (cuda) or processor's (cpu) name; absent: any")
     match_not: tuple[str, ...] = Field((), strict=False, description="words in names of other devices: SUPER, Laptop")
     boards: tuple[str, ...] = Field((), strict=False, description="Jetson: compatible part numbers in the device tree")
     compute_capability: Fact[str] | None = None
-    memory_bytes: Fact[Bytes] | None = Field(None, description="absent: this host's memory")
+    memory_bytes: Fact[Bytes] | None = Field(None, description="memory of the device; absent: this host's")
     memory_shared: bool = Field(False, description="CPU and GPU share one memory (Jetson, Apple)")
-    system_bytes: Fact[Bytes] | None = Field(None, description="what system, desktop and driver keep of the memory")
-    usable_memory_bytes: Fact[Bytes] | None = Field(None, description="what the system leaves to a process")
-    context_bytes: Fact[Bytes] | None = Field(None, description="of a process without a model: CUDA, libraries")
+    system_bytes: Fact[Bytes] | None = Field(None, description="memory that system, desktop and driver use")
+    usable_memory_bytes: Fact[Bytes] | None = Field(None, description="memory that a process can use")
+    context_bytes: Fact[Bytes] | None = Field(None, description="memory of a process without a model: CUDA, libraries")
     bandwidth_bytes_per_s: Fact[float] | None = None
     cache_bytes: Fact[Bytes] | None = Field(None, description="last-level cache: L2 of a GPU, L3 (or L2) of a CPU")
     cores: Fact[int] | None = Field(None, description="CPUs: physical cores; GPUs: streaming multiprocessors")
     peaks: Peaks = Peaks()
     launch_overhead_us: Fact[float] | None = Field(None, description="microseconds between two kernels or operators")
     power: Fact[Power] | None = None
-    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the clock is the same at every power limit")
+    clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the same clock at every power limit")
     budgets: Budgets = Budgets()
     calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
 
@@ -222,7 +222,7 @@ class DeviceProfile(Frozen):
 
     @property
     def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:
-        """``tensorrt``, or what follows from the device's name where the profile does not say it."""
+        """Value of ``tensorrt``; if absent, inferred from the device's name."""
         if self.tensorrt is not None:
             return self.tensorrt
         if self.kind != "cuda":
@@ -231,7 +231,7 @@ class DeviceProfile(Frozen):
 
     @property
     def tensorrt_source(self) -> str:
-        """Where :attr:`tensorrt_edition` is from, for messages: the profile, or a guess from the device's name."""
+        """Source of :attr:`tensorrt_edition` for messages: the profile, or a guess from the device's name."""
         if self.tensorrt is not None:
             return f"its profile says tensorrt: {self.tensorrt}"
         name = "has" if self.tensorrt_edition == "rtx" else "does not have"

@@ -27,11 +27,11 @@ from edgeformer.artifacts.errors import InputError, RecipeError, did_you_mean
 from edgeformer.artifacts.files import write_text
 
 MOST_BYTES = 256 * 1024
-"""Of a file: 60 times the largest recipe or profile that is shipped. PyYAML needs seconds for more."""
+"""Maximum size of a file in bytes: 60 times the largest shipped recipe or profile. PyYAML needs seconds for more."""
 MOST_NODES = 20_000
-"""Keys and values: 100 times a large recipe, and read and checked in well under a second."""
+"""Maximum number of keys and values: 100 times a large recipe. Reading and checking them takes less than a second."""
 DEEPEST = 32
-"""Levels of lists and mappings in each other; recipes have 5. Python's own limit would end in a RecursionError."""
+"""Maximum nesting of lists and mappings; recipes have 5 levels. Python's own limit would raise a RecursionError."""
 
 KeyPath = tuple[str | int, ...]
 _BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE = (
@@ -42,7 +42,7 @@ _BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE = (
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the YAML 1.2 core schema for booleans, numbers and dates, limits, and no aliases."""
 
-    # PyYAML follows YAML 1.1: it reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
+    # PyYAML follows YAML 1.1, which reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
         first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
     _depth = _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As PyYAML does, which would go as deep as the text says."""
+        """Compose a node as PyYAML does, but limit depth and size, and refuse aliases."""
         self._nodes += 1
         problem = None
         if self.check_event(yaml.AliasEvent):
@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """As PyYAML does, which lets Python's own errors through where a tag does not fit its value."""
+        """Construct a value as PyYAML does, but raise ConstructorError if a tag does not fit its value."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
@@ -88,7 +88,7 @@ _Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.val
 
 @dataclass
 class YamlDocument:
-    """A mapping read from YAML, where it came from, and the line of each key path."""
+    """A mapping read from YAML, its source, and the line of each key path."""
 
     source: str
     content: dict[str, Any]
@@ -96,7 +96,7 @@ class YamlDocument:
     overridden: dict[KeyPath, str] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """Who set ``path``: ``file:line`` of the nearest enclosing key, or the override that replaced it."""
+        """Return the origin of ``path``: ``file:line`` of the nearest enclosing key, or the override of its value."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.overridden:
                 return self.overridden[path[:length]]
@@ -135,7 +135,7 @@ def parse_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def read_yaml(path: Path) -> YamlDocument:
-    """Read a YAML mapping. Raises RecipeError: no such file, or not YAML, or aliases, repeated keys, or too much."""
+    """Read a YAML mapping. Raises RecipeError: missing, not YAML, with aliases or repeated keys, or too large."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -163,9 +163,9 @@ M = TypeVar("M", bound=BaseModel)
 Kind = Literal["recipes", "profiles"]
 _CALLED = {"recipes": "recipe", "profiles": "device profile"}
 _MOST_PROBLEMS = 20
-"""As many as a person reads at once; the file of a stranger could have thousands."""
+"""Maximum number of problems in a message; an untrusted file could have thousands."""
 _LONGEST_OVERRIDE = 120
-"""Characters of an override that a message repeats."""
+"""Maximum number of characters of an override in a message."""
 
 
 def validate(model: type[M], document: YamlDocument) -> M:
@@ -178,7 +178,7 @@ def validate(model: type[M], document: YamlDocument) -> M:
         problems = problems or error.errors()
         lines = [_explain(model, document, details) for details in problems[:_MOST_PROBLEMS]]
         more = [f"… and {len(problems) - _MOST_PROBLEMS:,} more problems"] if len(problems) > _MOST_PROBLEMS else []
-        # A discriminated union reports the same slip once per member; say it once.
+        # A discriminated union reports the same problem once per member; list it once.
         raise RecipeError("\n".join([*dict.fromkeys(lines), *more])) from None
 
 
@@ -230,7 +230,7 @@ def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetai
     path: KeyPath = ()
     content: Any = document.content
     holders: list[type[BaseModel]] = []  # models that may have the path's last key
-    models = [model]  # models that may stand at the path
+    models = [model]  # models that may be at the path
     for position, step in enumerate(details["loc"], 1):
         if isinstance(content, list):
             is_present = isinstance(step, int) and step < len(content)
@@ -266,7 +266,7 @@ def _explain(model: type[BaseModel], document: YamlDocument, details: ErrorDetai
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every pydantic model that an annotation allows, through unions, lists and Annotated."""
+    """Return every pydantic model that an annotation allows, through unions, lists and Annotated."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     arguments = typing.get_args(annotation)
@@ -283,28 +283,28 @@ def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def shipped_folder(kind: Kind) -> Path:
-    """Where the shipped files lie: inside an installed wheel, or at the top of a source checkout."""
+    """Return the folder of the shipped files: inside an installed wheel, or at the top of a source checkout."""
     package = Path(__file__).resolve().parent.parent
     installed = package / "shipped" / kind
     return installed if installed.is_dir() else package.parent / kind
 
 
 def shipped_names(kind: Kind, local: Path | None = None) -> list[str]:
-    """Names of the shipped recipes or profiles, and of those in the folder ``local``, sorted."""
+    """Return the sorted names of the shipped recipes or profiles, and of those in the folder ``local``."""
     folders = [shipped_folder(kind), *([local] if local is not None else [])]
     return sorted({path.stem for folder in folders for path in folder.glob("[!.]*.yaml")})
 
 
 def own_profiles(artifacts: Path) -> Path:
-    """The folder of the user's own device profiles: where `calibrate` writes and every command looks."""
+    """Return the folder of the user's device profiles: `calibrate` writes there, and every command searches it."""
     return artifacts / "profiles"
 
 
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:
-    """The file that ``name`` (a path or a shipped name) stands for.
+    """Return the file of ``name``, which is a path or a shipped name.
 
     Args:
-        local: a folder of the user's own files; one of the same name is used instead of the shipped one.
+        local: folder of the user's files; a file there precedes a shipped one of the same name.
 
     Raises:
         RecipeError: neither exists; the message lists the shipped names.
@@ -321,7 +321,7 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
 
 
 def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
-    """Write a profile as :func:`load_profile` reads it, without defaults, behind the lines of ``comment``."""
+    """Write the lines of ``comment``, then the profile without defaults, as :func:`load_profile` reads it."""
     document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
 
@@ -332,9 +332,9 @@ def load_profile(
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
     Args:
-        name: None: neither a command nor a recipe's target gave one, which raises InputError.
+        name: None if neither the command nor a recipe's target names a profile; raises InputError.
         local: ``<artifacts>/profiles``, where `calibrate` writes.
-        note: receives a message where a calibration of an earlier estimator is ignored.
+        note: receives a message if a calibration of an earlier estimator is ignored.
 
     Raises RecipeError.
     """
@@ -349,15 +349,15 @@ def load_profile(
 
 
 def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Sequence[str]]) -> list[str]:
-    """Make the paths in a recipe absolute, in place; return notes on those that were not found beside the recipe.
+    """Make the paths in a recipe absolute, in place; return notes on those that are not beside the recipe.
 
-    A relative path starts at the recipe's folder, else at the folder that edgeformer was started in; one that came with
-    ``--set`` at the latter only. What could be the name of a hub's model or of a run is left alone.
+    A relative path is resolved against the recipe's folder, then against the working directory; a path of ``--set``
+    against the latter only. A value that could be the name of a hub model or of a run is not changed.
 
     Args:
         document: the parsed file, not validated.
-        folder: of the recipe.
-        folders: section → its keys that name a folder, or something else.
+        folder: folder of the recipe.
+        folders: section → its keys that can name a folder.
     """
     content, notes = document.content, []
     places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]
@@ -374,7 +374,7 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
         if not isinstance(value, str) or not value:
             continue
         typed = any(path[:length] in document.overridden for length in range(len(path) + 1))
-        with suppress(OSError, ValueError):  # too long, or no path at all; whoever opens it says so
+        with suppress(OSError, ValueError):  # too long, or not a path: opening it reports the error
             candidates = [start / value for start in ([Path.cwd()] if typed else [folder, Path.cwd()])]
             matches = [candidate for candidate in candidates if (candidate.exists() if is_path else candidate.is_dir())]
             if Path(value).is_absolute() or not (matches or is_path):

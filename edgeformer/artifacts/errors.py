@@ -1,6 +1,6 @@
-"""Every error that edgeformer raises on purpose, and the exit code each one ends a command with.
+"""Errors that edgeformer raises on purpose, each with the exit code of the command.
 
-Exit code 3, done but not everything that was asked for, is mostly no error: commands return it themselves.
+Exit code 3 (finished, but incomplete) is mostly not an error: commands return it themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class EdgeformerError(Exception):
-    """Base of the tree. ``str(error)`` is the whole message for a person; never a traceback."""
+    """Base class of all errors. ``str(error)`` is the complete message for the user, without a traceback."""
 
     exit_code = 1
 
@@ -41,7 +41,7 @@ class ArtifactError(InputError):
 
 
 class NotBuiltError(InputError):
-    """The manifest lists the artifacts that were asked for, but export rejected them or could not build them."""
+    """The manifest lists the requested artifacts, but export rejected them or could not build them."""
 
     exit_code = 3
 
@@ -51,13 +51,13 @@ class MissingDependencyError(EdgeformerError):
 
 
 class InterruptedRun(EdgeformerError):
-    """The user pressed Ctrl-C; the message says how to go on."""
+    """The user pressed Ctrl-C; the message says how to resume."""
 
     exit_code = 130
 
 
 class AlreadyReported(EdgeformerError):
-    """Ends this process quietly with the exit code of another process, which says ``message``."""
+    """Ends this process without output, with the exit code of another process that prints ``message``."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -65,11 +65,11 @@ class AlreadyReported(EdgeformerError):
 
 
 _LONGEST_NAME, _MOST_NAMES = 80, 1000
-"""Characters of a name, and names, that are compared: difflib would take minutes for more."""
+"""Maximum length of a name, and number of names, that difflib compares: it would take minutes for more."""
 
 
 def nearest_names(name: str, allowed: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the ``limit`` allowed names that are nearest to ``name``; capitals and spaces at the ends do not count."""
+    """Return the ``limit`` allowed names nearest to ``name``; case and outer spaces are ignored."""
     readable = [candidate for candidate in allowed if len(candidate) <= _LONGEST_NAME][:_MOST_NAMES]
     folded = {candidate.strip().casefold(): candidate for candidate in reversed(readable)}
     near = difflib.get_close_matches(name[:_LONGEST_NAME].strip().casefold(), folded, n=limit, cutoff=0.5)
@@ -77,15 +77,15 @@ def nearest_names(name: str, allowed: Iterable[str], limit: int = 1) -> list[str
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text where none is near."""
+    """Return ``did you mean 'x'? `` for the nearest allowed name, or an empty text if none is near."""
     near = nearest_names(name, allowed)
     return f"did you mean {near[0]!r}? " if near else ""
 
 
 def install_hint(extra: str, *, reinstall: bool = False) -> str:
-    """Return the command that installs edgeformer with an extra, and where it is to be run.
+    """Return the command that installs edgeformer with an extra, and where to run it.
 
-    It names the clone: edgeformer is not on the public package index, where a stranger could claim its name.
+    It names the clone: edgeformer is not on the public package index, where anyone could claim its name.
     """
     forced = "--force-reinstall " if reinstall else ""
     return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'

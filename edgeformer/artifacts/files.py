@@ -1,4 +1,4 @@
-"""Writing files so that a killed process never leaves a half file under a final name, and hashing them."""
+"""Atomic file writes, so that a killed process leaves no partial file under a final name; and file hashes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 ASIDE, TEMPORARY = ".old", ".tmp"
-"""How the names of folders end that :func:`replacing_folder` makes: for what was there before, and for what is new."""
+"""Suffixes of the folders that :func:`replacing_folder` makes: for the previous folder, and for the new one."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success it is renamed over ``path``, on any error removed."""
+    """Yield a temporary path beside ``path``; rename it over ``path`` on success, remove it on any error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}{path.suffix}")
     try:
@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def whole(path: Path) -> Path:
-    """The same path with all its parts: ``.`` and ``..`` have no name of their own, and nothing lies beside them."""
+    """Return an absolute path without ``.`` and ``..``, which have no name of their own and no siblings."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() follows links, and a link itself may be replaced
 
 
@@ -41,8 +41,8 @@ def whole(path: Path) -> Path:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Like :func:`replacing` for a folder; an existing folder at ``path`` is replaced as a whole.
 
-    A process that is killed between the two renames leaves it aside: the next one puts it back. Who works in the old
-    folder works in the new one afterwards.
+    If a process is killed between the two renames, the next one restores the old folder. A working directory inside
+    the old folder becomes the same directory of the new one.
     """
     path = whole(path)
     try:
@@ -68,13 +68,13 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         if temporary.exists():
             shutil.rmtree(temporary)
         if aside.exists():
-            # Renamed before anything is deleted in it: what is called .old is whole.
+            # Rename before deleting: a folder with the suffix .old is always complete.
             shutil.rmtree(aside.rename(temporary))
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Say what could not be written: the system names no file when a disk is full."""
+    """Add the path to an OSError for a full disk, in which the system names no file."""
     try:
         yield
     except OSError as error:
@@ -84,7 +84,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:
-    """A whole file. Raises OSError, also where it is larger than ``most_bytes``: strangers' files fill no memory."""
+    """Return a whole file. Raises OSError, also above ``most_bytes``, so that an untrusted file cannot fill memory."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -104,13 +104,13 @@ def write_json(path: Path, value: BaseModel | dict[str, object]) -> None:
 
 
 def as_json(value: BaseModel | dict[str, object]) -> str:
-    """The text of a JSON file that people read, too."""
+    """Return a manifest (or a plain document) as the text of an indented JSON file."""
     document = value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file's bytes as hex."""
+    """Return the sha256 of a file's bytes as hex."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(1 << 20):

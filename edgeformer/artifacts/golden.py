@@ -1,9 +1,9 @@
-"""golden.npz: real validation inputs with torch FP32's answers, by which a device can check itself.
+"""golden.npz: real validation inputs with torch FP32's outputs, for the self-check of a device.
 
-The one schema and the one reader. ``input_ids``, and ``attention_mask`` where the model takes one, are int64 [n, S];
-what a task keeps of the right answers and of torch's logits is beside them: numbers only, [n, …], or one for all rows.
+Schema and reader. ``input_ids``, and ``attention_mask`` if the model takes one, are int64 [n, S]. The other arrays are
+the task's targets and torch's logits: numbers only, [n, …], or one for all rows.
 
-Of a graph that takes anything else, ``in.NAME`` and ``out.NAME`` are its inputs and FP32's outputs in n calls, [n, …].
+For a graph with other inputs, ``in.NAME`` and ``out.NAME`` are its inputs and FP32 outputs in n calls, [n, …].
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from edgeformer.artifacts.workspace import REMEDY
 
 GOLDEN_FILE = "golden.npz"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
-"""Unpacked: 20 times the answers of a language model with 8 exits."""
+"""Maximum unpacked size in bytes (20 times that of a language model with 8 exits), and number of arrays."""
 _IDS, _MASK = "input_ids", "attention_mask"
 INPUT, OUTPUT = "in.", "out."
-"""How the names of arrays begin that are whole inputs and outputs of a graph."""
+"""Name prefixes of the arrays that are whole inputs and outputs of a graph."""
 
 Array = NDArray[Any]
 Tokens = NDArray[np.int64]
 
 
 class GoldenError(ArtifactError):
-    """golden.npz cannot answer: no artifact is to blame."""
+    """golden.npz is unusable; no artifact is at fault."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """The arrays of a golden.npz, checked.
+    """Validated arrays of a golden.npz.
 
     Attributes:
-        path: where they are from, for messages.
+        path: file that they come from, for messages.
         arrays: name → array.
 
     Raises:
-        GoldenError: they are not what the schema says.
+        GoldenError: they do not follow the schema.
     """
 
     path: Path
@@ -89,33 +89,33 @@ class Golden:
         return None
 
     def __len__(self) -> int:
-        """Rows, or calls."""
+        """Return the number of rows or calls."""
         return len(next(iter(self.cases(INPUT).values()), self.arrays.get(_IDS, np.empty(0))))
 
     def cases(self, kind: str) -> dict[str, Array]:
-        """Inputs (``INPUT``) or outputs (``OUTPUT``) of a graph, name → [calls, …]."""
+        """Return the inputs (``INPUT``) or outputs (``OUTPUT``) of a graph: name → [calls, …]."""
         return {name.removeprefix(kind): array for name, array in self.arrays.items() if name.startswith(kind)}
 
     def first(self, rows: int) -> Golden:
-        """The same with its first ``rows`` rows or calls only."""
+        """Return a copy with the first ``rows`` rows or calls."""
         return Golden(self.path, {name: array[:rows] if array.ndim else array for name, array in self.arrays.items()})
 
     def inputs(self, names: Sequence[str]) -> dict[str, Tokens]:
-        """What goes into the graphs, int64 [n, S] each. Raises GoldenError where one of ``names`` is not there."""
+        """Return the graph inputs ``names``, int64 [n, S] each. Raises GoldenError if one is missing."""
         missing = [name for name in names if name not in self.arrays]
         if missing:
             raise GoldenError(f"{self.path}: holds no {missing[0]!r}; it is of an older version: export the run again")
         return {name: self.arrays[name] for name in names}
 
     def texts(self) -> tuple[Tokens, ...]:
-        """The tokens of every row without its padding; none is empty."""
+        """Return the tokens of every row without padding; no row is empty."""
         ids = self.arrays[_IDS]
         mask = self.arrays.get(_MASK, np.ones_like(ids))
         return tuple(row[keep.astype(bool)] for row, keep in zip(ids, mask, strict=True))
 
 
 def read_golden(path: Path) -> Golden:
-    """Read and check a golden.npz; nothing in it is ever unpickled. Raises GoldenError."""
+    """Read and check a golden.npz, without unpickling. Raises GoldenError."""
     try:
         return Golden(path, read_arrays(path))
     except FileNotFoundError:
@@ -125,11 +125,11 @@ def read_golden(path: Path) -> Golden:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """All arrays of an .npz file, name → array; nothing in it is ever unpickled.
+    """Return all arrays of an .npz file, name → array, without unpickling.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or unpacks to more than a golden.npz may.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or exceeds the limits of a golden.npz.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
@@ -154,7 +154,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def write_golden(folder: Path, arrays: Mapping[str, Array]) -> Golden:
-    """Write ``folder/golden.npz``. Raises GoldenError where the arrays are not what the schema says."""
+    """Write ``folder/golden.npz``. Raises GoldenError if the arrays do not follow the schema."""
     golden = Golden(folder / GOLDEN_FILE, arrays)
     with replacing(golden.path) as temporary:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]

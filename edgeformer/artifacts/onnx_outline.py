@@ -1,8 +1,8 @@
 """Outline of an ONNX file, read from its bytes before any runtime opens it: external data, inputs, operators, weights.
 
-A graph names the sibling files of its large weights itself. ONNX Runtime 1.31 refuses names that lead out of the
-graph's folder, but reads every file inside of it, whether the bundle lists it or not (measured). So the names are
-compared with the bundle's manifest. Edge devices lack the package ``onnx``; lengths and field numbers are enough here.
+A graph names the sibling files of its large weights. ONNX Runtime 1.31 refuses names outside of the graph's folder, but
+reads every file inside of it, whether the bundle lists it or not (measured). So the names are compared with the
+bundle's manifest. Edge devices lack the package ``onnx``; lengths and field numbers are enough here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIELDS: dict[str, dict[int, str]] = {
 }
 """Message → field number → message in that field, or bytes to keep (onnx.proto). Other bytes are skipped."""
 _MOST_MESSAGES = 4_000_000
-"""Nodes, tensors and attributes: 100 times those of a large model. Each takes half a kilobyte."""
+"""Maximum number of nodes, tensors and attributes: 100 times a large model. Each takes half a kilobyte."""
 
 
 class _Message:
@@ -49,7 +49,7 @@ class _Message:
         self.members: dict[int, list[Any]] = defaultdict(list)
 
     def text(self, number: int) -> str:
-        """Return the last text of a field, which holds where it is given twice; empty if there is none."""
+        """Return the text of a field (the last one if it is repeated, as protobuf defines); empty if there is none."""
         return self.members[number][-1].decode("utf-8") if self.members[number] else ""
 
 
@@ -63,7 +63,7 @@ def _read_messages(path: Path) -> dict[str, list[_Message]]:
             while position < end:
                 tag, position = _varint(content, position)
                 number, wire_type = tag >> 3, tag & 7
-                if tag >> 32:  # others would drop the upper bits, and see another field
+                if tag >> 32:  # other parsers would drop the upper bits and see another field
                     raise ValueError("a field number is too large")
                 if wire_type == _BYTES:
                     length, position = _varint(content, position)
@@ -92,7 +92,7 @@ def _read_messages(path: Path) -> dict[str, list[_Message]]:
 
 
 def _varint(content: mmap.mmap | bytes, position: int) -> tuple[int, int]:
-    """Return a number of up to ten bytes of seven bits each, and where it ends."""
+    """Return a varint of up to ten bytes with seven bits each, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = content[position]
@@ -104,9 +104,9 @@ def _varint(content: mmap.mmap | bytes, position: int) -> tuple[int, int]:
 
 
 def external_files(path: Path) -> set[str]:
-    """Return every location of external data that a graph names, as it names it.
+    """Return every location of external data in a graph, unchanged.
 
-    Raises ArtifactError: it is no ONNX graph, damaged, or holds code that was compiled for a provider.
+    Raises ArtifactError: not an ONNX graph, damaged, or with code that was compiled for a provider.
     """
     try:
         if path.suffix != ".onnx":  # ONNX Runtime reads a format of its own from other suffixes
@@ -132,23 +132,23 @@ _BITS = {
 _PARAMETERS = {"float32", "float16", "float64", "bfloat16", "uint8", "int8", "uint4", "int4"}
 _KINDS = {1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse tensor", 9: "optional"}
 CONTROL = ("If", "Loop", "Scan")
-"""Operators that hold graphs of their own."""
+"""Operators that contain subgraphs."""
 _SAME = ("Cast", "Identity")
-"""A token id is the same number behind these."""
+"""Operators that keep the value of a token id."""
 _PICKS = ("Gather", "GatherBlockQuantized")
 
 Dim = int | str | None
-"""A size, the name of a size that is not fixed, or nothing where it has no name."""
+"""A fixed size, the name of a dynamic size, or None for a dynamic size without a name."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph.
+    """Input or output of a graph.
 
     Attributes:
-        kind: ``tensor``, or ``sequence``, ``map``… which hold several things.
-        dtype: numpy's name of a tensor's numbers; ``string`` and others that numpy has none of by ONNX's name.
-        shape: None: not said.
+        kind: ``tensor``, or a container such as ``sequence`` or ``map``.
+        dtype: numpy's name of the tensor's type; ONNX's name if numpy has no such type (``string``).
+        shape: None if the file does not state it.
     """
 
     name: str
@@ -159,15 +159,15 @@ class Port:
 
 @dataclass
 class Outline:
-    """An ONNX file.
+    """Outline of an ONNX file.
 
     Attributes:
-        opsets: domain → version; the standard one is ``""``.
+        opsets: domain → version; the standard domain is ``""``.
         operators: (domain, operator) → nodes, those of subgraphs and functions included.
-        functions: (domain, name) that the file itself defines.
-        stored: type → numbers in stored tensors of more than one element: floating-point ones, and of 8 or 4 bits.
-        weight_bytes: of all stored tensors.
-        tables: input → rows of the stored table whose rows it picks.
+        functions: (domain, name) of the functions that the file defines.
+        stored: type → elements of stored tensors with more than one element (floating point, 8 and 4 bits).
+        weight_bytes: bytes of all stored tensors.
+        tables: input → rows of the stored table that it indexes.
     """
 
     opsets: dict[str, int] = field(default_factory=dict)
@@ -181,12 +181,12 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """Stored numbers that count as parameters."""
+        """Number of stored elements that count as parameters."""
         return self.stored.total()
 
 
 def read_outline(path: Path) -> Outline:
-    """Read what a file says of itself. Raises ArtifactError where it is no ONNX graph, or a damaged one."""
+    """Read the outline of an ONNX file. Raises ArtifactError: not an ONNX graph, or damaged."""
     outline = Outline()
     try:
         messages = _read_messages(path)
@@ -218,7 +218,7 @@ def read_outline(path: Path) -> Outline:
 
 
 def _sizes(tensor: _Message) -> list[int]:
-    """Return the sizes of a stored tensor, one by one or packed."""
+    """Return the sizes of a stored tensor, from repeated or packed fields."""
     sizes = list(tensor.numbers[1])
     for packed in tensor.members[1]:
         position = 0
@@ -240,14 +240,14 @@ def _port(port: _Message) -> Port:
                 sizes: list[Dim] = []
                 for dim in dims.members[1]:
                     name, size = dim.text(2), (dim.numbers[1] or [0])[-1]
-                    # −1 stands for "not fixed" in some files.
+                    # Some files use −1 for a dynamic size.
                     sizes.append(name or (size if 0 < size < 1 << 62 else None))
                 shape = tuple(sizes)
     return Port(port.text(1), kind, dtype, shape)
 
 
 def _tables(nodes: list[_Message], inputs: set[str], stored: dict[str, list[int]]) -> dict[str, int]:
-    """Return input → rows of the stored table that a Gather along its first axis picks from, by the input as it is."""
+    """Return input → rows of the stored table that it indexes through a Gather along the first axis."""
     origin = {name: name for name in inputs}
     counts: dict[str, int] = {}
     for node in nodes:  # in the order in which they run

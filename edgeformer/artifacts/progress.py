@@ -1,4 +1,4 @@
-"""How long work reports that it is under way; the command line draws it, libraries may ignore it."""
+"""Progress of long work: the command line draws it, libraries may ignore it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 
 class Progress:
-    """One bar at a time, plus lines of text; this class shows nothing. ``advance`` must be cheap."""
+    """One progress bar at a time, and lines of text. This class shows nothing. ``advance`` must be cheap."""
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         """Begin a bar of ``total`` units (None: unknown)."""
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        """Move the bar; ``fields`` are figures to show with it (loss, samples per second).
+        """Advance the bar; ``fields`` are figures to show with it (loss, samples per second).
 
-        The field ``left_s`` is no figure: it is how many seconds the whole work still takes, where this bar is a part
-        of it. Without it the bar shows its own.
+        The field ``left_s`` is not a figure to show: it is the remaining time of the whole work in seconds, if this bar
+        is a part of it. Without it the bar estimates its own remaining time.
         """
 
     def finish(self) -> None:
@@ -29,12 +29,12 @@ class Progress:
 
 
 Silent = Progress
-"""The default for library use, by the name that says what it shows."""
+"""Default for library use: a progress that shows nothing."""
 SILENT = Silent()
 
 
 class Lasting(Progress):
-    """Wrapper of a progress whose output may be closed: errors while printing do not end the work."""
+    """Wrapper of a progress whose output may be closed: printing errors do not end the work."""
 
     def __init__(self, progress: Progress) -> None:
         self._shown = progress
@@ -51,7 +51,7 @@ class Lasting(Progress):
 
 @contextmanager
 def bar(progress: Progress, description: str, total: int | None, unit: str = "") -> Iterator[None]:
-    """A bar that ends with the block, however that ends; the arguments are those of :meth:`Progress.start`."""
+    """Show a bar until the block ends, also by an exception; arguments as for :meth:`Progress.start`."""
     progress.start(description, total, unit)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Recipe: everything that decides what a training run computes. What ran is what is saved."""
+"""Recipe: all settings of a training run. The saved recipe is the one that ran."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OptimizerConfig(Frozen):
     """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
 
     later: ClassVar[tuple[str, ...]] = ("kernels",)
-    """Keys that recipes did not always have; a recipe's fingerprint leaves those out that say nothing new."""
+    """Keys that were added later; at their defaults, they are left out of a recipe's fingerprint."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat = Field(description="learning rate at its highest")
+    lr: PositiveFloat = Field(description="highest learning rate")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
     ] = (0.9, 0.999)
@@ -37,14 +37,14 @@ class OptimizerConfig(Frozen):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     kernels: Literal["fused", "foreach", "loop"] = Field(
         "fused",
-        description="a step in one kernel, in one for each operation on all weights, or in one for each operation on "
-        "each weight; the same result but for rounding. `fused` alone allocates nothing: where memory runs out inside "
-        "a step of the others, some weights have changed, and the run ends",
+        description="one kernel per step (fused), per operation on all weights (foreach), or per operation on "
+        "each weight (loop); results differ only by rounding. `fused` alone allocates nothing: if memory runs out in "
+        "a step of the others, some weights have changed, so the run ends",
     )
 
 
 class ConstantSchedule(Frozen):
-    """The learning rate stays as it is."""
+    """Constant learning rate."""
 
     kind: Literal["constant"]
 
@@ -55,12 +55,12 @@ class PlateauSchedule(Frozen):
     kind: Literal["plateau"]
     factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     patience: Annotated[int, Field(ge=0)] = Field(
-        2, description="bad epochs that are let pass, as torch counts: with 1 the second one in a row reduces the rate"
+        2, description="bad epochs without a reduction, as in torch: with 1 the second one in a row reduces the rate"
     )
 
 
 class OneCycleSchedule(Frozen):
-    """OneCycle over the whole run: ``warmup`` of it up to the optimizer's lr, then a cosine down."""
+    """OneCycle over the whole run: warm-up to the optimizer's lr in a share ``warmup`` of it, then a cosine down."""
 
     kind: Literal["one-cycle"]
     warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
@@ -75,7 +75,7 @@ class CosineSchedule(Frozen):
 
 
 class LinearSchedule(Frozen):
-    """Linear warm-up over ``warmup`` of all steps, then a line down to ``final`` × lr: how encoders are fine-tuned."""
+    """Linear warm-up over ``warmup`` of all steps, then a line down to ``final`` × lr, as for fine-tuned encoders."""
 
     kind: Literal["linear"]
     warmup: Probability = 0.06
@@ -96,83 +96,83 @@ class EarlyStopping(Frozen):
 
 
 class CompileConfig(Frozen):
-    """torch.compile for the steps of training; what is scored is computed without it."""
+    """torch.compile for training steps; scores are computed without it."""
 
     shapes: PositiveInt = Field(
-        8, description="most shapes of a batch that are compiled: rows are padded to one of so many lengths, and a "
-        "batch of fewer rows, as an epoch's last, is computed without"
+        8, description="maximum number of compiled batch shapes: rows are padded to one of as many lengths; a "
+        "batch of fewer rows, as the last of an epoch, is not compiled"
     )  # fmt: skip
 
 
 class TrainingConfig(Frozen):
-    """How the weights are found: what every task has in common.
+    """Training settings that all tasks have.
 
     An optimizer step sees ``batch_size`` × ``accumulation`` rows, ``batch_size`` at a time.
     """
 
     folders: ClassVar[tuple[str, ...]] = ()
-    """Keys that may name a folder, which is then found from the recipe's own."""
+    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ("tf32", "compile")
-    """As of :class:`OptimizerConfig`."""
+    """Keys that were added later, as in :class:`OptimizerConfig`."""
 
-    epochs: PositiveInt = Field(description="times that every training row is seen")
-    batch_size: PositiveInt = Field(description="rows at a time")
-    accumulation: PositiveInt = Field(1, description="batches of an optimizer step")
+    epochs: PositiveInt = Field(description="passes over the training rows")
+    batch_size: PositiveInt = Field(description="rows per micro-batch")
+    accumulation: PositiveInt = Field(1, description="micro-batches per optimizer step")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
-        "fp32", description="auto: bf16 where this machine computes in it, fp16 on older CUDA cards, else fp32"
+        "fp32", description="auto: bf16 if this machine supports it, fp16 on older CUDA cards, else fp32"
     )
     optimizer: OptimizerConfig
     schedule: Schedule
-    clip_norm: PositiveFloat | None = Field(1.0, description="longer gradients are cut to this length")
+    clip_norm: PositiveFloat | None = Field(1.0, description="gradients with a larger norm are scaled to it")
     batching: Literal["shuffled", "bucketed"] = Field(
         "shuffled", description="bucketed: batches of similar length, in random order"
     )
     early_stopping: EarlyStopping | None = None
-    log_every: PositiveInt = Field(50, description="steps between two lines of metrics.jsonl")
+    log_every: PositiveInt = Field(50, description="optimizer steps per line of metrics.jsonl")
     checkpoint_minutes: PositiveFloat = Field(
-        10.0, description="a state to resume from is saved this often within an epoch too; decides nothing else"
+        10.0, description="interval of checkpoints within an epoch, in minutes; does not affect the result"
     )
     tf32: bool = Field(
         False,
-        description="cut factors of float32 products to 10 bits of mantissa in the steps of training: faster on CUDA "
-        "cards from compute capability 8.0 on; scores are computed in full",
+        description="truncate float32 factors to 10 bits of mantissa in training steps: faster on CUDA "
+        "cards from compute capability 8.0 on; scores are computed in full precision",
     )
     pinned_memory: bool | None = Field(
         None,
-        description="batches go to a CUDA card out of page-locked memory, while it computes; absent: they do on a card",
+        description="copy batches to a CUDA card from page-locked memory, while it computes; absent: on CUDA only",
     )
     compile: CompileConfig | None = None
 
     @property
     def effective_batch(self) -> int:
-        """Rows of an optimizer step."""
+        """Rows per optimizer step."""
         return self.batch_size * self.accumulation
 
 
 class ModelConfig(Frozen):
-    """A recipe's ``model``: what every family's configuration has; ``kind`` names the family."""
+    """Section ``model`` of a recipe: fields of every configuration; ``kind`` names the model."""
 
     folders: ClassVar[tuple[str, ...]] = ()
-    """Keys that may name a folder, which is then found from the recipe's own."""
+    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ()
-    """As of :class:`OptimizerConfig`."""
+    """Keys that were added later, as in :class:`OptimizerConfig`."""
 
     kind: str
-    vocab_size: PositiveInt = Field(description="tokens; a trained tokenizer learns at most so many")
-    max_positions: PositiveInt = Field(description="the longest input in tokens")
+    vocab_size: PositiveInt = Field(description="number of tokens; the maximum for a trained tokenizer")
+    max_positions: PositiveInt = Field(description="longest input in tokens")
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Whether the rest of a recipe fits this model. Raises ValueError where it does not."""
+        """Check the rest of a recipe against this model. Raises ValueError if it does not fit."""
 
 
 class Recipe(Frozen):
-    """What every recipe has. A task narrows ``data`` and ``training``, a family ``model``."""
+    """Fields of every recipe. A task narrows the types of ``data`` and ``training``, a model that of ``model``."""
 
-    name: Name = Field(description="runs are called so, with a number behind it")
+    name: Name = Field(description="prefix of the run names, followed by a number")
     description: str = Field("", description="one line, for lists and model cards")
     task: str
-    target: Name | None = Field(None, description="device profile that plan and profile use by default")
-    seed: Seed = Field(42, description="of weights, order of rows and dropout")
+    target: Name | None = Field(None, description="default device profile of plan and profile")
+    seed: Seed = Field(42, description="seed of weights, row order and dropout")
     tokenizer: TokenizerConfig
     data: DataSection
     model: ModelConfig
@@ -193,13 +193,13 @@ class Recipe(Frozen):
         return self.model_copy(update={"model": self.model.model_copy(update={"vocab_size": size})})
 
     def to_yaml(self) -> str:
-        """The resolved recipe as a recipe file: every default spelled out."""
-        import yaml  # of everything that imports recipes, only this writes one
+        """Return the resolved recipe as YAML, with every default written out."""
+        import yaml  # only this method writes a recipe
 
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def fingerprint(self) -> str:
-        """sha256 of the resolved recipe, less what decides nothing of the weights; equal recipes are the same run."""
+        """Return the sha256 of the resolved recipe without keys that do not affect the weights. Equal: the same run."""
         left_out = {
             "training": {"checkpoint_minutes", "pinned_memory", *_unsaid(self.training)},
             "data": {"thresholds", "expected_rows"},
@@ -213,6 +213,6 @@ class Recipe(Frozen):
 
 
 def _unsaid(section: OptimizerConfig | TrainingConfig | ModelConfig) -> set[str]:
-    """Later keys of a section that are at their defaults."""
+    """Return the later keys of a section that are at their defaults."""
     fields = type(section).model_fields
     return {key for key in section.later if getattr(section, key) == fields[key].default}

@@ -1,4 +1,4 @@
-"""The JSON of `profile` that scripts rely on: measurements, verdicts."""
+"""JSON of `profile`, for scripts: measurements, estimates and verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CheckStatus = Literal["pass", "fail", "unknown"]
 
 
 class Latency(Frozen):
-    """Milliseconds per call. A percentile that the sample cannot carry is null, with the reason."""
+    """Milliseconds per call. A percentile for which the sample is too small is null, with the reason."""
 
     status: MeasurementStatus
     p50: float | None = None
@@ -38,21 +38,21 @@ class Latency(Frozen):
     high: float | None = Field(None, description="estimates: upper end")
     reason: str | None = None
     warnings: tuple[str, ...] = ()
-    quantiles_ms: tuple[float, ...] = Field((), description="of the sample, evenly spaced from 0 to 100 %; for drawing")
+    quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100 %")
 
 
 class Work(Frozen):
-    """What one call of an artifact computes and moves at a row's shape, counted node by node."""
+    """Operations and memory traffic of one call at a row's shape, counted node by node."""
 
-    operations: float = Field(description="a multiplication and an addition are two")
+    operations: float = Field(description="a multiply-add counts as two")
     bytes_moved: float = Field(description="weights, inputs and outputs of every operator, at the artifact's precision")
-    weight_bytes: float = Field(description="of bytes_moved, the weights: a shared one counts once per loop")
+    weight_bytes: float = Field(description="weight part of bytes_moved: a shared weight counts once per loop")
     operators: int
-    kernels: int = Field(description="launches that remain after fusion")
+    kernels: int = Field(description="kernel launches after fusion")
 
 
 class Memory(Frozen):
-    """Bytes that the artifact adds to a process that has loaded the runtime and nothing else."""
+    """Memory in bytes that the artifact adds to a process that has loaded only the runtime."""
 
     status: MeasurementStatus
     peak: int | None = None
@@ -64,7 +64,7 @@ class Memory(Frozen):
 
 
 class Energy(Frozen):
-    """Millijoules per call above idle."""
+    """Energy in millijoules per call above idle."""
 
     status: MeasurementStatus
     value: float | None = None
@@ -80,22 +80,22 @@ class Row(Frozen):
     where: Literal["host", "device"]
     phase: Literal["cold", "steady", "decode"]
     batch: int
-    seq: int = Field(description="tokens of a row; of a graph without such an axis 1, see `inputs`")
+    seq: int = Field(description="tokens per row; 1 if the graph has no such axis, see `inputs`")
     inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")
     latency_ms: Latency
     memory_bytes: Memory
     size_bytes: int
     throughput_per_s: float | None = None
     energy_mj: Energy
-    load_ms: float | None = Field(None, description="cold rows: opening the artifact, before the first call")
+    load_ms: float | None = Field(None, description="cold rows: time to load the artifact, before the first call")
     threads: int | None = Field(None, description="CPU rows: threads of one operator")
-    device_ms: float | None = Field(None, description="GPU rows: p50 on the card alone, without copies and waiting")
-    work: Work | None = Field(None, description="counted on rows at which the graph was listed")
+    device_ms: float | None = Field(None, description="GPU rows: p50 on the card, without copies and waiting")
+    work: Work | None = Field(None, description="None: the graph was not analysed for this row")
     conditions: dict[str, Any] = Field({}, description="threads, clocks, power source of this row")
 
 
 class Check(Frozen):
-    """One budget limit against one value."""
+    """Comparison of one value with one budget limit."""
 
     name: str
     artifact: str
@@ -103,37 +103,37 @@ class Check(Frozen):
     value: float | None
     unit: str
     status: CheckStatus
-    basis: MeasurementStatus | None = Field(None, description="what `value` is; an estimate also has low and high")
-    low: float | None = Field(None, description="of an estimate; or of a time that was measured twice or not stably")
-    high: float | None = Field(None, description="the same; a limit between the two is neither kept nor broken")
+    basis: MeasurementStatus | None = Field(None, description="status of `value`; an estimate also has low and high")
+    low: float | None = Field(None, description="lower end of an estimate, or of a repeated or unstable time")
+    high: float | None = Field(None, description="upper end; a limit between the two is undecided")
     reason: str | None = None
-    batch: int | None = Field(None, description="of the call that `value` is of; None: of no call, a file's size")
-    seq: int | None = Field(None, description="tokens of a row of that call")
+    batch: int | None = Field(None, description="batch size of the call; None: no call, a file's size")
+    seq: int | None = Field(None, description="tokens per row of that call")
 
 
 class NotJudged(Frozen):
-    """A kind of check that no artifact was held against, or whose values are all unknown."""
+    """A kind of check that was applied to no artifact, or whose values are all unknown."""
 
     name: str = Field(description="latency, memory, size or energy")
     reason: str
 
 
 class Verdict(Frozen):
-    """`fail` if any check fails, else `unknown` if any is unknown, else `pass`: of what `judged` lists, and no more."""
+    """`fail` if any check fails, else `unknown` if any is unknown, else `pass`; covers only the checks in `judged`."""
 
     status: CheckStatus
     checks: tuple[Check, ...] = ()
     judged: tuple[str, ...] = Field((), description="kinds of check that passed or failed for at least one artifact")
-    not_judged: tuple[NotJudged, ...] = Field((), description="the other kinds; energy only where it has a limit")
+    not_judged: tuple[NotJudged, ...] = Field((), description="the other kinds; energy only if it has a limit")
 
     @property
     def is_partial(self) -> bool:
-        """Whether a pass leaves latency, memory or size unjudged."""
+        """Whether the verdict is a pass that does not cover latency, memory or size."""
         return self.status == "pass" and bool(self.not_judged)
 
 
 class SizeParts(Frozen):
-    """Bytes of an artifact's weights by what they are for; `other` is the graph itself, code and the rest."""
+    """Bytes of an artifact's weights by part; `other` is the graph itself, code and the rest."""
 
     artifact: str
     embeddings: int
@@ -143,7 +143,7 @@ class SizeParts(Frozen):
 
 
 class Candidate(Frozen):
-    """One way to deploy: an artifact with a runtime and a number of threads."""
+    """One candidate of a search: an artifact with a runtime and a thread count."""
 
     artifact: str
     precision: str
@@ -151,76 +151,76 @@ class Candidate(Frozen):
     trimmed: bool
     provider: str
     threads: int | None
-    score: float | None = Field(description="accuracy, or perplexity of a language model, on the validation split")
-    score_rows: int | None = Field(None, description="rows of that split; None: no interval is known of this metric")
+    score: float | None = Field(description="accuracy or perplexity on the validation split")
+    score_rows: int | None = Field(None, description="rows of that split; None: this metric has no interval")
     score_low: float | None = Field(None, description="lower end of the score's 95 % interval (Clopper and Pearson)")
     score_high: float | None = Field(None, description="upper end")
-    bound_inside: bool | None = Field(None, description="whether the bound is inside that interval, so it is undecided")
+    bound_inside: bool | None = Field(None, description="the bound is inside that interval: undecided")
     latency_ms: float | None
     latency_status: MeasurementStatus
     size_bytes: int
     memory_bytes: int | None
     energy_mj: float | None = None
     feasible: bool
-    on_front: bool = Field(description="nothing else is at least as good in score, latency and size and better in one")
-    reason: str | None = Field(None, description="why it is not feasible")
-    low_ms: float | None = Field(None, description="lower end of latency_ms: of an estimate, or of two processes")
+    on_front: bool = Field(description="Pareto-optimal in score, latency and size")
+    reason: str | None = Field(None, description="reason for being infeasible")
+    low_ms: float | None = Field(None, description="lower end of latency_ms: estimates, or two processes")
     high_ms: float | None = Field(None, description="upper end of latency_ms")
     unknown: tuple[str, ...] = Field((), description="undecided limits")
-    scored_as: str | None = Field(None, description="the artifact that computes the same and was scored in its place")
-    scored_on: str | None = Field(None, description="the target that scored it (`verify --write`); None: export did")
-    stable: bool | None = Field(None, description="whether its time was measured stably; None: not measured")
+    scored_as: str | None = Field(None, description="equivalent artifact whose score is used")
+    scored_on: str | None = Field(None, description="target that scored it (`verify --write`); None: export")
+    stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
 
 
 class Comparison(Frozen):
-    """Two candidates, measured in turns as `gate` does: their own times were taken minutes apart."""
+    """Interleaved measurement of two candidates, as in `gate`: their own times were measured minutes apart."""
 
-    first: int = Field(description="position in `candidates`, of the smaller median")
-    second: int = Field(description="of the other one")
-    found: Literal["slower", "faster", "no different", "not known"] = Field(description="of the second")
-    change: float = Field(description="(second - first) / first, of their times")
-    low: float | None = Field(None, description="the change is at least this; holds together with all other looks")
-    high: float | None = Field(None, description="the change is at most this")
+    first: int = Field(description="position in `candidates` of the smaller median")
+    second: int = Field(description="position of the other candidate")
+    found: Literal["slower", "faster", "no different", "not known"] = Field(description="result for the second")
+    change: float = Field(description="(second - first) / first, of the times")
+    low: float | None = Field(None, description="lower bound of the change, valid over all looks")
+    high: float | None = Field(None, description="upper bound of the change")
     rounds: int = Field(description="pairs of fresh processes that were measured")
 
 
 class Search(Frozen):
-    """What `--search` looked at, and its pick."""
+    """Candidates of `--search`, and its pick."""
 
-    metric: str = Field(description="of the task: accuracy, perplexity")
-    bound: float | None = Field(description="lowest accuracy, or highest perplexity, that was asked for")
+    metric: str = Field(description="metric of the task: accuracy, perplexity")
+    bound: float | None = Field(description="requested minimum accuracy or maximum perplexity")
     minimize: Literal["latency", "size", "memory", "energy"]
     candidates: tuple[Candidate, ...]
     pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
     reason: str
     basis: Literal["measured", "estimated", "host"] = Field(
-        "measured", description="of the times; host: this host's own, which do not count against the device's limits"
+        "measured", description="basis of the times; host: measured on this host, not compared with the device's limits"
     )
-    not_in_bundle: tuple[str, ...] = Field((), description="what export could add, and how")
-    batch: int | None = Field(None, description="of the call whose time and memory the candidates have")
-    seq: int | None = Field(None, description="tokens of a row of that call")
-    compared: Comparison | None = Field(None, description="the two fastest, where their medians are close; None: not")
+    not_in_bundle: tuple[str, ...] = Field((), description="further artifacts that export could add, and how")
+    batch: int | None = Field(None, description="batch size of the candidates' time and memory")
+    seq: int | None = Field(None, description="tokens per row of that call")
+    compared: Comparison | None = Field(None, description="the two fastest, if their medians are close")
 
 
 class SubjectArtifact(Frozen):
-    """An artifact that was measured."""
+    """A measured artifact."""
 
     role: Literal["full", "exit", "step", "decode"]
     sha256: str | None
 
 
 class Subject(Frozen):
-    """What was measured, for whoever judges a report without the bundle."""
+    """Description of the measured model, for judging a report without the bundle."""
 
     task: str
-    max_positions: int | None = Field(None, description="tokens that the model takes; None: any number")
-    max_length: int | None = Field(None, description="tokens that its texts are cut to; None: earlier versions")
-    artifacts: dict[str, SubjectArtifact] = Field(description="id → what it is")
+    max_positions: int | None = Field(None, description="longest input in tokens; None: any length")
+    max_length: int | None = Field(None, description="truncation length of its texts; None: earlier versions")
+    artifacts: dict[str, SubjectArtifact] = Field(description="artifact id → role and checksum")
     manifest_sha256: str | None = Field(None, description="bundle.json's checksum of itself; None: earlier versions")
 
 
 class EstimateEvidence(EstimateRecord):
-    """A record of the estimator's error, and whether it covers the estimates of this report."""
+    """A record of the estimator's error, and whether it applies to the estimates of this report."""
 
     applies: bool
     why_not: str | None = None
@@ -238,14 +238,14 @@ class Report(Frozen):
     bundle: str
     created: str
     synthetic: bool
-    leaks: bool = Field(False, description="the model sees the tokens that it predicts; its scores are void")
+    leaks: bool = Field(False, description="the model sees the tokens that it predicts; scores are void")
     parameters: int
     rows: tuple[Row, ...]
-    verdict: Verdict = Field(description="of every artifact that could run on the device; of a search: of its pick")
-    left_out: dict[str, str] = Field({}, description="artifact → why it can never run on the device; not judged")
-    question: str = Field("", description="what else was asked than the device's budget; ends the files' names")
+    verdict: Verdict = Field(description="verdict on all artifacts that can run on the device; search: on its pick")
+    left_out: dict[str, str] = Field({}, description="artifact → why it cannot run on the device; not judged")
+    question: str = Field("", description="requirements beyond the device's budget; suffix of the file names")
     estimate_error: EstimateError | None = Field(
-        None, description="of estimated rows, by this device's or this host's calibration; None: neither was checked"
+        None, description="error of estimated rows, from this device's or this host's calibration; None: not validated"
     )
     estimate_evidence: tuple[EstimateEvidence, ...] = Field((), description="records of the estimator's error")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
@@ -253,25 +253,25 @@ class Report(Frozen):
     search: Search | None = None
     profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
     notes: tuple[str, ...] = ()
-    subject: Subject | None = Field(None, description="what was measured; None: reports of earlier versions")
-    measured_in: str | None = Field(None, description="`browser`: by a page of `edgeformer page`; None: by `profile`")
-    judged_from: str | None = Field(None, description="the report, measured elsewhere, whose rows were judged")
+    subject: Subject | None = Field(None, description="the measured model; None: earlier versions")
+    measured_in: str | None = Field(None, description="`browser`: a page of `edgeformer page`; None: `profile`")
+    judged_from: str | None = Field(None, description="report of another machine whose rows were judged")
     report_sha256: str | None = Field(
-        None, description="of the JSON without this key, keys sorted, no spaces; None: earlier versions and pages"
+        None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
 
     @property
     def stem(self) -> str:
-        """Of its files: the device, and the question where it is another than the device's own budget."""
+        """Stem of the file names: the device, and ``question`` if there is one."""
         return f"{self.device}-{self.question}" if self.question else self.device
 
 
 _LARGEST = 2**63 - 1
-"""No quantity in a report is larger."""
+"""Maximum absolute value of a number in a report."""
 
 
 def read_report(path: Path) -> Report:
-    """Read a report. Raises ArtifactError: no report, with NaN, infinite or huge numbers, or edited since written."""
+    """Read a report. Raises ArtifactError: no report, NaN, infinite or huge numbers, or edited since it was written."""
     content = read_json_bytes(path)
     report = parse_manifest(Report, path, content)
 
@@ -296,13 +296,13 @@ def seal_report(report: Report) -> Report:
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    """Return the sha256 of a report's JSON; spaces and the order of keys do not count."""
+    """Return the sha256 of a report's JSON, independent of spaces and key order."""
     content = {key: value for key, value in document.items() if key != "report_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) -> list[str]:
-    """Return what the checksums leave open, also against the ``manifest`` of a bundle with the measured artifacts."""
+    """Return notes on what the checksums cannot confirm, also against the ``manifest`` of the measured bundle."""
     notes = []
     if report.report_sha256 is None:
         notes.append(f"{path.name} has no checksum (written by a page or an earlier version): edits cannot be detected")
@@ -313,18 +313,18 @@ def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) 
 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
-"""Samples that a percentile needs for 99 % confidence: MLPerf loadgen's early-stopping estimate."""
+"""Percentile → samples for 99 % confidence (early-stopping estimate of MLPerf LoadGen)."""
 NOISY_CV = 0.025
-"""Coefficient of variation above which calls are called noisy."""
+"""Coefficient of variation above which a sample counts as noisy."""
 QUANTILES = 41
-"""Points of the sample's distribution that a report can draw: every 2.5 %."""
+"""Number of quantiles of a sample in a report: every 2.5 %."""
 DRIFT_PARTS, DRIFT_PART_CALLS, DRIFT_FEWEST_CALLS = 10, 25, 20
-"""A sample is cut into up to so many parts, of at least so many calls, to see whether it drifts; fewer calls cannot."""
+"""Drift test of a sample: maximum number of parts, minimum calls per part, minimum calls for a test."""
 
 
 @dataclass(frozen=True)
 class MeasureRules:
-    """When to stop. The defaults are what every report uses; tests use shorter ones, and a report says which were used.
+    """Stopping rules of a measurement. Reports use the defaults, tests shorter ones; a report records its rules.
 
     Warm-up ends when ``warmup_min_s`` and ``warmup_min_calls`` have passed and the medians of the last
     ``windows`` windows of ``window_calls`` calls lie within ``window_tolerance`` of each other; at
@@ -349,7 +349,7 @@ class MeasureRules:
     repeat_tolerance: float = 0.05
 
     def repeated(self) -> MeasureRules:
-        """For the second process: a third of the time and of the calls, and no energy."""
+        """Return the rules of the second process: a third of the time and of the calls, and no energy."""
         return replace(
             self,
             warmup_max_s=self.warmup_max_s / 3,
@@ -362,10 +362,10 @@ class MeasureRules:
 
     @classmethod
     def strict(cls) -> MeasureRules:
-        """Rules for a figure to publish: enough calls for a p99, long enough for a laptop to heat up."""
+        """Return rules for published figures: enough calls for a p99, long enough for a laptop to heat up."""
         return cls(warmup_max_s=60.0, min_s=60.0, min_calls=662, max_s=900.0, idle_s=3.0, energy_s=10.0)
 
     @property
     def longest_s(self) -> float:
-        """Upper bound of one shape's loops, without the time by which a last slow call overruns."""
+        """Upper bound in seconds of one shape's loops, without the overrun of a last slow call."""
         return self.warmup_max_s + self.max_s + self.idle_s * self.idle_windows + self.energy_s

@@ -1,4 +1,4 @@
-"""Rows of a table that is written as it comes: JSON Lines, CSV, Parquet, or one JSON document. Memory stays flat."""
+"""Streaming writers for rows of a table: JSON Lines, CSV, Parquet, or one JSON document. Memory use is constant."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edgeformer.artifacts.units import csv_cell
 Row = Mapping[str, object]
 
 FORMATS = ("jsonl", "csv", "parquet")
-"""Of files, as they are called; also their suffixes."""
+"""File formats, which are also their suffixes."""
 ERROR = "error"
-"""The column of rows that have nothing else but what was asked."""
+"""Column with the error of rows that have no result."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class TableStyle:
 
     Attributes:
         columns: names of those columns, which come first.
-        delimiter: of CSV.
-        bom: CSV begins with a byte order mark, by which spreadsheets know UTF-8.
-        types: column → its pyarrow type; text where it has none.
+        delimiter: delimiter of CSV.
+        bom: whether CSV begins with a byte order mark, by which spreadsheets recognise UTF-8.
+        types: column → pyarrow type; the default is text.
     """
 
     columns: Sequence[str] = ()
@@ -42,7 +42,7 @@ class TableStyle:
 def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> RowWriter:
     """Return a writer of the format ``name`` (one of :data:`FORMATS`). Raises MissingDependencyError without pyarrow.
 
-    ``example`` has every column but those of ``style``; columns that are None in it are left out of tables.
+    ``example`` has all columns except those of ``style``; its columns with None are left out of tables.
     """
     if name == "jsonl":
         return JsonRows(stream)
@@ -54,7 +54,7 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).enc
 
 
 def _json(value: object) -> bytes:
-    """Write JSON in UTF-8. What JSON has no form for is null (NaN), text (dates), or escaped (half surrogate pairs)."""
+    """Return UTF-8 JSON. Values without a JSON form become null (NaN), text (dates) or escapes (lone surrogates)."""
     try:
         return _ENCODE(value).encode("utf-8")
     except ValueError:  # UnicodeEncodeError is one, too
@@ -70,9 +70,9 @@ def _finite(value: object) -> object:
 
 
 def format_named(path: Path | None, stated: str | None) -> str | None:
-    """Return the format of an output: as stated, else as its name says; None: neither.
+    """Return the format of an output: ``stated``, else by its suffix; None: neither.
 
-    Raises InputError: a suffix of no known format.
+    Raises InputError: unknown suffix.
     """
     if stated is not None or path is None:
         return stated
@@ -85,10 +85,10 @@ def format_named(path: Path | None, stated: str | None) -> str | None:
 
 
 class JsonRows:
-    """A JSON object per line. What a row does not have (None) is null.
+    """Writer of one JSON object per line. Missing values (None) are null.
 
     Args:
-        head: None: JSON Lines; else the rows are the last entry, ``predictions``, of one document with these entries.
+        head: None: JSON Lines. Else one document with these entries, and the rows as its last entry ``predictions``.
     """
 
     def __init__(self, stream: BinaryIO, head: Row | None = None) -> None:
@@ -108,7 +108,7 @@ class JsonRows:
 
 
 class CsvRows:
-    """A table for spreadsheets: no text in it is a formula; what is more than a value is JSON in a cell."""
+    """Writer of CSV for spreadsheets: no text is a formula; lists and objects are JSON in a cell."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle) -> None:
         self._stream, self._delimiter = stream, style.delimiter
@@ -133,11 +133,11 @@ class CsvRows:
         self._stream.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """There is nothing behind the last row."""
+        """Do nothing: CSV has no footer."""
 
 
 class ParquetRows:
-    """A Parquet file, a row group per write; the types of the columns are those of an example."""
+    """Writer of Parquet: one row group per write, with the column types of an example."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
         with needs_extra("train", "writing Parquet"):
@@ -145,7 +145,7 @@ class ParquetRows:
             from pyarrow import parquet
         self._arrow: Any = pyarrow
         types = {name: pyarrow.array([value]).type for name, value in example.items()}
-        # A model's vectors are float32, and the example may happen to have no label.
+        # Vectors are float32; the label list of the example may be empty.
         lists = {pyarrow.float64(): pyarrow.float32(), pyarrow.null(): pyarrow.string()}
         instead = {pyarrow.list_(kind): pyarrow.list_(meant) for kind, meant in lists.items()}
         columns = {name: instead.get(kind, kind) for name, kind in types.items()}
@@ -170,4 +170,4 @@ class ParquetRows:
 
 
 RowWriter = JsonRows | CsvRows | ParquetRows
-"""What takes rows in order: ``write`` some more, then ``close``, which leaves the stream open."""
+"""Writer of rows in order: call ``write`` repeatedly, then ``close``, which leaves the stream open."""

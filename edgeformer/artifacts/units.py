@@ -1,4 +1,4 @@
-"""Quantities with a unit, as people write them in flags and profiles ("5.4 GiB", "5ms"), and back."""
+"""Quantities with a unit in flags and profiles ("5.4 GiB", "5ms"): parsing, formatting, and escapes for output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
-_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # upper or lower case: MJ is a millijoule here
+_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # units are case-insensitive: MJ is a millijoule
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -24,18 +24,18 @@ def _parse(text: str, units: Mapping[str, float], example: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """``"5.4GiB"`` → bytes. Raises ValueError naming the allowed units."""
+    """Parse a size (``"5.4GiB"``) into bytes. Raises ValueError naming the allowed units."""
     return round(_parse(text, _BYTES, "20MiB"))
 
 
 parse_milliseconds = partial(_parse, units=_MILLISECONDS, example="5ms")
-"""``"5ms"`` → milliseconds. Raises ValueError naming the allowed units."""
+"""Parse a time (``"5ms"``) into milliseconds. Raises ValueError naming the allowed units."""
 parse_millijoules = partial(_parse, units=_MILLIJOULES, example="10mJ")
-"""``"10mJ"`` → millijoules. Raises ValueError naming the allowed units."""
+"""Parse an energy (``"10mJ"``) into millijoules. Raises ValueError naming the allowed units."""
 
 
 def parse_share(text: str) -> float:
-    """``"5%"`` → 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5 %."""
+    """Parse ``"5%"`` into 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5 %."""
     number = text.strip().removesuffix("%")
     if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
         raise ValueError(f"{text!r} is no share; write it in per cent, e.g. 5%")
@@ -43,7 +43,7 @@ def parse_share(text: str) -> float:
 
 
 def format_bytes(value: float | None) -> str:
-    """Bytes for a table: ``41.9 MiB``; an en dash where there is no value."""
+    """Format bytes for a table: ``41.9 MiB``; an en dash for None."""
     if value is None:
         return "–"
     for unit, size, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1), ("KiB", 2**10, 1)):
@@ -53,14 +53,14 @@ def format_bytes(value: float | None) -> str:
 
 
 def format_milliseconds(value: float | None) -> str:
-    """Milliseconds for a table with three significant digits; an en dash where there is no value."""
+    """Format milliseconds for a table with three significant digits; an en dash for None."""
     if value is None:
         return "–"
     return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for a person: ``42 s``, ``12 min 05 s``, ``1 h 02 min``."""
+    """Format seconds for people: ``42 s``, ``12 min 05 s``, ``1 h 02 min``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -68,7 +68,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _reading(parse: Callable[[str], float]) -> BeforeValidator:
-    # What schemas for editors say: a number, or one with its unit.
+    # JSON schema for editors: a number, or a number with its unit.
     either = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY.pattern)]
     return BeforeValidator(
         lambda value: parse(value) if isinstance(value, str) else value, json_schema_input_type=either
@@ -76,43 +76,43 @@ def _reading(parse: Callable[[str], float]) -> BeforeValidator:
 
 
 Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]
-"""A size in bytes; YAML may say ``5.4GiB``."""
+"""Size in bytes; YAML may have ``5.4GiB``."""
 
 Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]
-"""A time in milliseconds; YAML may say ``5ms``."""
+"""Time in milliseconds; YAML may have ``5ms``."""
 
 
-# Escapes for text from data (labels, names, messages of libraries) in what people read. JSON needs none of them, and
-# HTML has its own in the template, behind :func:`visible`.
+# Escapes for untrusted text (labels, names, messages of libraries) in output for people. JSON needs none, and HTML is
+# escaped in the template, after :func:`visible`.
 
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
-"""Control characters (ESC starts a terminal's commands), and those that turn the direction of the text after them."""
+"""Control characters (ESC starts a terminal command), and characters that change the text direction."""
 _MARKDOWN = re.compile(r"([\\`*\[\]|~$])|(?<!\w)(_)|(_)(?!\w)|(:)(?=//)|(?<=www)(\.)|(@)(?=\w)")
-"""What starts emphasis, code, links, cells, mathematics and mentions; ``_`` inside a word does not."""
+"""Characters that start emphasis, code, links, cells, mathematics or mentions in Markdown; ``_`` not inside a word."""
 _AT_START = re.compile(r"(?m)^(\s*)([#+>=-]|\d+(?=[.)]))")
-"""What makes a line a heading, a list or a quotation."""
+"""Characters that start a heading, list or quotation at the beginning of a line."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""What makes a spreadsheet compute a cell, or skip to what does."""
+"""First characters by which a spreadsheet treats a cell as a formula, or that it skips before one."""
 
 
 def visible(text: str) -> str:
-    """Text without characters that act instead of being seen: each becomes U+FFFD. Ends of lines and tabs stay."""
+    """Replace each control or direction character by U+FFFD. Line ends and tabs stay."""
     return _HIDDEN.sub("\ufffd", text)
 
 
 def markdown(text: str) -> str:
-    """Text for a line of Markdown, which it can neither leave nor format, and for a table's cell."""
+    """Escape text for a line or table cell of Markdown, so that it stays one line without formatting."""
     line = " ".join(visible(text).split("\n")).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(lambda match: "\\" + match[0], line)
 
 
 def markdown_line(text: str) -> str:
-    """As :func:`markdown`, for text that begins a line of its own."""
+    """Escape as :func:`markdown` does, for text at the beginning of a line."""
     return _AT_START.sub(lambda match: f"{match[1]}\\{match[2]}", markdown(text))
 
 
 def csv_cell(value: object) -> object:
-    """A value for CSV: text that a spreadsheet would compute is quoted, numbers stay numbers, also those in text."""
+    """Return a value for CSV: text that a spreadsheet would compute is quoted; numbers, also in text, stay numbers."""
     if not isinstance(value, str):
         return value
     if not value.lstrip(" ").startswith(_FORMULA):

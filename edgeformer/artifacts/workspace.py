@@ -1,4 +1,4 @@
-"""Names of the folders and files that make up a run and a bundle, and reading a JSON manifest."""
+"""Names of the folders and files of runs and bundles; reading of JSON manifests."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ RUN_FILE, BUNDLE_FILE, RECIPE_FILE = "run.json", "bundle.json", "recipe.yaml"
 MODEL_FOLDER, BUNDLE_FOLDER, REPORTS_FOLDER = "model", "bundle", "reports"
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "config.json"
 REMEDY = "export the run again, or copy the whole bundle again"
-"""What to do about a bundle whose files are not those that were exported."""
+"""Remedy in messages about a bundle whose files differ from the export."""
 
 MOST_JSON_BYTES = 16 << 20
-"""Of a manifest, report or configuration: 400 times a large one; parsed, JSON can take 25 times its bytes."""
+"""Maximum bytes of a manifest, report or configuration: 400 times a large one. Parsed JSON can take 25 times that."""
 
 
 def read_manifest(model: type[M], path: Path) -> M:
-    """Read and validate a JSON manifest. Raises ArtifactError: missing, not JSON, or not what it must hold."""
+    """Read and validate a JSON manifest. Raises ArtifactError: missing, not JSON, or not valid."""
     return parse_manifest(model, path, read_json_bytes(path))
 
 
 def read_json_bytes(path: Path) -> bytes:
-    """The bytes of a manifest. Raises ArtifactError where it is missing, or too large to be one."""
+    """Return the bytes of a manifest. Raises ArtifactError if it is missing or too large."""
     try:
         return read_at_most(path, MOST_JSON_BYTES)
     except OSError as error:
@@ -55,13 +55,13 @@ def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
 
 
 NEW_RUN = ".new-run."
-"""How the folder is called in which a new run is begun, until it appears under its own name."""
+"""Name prefix of the temporary folder of a new run, until it is renamed to its final name."""
 
 
 def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
-    """Return a folder for a new run that does not exist yet: ``name``, or the recipe's name with the next free number.
+    """Return a new run's folder, which does not exist yet: ``name``, or the recipe's name with the next free number.
 
-    Raises InputError, with the remedy ``or_else``: ``name`` is taken or no folder's name; or not writable.
+    Raises InputError, with the remedy ``or_else``: ``name`` exists or is invalid, or the folder is not writable.
     """
     _require_room(f"--artifacts {artifacts}", artifacts, "choose another folder")
     if name is None:
@@ -79,7 +79,7 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Raise InputError, before minutes of work, if the file that ``option`` names cannot be written."""
+    """Raise InputError before long work if the file that ``option`` names cannot be written."""
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder; name a file in it")
     if not os.access(path, os.W_OK):
@@ -87,16 +87,16 @@ def require_writable(option: str, path: Path) -> None:
 
 
 def _require_room(option: str, path: Path, instead: str) -> None:
-    """Raises InputError where ``path`` is no folder that can be written, and cannot become anything in one."""
+    """Raise InputError if ``path`` is not a writable folder, and nothing can be created at it."""
     parent = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise InputError(f"{option}: {parent} cannot be written; {instead}, or allow it")
 
 
 def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:
-    """Return what to type so that an unfinished run goes on, quoted for this system's shell.
+    """Return the command that resumes an unfinished run, quoted for this system's shell.
 
-    ``flags``: that it was started with, and that its recipe does not hold.
+    ``flags``: options of the run that are not in its recipe.
     """
     words = ["edgeformer", "train", str(folder / RECIPE_FILE), "--resume", "--name", folder.name]
     if folder.parent != Path("artifacts"):

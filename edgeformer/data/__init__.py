@@ -1,1 +1,1 @@
-"""From files to batches: sources, cleaning, splits, tokenizers, encoded sets. Imports no torch."""
+"""Data pipeline from files to batches: sources, cleaning, splits, tokenizers, encoded sets. Imports no torch."""

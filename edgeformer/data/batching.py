@@ -15,9 +15,9 @@ from edgeformer.data.storage import StoredRows
 
 Int64s = NDArray[np.int64]
 IGNORED = -100
-"""Target of padding, where nothing is predicted: the index that torch's cross-entropy ignores."""
+"""Target of padding, which is not predicted: the index that torch's cross-entropy ignores."""
 WINDOW_BATCHES = 64
-"""Rows are sorted by length within this many batches: padding stays low and batches stay random."""
+"""Number of batches within which rows are sorted by length: padding stays low and batches stay random."""
 _FEISTEL_ROUNDS = 8
 
 
@@ -44,7 +44,7 @@ def plan_batches(
 
 
 def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64s]:
-    """Return the row numbers of batches for evaluation, longest rows first, so that memory runs out early or never."""
+    """Return the row numbers of batches for evaluation, longest rows first: memory runs out at the start or never."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").astype(np.int64)
     return _split_order(order, batch_size)
 
@@ -83,7 +83,7 @@ class _StreamedPlan(Sequence[Int64s]):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Int64s]:
-        # Sequence.__iter__ would take an IndexError raised while a window is computed for the end.
+        # Sequence.__iter__ would treat an IndexError from computing a window as the end.
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:

@@ -18,7 +18,7 @@ from tokenizers.normalizers import Lowercase, Normalizer, Replace
 
 from edgeformer.data.rows import Text
 
-# Everything that one of the three engines takes for white space, U+FEFF (a stray byte order mark) included.
+# All characters that one of the three engines treats as white space, including U+FEFF (a stray byte order mark).
 _SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _URL_CHARACTER = f'[^{_SPACE}<>"]'
 # A full stop or bracket after a URL belongs to the sentence.
@@ -63,7 +63,7 @@ def _rules(marks: str) -> tuple[Rule, ...]:
 
 RULES = _rules(_MARKS)
 VERSIONS = (RULES, _rules(_ASCII_MARKS))
-"""Rules of this version and of earlier ones, with which tokenizers of existing models begin."""
+"""Rules of this version and of earlier ones. Tokenizers of existing models begin with one of them."""
 _COMPILED = [[(rule, re.compile(rule.pattern) if rule.pattern else None) for rule in rules] for rules in VERSIONS]
 
 

@@ -23,10 +23,10 @@ from edgeformer.data.sources import (
 )
 
 MAX_LABELS = 200
-"""Different values of a column of labels."""
-_MAX_SPELLINGS = 5 * MAX_LABELS  # different values that are counted, with those that differ in case or white space only
+"""Maximum number of different values in a label column."""
+_MAX_SPELLINGS = 5 * MAX_LABELS  # maximum number of counted values, which differ at least in case or white space
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
-_LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of a column of labels: the first group is preferred
+_LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of label columns: the first group is preferred
 
 
 @dataclass
@@ -75,10 +75,10 @@ class DetectedColumns:
 
 
 def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
-    """Read every row of a file and detect its text and label columns, unless the user names them. Raises DataError."""
+    """Read all rows of a file and detect its text and label columns, unless the user names them. Raises DataError."""
     source = _detect_layout(path, columns)
     first_names = columns_of(source)
-    if suffix_format(path) != "jsonl":  # whose first record may lack a key that others have
+    if suffix_format(path) != "jsonl":  # the first record of JSON Lines may lack a key that others have
         columns.check(path, first_names)
     facts: dict[str, ColumnFacts] = {}
     rows = 0
@@ -123,7 +123,7 @@ def _detect_layout(path: Path, columns: Columns) -> FileSource:
     elif any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t")):
         layout |= {"delimiter": "\t", "format": "csv"}
     rows: list[list[str]] = []
-    with suppress(csv.Error):  # reading the rows raises it
+    with suppress(csv.Error):  # raised again when the rows are read
         table = csv.reader((line for _, line in table_lines), delimiter="\t" if kind == "tsv" else delimiter)
         rows = [cells for cells in table if cells]
     if not rows:

@@ -17,8 +17,8 @@ from edgeformer.data.splits import set_parts
 
 UNEVEN = "uneven labels"
 _EXAMPLES = 3
-_TEXT_CHARACTERS = 40  # of a text in a message
-_UNEVEN_RATIO = 10  # rows of the most frequent label per row of the rarest label, from which labels are uneven
+_TEXT_CHARACTERS = 40  # maximum length of a text in a message
+_UNEVEN_RATIO = 10  # labels are uneven from this ratio of the most frequent to the rarest label
 
 
 def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFinding]:
@@ -54,7 +54,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     name = " + ".join(pool)
     texts = itertools.chain.from_iterable(parts[part].texts for part in pool)
     labels = np.concatenate([np.empty(0, np.int64), *(parts[part].labels for part in pool)])
-    # Two texts of a million have the same hash once in ten million data sets.
+    # A set of a million texts has a hash collision with probability 1e-7.
     hashes = np.fromiter((hash(comparison_key(text)) for text in texts), np.int64, len(labels))
     order = np.argsort(hashes, kind="stable")
     starts = np.flatnonzero(np.diff(hashes[order], prepend=~hashes[order[:1]]))
@@ -127,9 +127,9 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
 
 
 def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list[DataFinding]:
-    """Return the warning about validation texts that are in the training set, too: they select the epoch.
+    """Return the warning about validation texts that are also training texts, because validation selects the epoch.
 
-    docs/explanation/protocols.md says so of `random-split`; a stratified split keeps equal texts together.
+    docs/explanation/protocols.md covers `random-split`; a stratified split keeps equal texts together.
     """
     if config.split == "random-split":
         return []

@@ -1,4 +1,4 @@
-"""Texts as token numbers: encoded sets; texts of language models without special tokens."""
+"""Tokenized texts: encoded sets, and encoding of language-model text without special tokens."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def encode_texts(
     pieces = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
     truncated: list[bool] = []
-    tokenizer.enable_truncation(max_length)  # a setting that would be saved with the tokenizer
+    tokenizer.enable_truncation(max_length)  # this setting would be saved with the tokenizer
     try:
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
@@ -123,7 +123,7 @@ def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress
 
 
 def decode_labels(rows: Encoded, data: DataSection) -> Encoded:
-    """Return the rows with labels as scores compare them: [n, C] of 0 and 1 where a row can have several of C labels.
+    """Return the rows with labels as scores need them: [n, C] of 0 and 1 if a row can have several of C labels.
 
     Files and caches store one number per row.
     """
@@ -142,7 +142,7 @@ class PlainText:
         self._tokenizer: Tokenizer = Tokenizer.from_str(bare)
 
     def encode(self, text: str) -> Encoding:
-        """Encode one text, with the place of every token in it.
+        """Encode one text, with the position of every token in it.
 
         A ``<|endoftext|>`` inside the text is spelled out: only the end of a paragraph is the boundary token.
         """

@@ -134,13 +134,13 @@ def _long_paragraphs(
 def encode_paragraphs(
     texts: Sequence[str], config: TextConfig, plain: PlainText, progress: Progress = SILENT
 ) -> TextRows:
-    """Encode paragraphs as ``config`` says: packed, or one row each."""
+    """Encode paragraphs by ``config.mode``: packed, or one row each."""
     encoded = plain.encode_all(texts, progress)
     words = _word_counts(texts)
     if config.mode == "packed":
         return Packer(plain.boundary, config.sequence_length).rows(encoded, sum(words), last=True)
     for index in np.flatnonzero(encoded.lengths >= config.sequence_length).tolist():
-        # Of a truncated paragraph count the words that its tokens spell in full, and not its end.
+        # For a truncated paragraph, count the words that its tokens spell in full, without its end.
         text = texts[index]
         end = plain.encode(text).offsets[config.sequence_length - 1][1]
         is_word_cut = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()

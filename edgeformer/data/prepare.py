@@ -47,7 +47,7 @@ from edgeformer.data.tokenization import load_tokenizer, special_ids
 _ROWS_AT_ONCE = 1 << 20
 _BINS = 40
 _SHOWN_SHARE = 0.99
-"""Share of the texts in the bins of equal width: a few very long texts would hide the distribution of the rest."""
+"""Share of texts in the bins of equal width: a few very long texts would hide the distribution of the rest."""
 _SCORE_UNIT = 1e-6
 _MAX_SCORE = 1e6
 

@@ -32,30 +32,30 @@ FORMATS = {
 }  # fmt: skip
 COMPRESSIONS = (".xz", ".gz", ".bz2")
 WITH_OPTION = ("evaluate", "exits", "init", "predict")
-"""Commands with ``--encoding``. Other files are UTF-8, or a recipe states their encoding."""
+"""Commands with the option ``--encoding``. Elsewhere files are UTF-8, or the recipe states their encoding."""
 Line = tuple[int, str]
-"""Number from 1, and text with its line end."""
+"""Line number from 1, and text with its line end."""
 
 MAX_RATIO = 200
-"""Unpacked bytes per packed byte: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
+"""Maximum compression ratio: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
 MAX_LINE = 16 << 20
-"""Characters of a line: three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
+"""Maximum line length in characters: three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
 MAX_COLUMNS = 10_000
-"""Of a table; every row becomes a dictionary of them."""
+"""Maximum number of columns of a table; every row becomes a dictionary of them."""
 _RATIO_WINDOW = 8 << 20
-"""Bytes over which the ratio is measured: less is no bomb, and a bomb behind real text must not hide in the average."""
+"""Unpacked bytes per measurement of the ratio: fewer are harmless; an average would hide a bomb behind real text."""
 _MAX_ROWS_PER_BYTE = 100
-"""Of a Parquet file: repeated rows are packed to nearly nothing, and become texts of full length."""
-_SMALL_PARQUET_BYTES = 64 << 20  # every Parquet file may unpack to so much
-_PARQUET_BATCH = 1_000  # rows that are unpacked at once, instead of a row group of any size
+"""Maximum rows per byte of a Parquet file: repeated rows are packed to nearly nothing, but unpack to full texts."""
+_SMALL_PARQUET_BYTES = 64 << 20  # size to which every Parquet file may unpack
+_PARQUET_BATCH = 1_000  # rows per unpacked batch, because row groups can have any size
 _LIKELY_ENCODINGS = (
     "cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr", "utf_16", "utf_16_le",
     "utf_16_be",
 )  # fmt: skip
 """Encodings that are suggested, in order of preference among equally good ones."""
-_SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16  # beginning of a file by which its delimiter is detected
-_WRONG_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not of the encoding, as Python's surrogateescape keeps it
-_DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")  # first line that some spreadsheets write in front of the header
+_SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16  # start of a file that is searched for its delimiter
+_WRONG_BYTE = re.compile("[\udc80-\udcff]")  # an invalid byte, as surrogateescape represents it
+_DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")  # line of some spreadsheets before the header
 
 
 class _Unpacked(io.RawIOBase):
@@ -129,7 +129,7 @@ def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
             if wrong is not None:
                 place = len(line[: wrong.start()].encode(encoding)) + 1
                 problem = f"byte {place} of the line is 0x{ord(wrong[0]) - 0xDC00:02x}"
-            following = file.read(_SAMPLE_CHARACTERS) if file.seekable() else ""  # a pipe might wait for ever
+            following = file.read(_SAMPLE_CHARACTERS) if file.seekable() else ""  # reading a pipe could block
             likely = likely_encoding(raw + following.encode(encoding, "surrogateescape"))
             raise DataError(
                 f"{path}, line {number}: not {encoding.upper()} text ({problem}); "
@@ -210,7 +210,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
             yield from class_records(_parquet_rows(path), str(path), labels)
         except (DataError, MissingDependencyError):
             raise
-        except Exception as error:  # pyarrow's errors have no common base
+        except Exception as error:  # pyarrow's errors have no common base class
             raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
         return
     if kind == "text" and source.label is not None and source.label_value is None:
@@ -326,13 +326,13 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
 
 
 def hub_rows(source: HubSource) -> Any:
-    """Return the library's data set of a hub source, or of a local folder. It has a fingerprint. Raises DataError."""
+    """Load the library's data set, with its fingerprint, of a hub source or a local folder. Raises DataError."""
     name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
     with needs_extra("train", f"{name}: reading it"):
         import datasets
     try:
         return datasets.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
-    except Exception as error:  # the library raises a different type for each of its many ways to fail
+    except Exception as error:  # the library raises many unrelated types
         raise DataError(
             f"{name}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
             "name, config and split, or give local files instead: --data DIR, or a source of kind: file"

@@ -1,4 +1,4 @@
-"""Rows: a text or a pair of texts with its label, made of records (column → value) of any format."""
+"""Rows: a text or a pair of texts with its label, built from records (column → value) of any format."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Text = str | tuple[str, str]
 Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
 MAX_LABELS = 62
-"""Labels of a set where a row can have several: a set of labels is one number with a bit for each."""
-_MAX_NAME = 80  # characters of a column's name or of a label in a message
+"""Maximum number of labels if a row can have several: each is one bit of an int64."""
+_MAX_NAME = 80  # maximum length of a column name or label in a message
 
 
 class Unreadable(str):
-    """JSON of a value that is not text; ``problem`` says why."""
+    """JSON text of a value that is not text; ``problem``: the reason."""
 
     problem: str
 
@@ -54,7 +54,7 @@ def rows_of(
     """Make rows of records.
 
     Args:
-        separator: stands between the labels of a row, which has none, one or several; None: every row has one label.
+        separator: separates the labels of a row, which has none, one or several; None: every row has one label.
         blanks: a missing text (null) becomes an empty text and a value that is no text :class:`Unreadable`; rows have
             the values of their records.
 

@@ -1,4 +1,4 @@
-"""Sources of rows: reads every kind of source, finds the columns of files, and the files of a folder.
+"""Sources of rows: reading of every kind of source, and detection of a file's columns and a folder's files.
 
 ``--data DIR`` finds the parts of a recipe by name among the files of a folder. A part is read from
 ``DIR/<part>.<tsv|csv|jsonl|parquet>``, also compressed; ``validation`` is also found as ``dev`` or ``valid``, and
@@ -49,7 +49,7 @@ LABEL_COLUMNS = (
     "stars", "polarity", "kategorie", "klasse", "thema", "bewertung", "stimmung", "etikett", "categorie", "classe",
     "etiquette", "categoria", "clase", "etiqueta",
 )  # fmt: skip
-"""Names of a column of labels as :func:`plain_name` writes them. The first three are preferred, in this order."""
+"""Names of label columns in the form of :func:`plain_name`. The first three are preferred, in this order."""
 _SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
 _IMPORTED_PARTS = ("train", "validation", "test")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
@@ -116,7 +116,7 @@ def read(
 
     Args:
         labels: label names of the recipe, for hub data sets with the same classes in another order.
-        separator, blanks: as in :func:`~edgeformer.data.rows.rows_of`.
+        separator, blanks: see :func:`~edgeformer.data.rows.rows_of`.
         skipped: leave out rows whose text is white space only, and append their places here; None: keep them.
         with_labels: False: read the texts of all rows only.
 
@@ -160,8 +160,8 @@ def file_source(
     Args:
         like: source that the file replaces, of pairs or of single texts. None: pairs if the file has their columns.
         labelled: False: find the text only.
-        labels: possible names of the column of labels.
-        columns: that the user names. A named text without a named second text is a single text. Numbers are the columns
+        labels: possible names of the label column.
+        columns: columns that the user names. A text without a second text is a single text. Numbers are the columns
             of a file without a header. None: the user cannot name columns.
 
     Raises DataError: the file cannot be read, lacks a named column, or has no columns that fit.
@@ -251,7 +251,7 @@ def replacement_source(
     labelled: bool = True,
     single: bool = False,
 ) -> FileSource:
-    """Return a source for a file that a model reads in place of its own data; pairs only if that has pairs."""
+    """Return a source for a file that replaces a model's own data; pairs only if that data has pairs."""
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if single:
@@ -331,12 +331,12 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     if not isinstance(config, DataConfig):  # pairs of texts
         pairs, notes = imported_parts(folder, scored=True)
         return config.model_copy(update={"parts": pairs}), notes
-    # Parts without which the protocol would mean something else ("given" does without validation).
+    # Parts that the protocol requires ("given" needs no validation part).
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     required |= {"imported": (), "stratified": ("train",)}
     needed = dict.fromkeys(required.get(config.split, ("train", "validation")), f"split {config.split!r}")
     further: Iterable[str] = _IMPORTED_PARTS if config.split == "imported" else ()
-    if config.split == "stratified":  # a test file is there to be tested on
+    if config.split == "stratified":  # use a test file if there is one
         further = [part for part in _IMPORTED_PARTS if _files_of_part(folder, part, _TABLE_SUFFIXES)]
     names = dict.fromkeys((*config.parts, *further))
     files, notes = _part_files(folder, names, _TABLE_SUFFIXES, needed)
@@ -348,7 +348,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
             notes.append(f"{unread[0].name} is left alone: split {config.split} of this recipe has no such part")
     protocol = config.split
     if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
-        # One part for validation and test would select the epoch and be reported.
+        # One part for both would select the epoch and also give the reported score.
         protocol = "given" if "test" in parts else "glue-dev"
         notes.append(f"split {protocol}: a tenth of train is held out as validation set")
     elif protocol == "stratified" and "test" in parts:
@@ -389,7 +389,7 @@ def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: i
 def _part_files(
     folder: Path, parts: Iterable[str], suffixes: Sequence[str], needed: Mapping[str, str]
 ) -> tuple[dict[str, Path], list[str]]:
-    """Return the file of each part, and notes. ``needed``: part → user of the part, for the message."""
+    """Return the file of each part, and notes. ``needed``: part → what uses it, for the message."""
     folder = folder.resolve()  # the paths are saved with the run
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --data needs a folder with the files of the recipe's parts")

@@ -1,4 +1,4 @@
-"""Splits: protocols that make train, validation and test sets of the parts, samples of rows, and overlap between sets.
+"""Splits: protocols that make train, validation and test sets from the parts, row sampling, overlap between sets.
 
 All choices are seeded. Overlap is a text that is contained in another text, word for word.
 """
@@ -20,9 +20,9 @@ from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
-"""Set of a model that was trained elsewhere → parts that it can be read from, in order of preference."""
-_CHUNK_CHARACTERS = 2_000_000  # of training texts that are compared at once
-_MIN_WORDS = 3  # a training text inside a test text counts from this many words on: "the film" in a review is no leak
+"""Imported models: set → parts that it can be read from, in order of preference."""
+_CHUNK_CHARACTERS = 2_000_000  # training texts compared at once
+_MIN_WORDS = 3  # minimum words of a training text inside a test text: "the film" in a review is no leak
 
 
 def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
@@ -147,7 +147,7 @@ def _stratified(config: DataConfig, rows: LabelledTexts) -> list[Int64s]:
 
 
 def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str, ...]) -> LabelledTexts:
-    """Return the rows of some parts that sets are drawn from: the longest or shortest of them, balanced."""
+    """Return the rows of the parts ``names`` from which sets are drawn: the longest or shortest, balanced."""
     rows = [parts[name] for name in names]
     pool = rows[0] if len(rows) == 1 else LabelledTexts.joined(rows, with_sources=config.balance is not None)
     share = config.longest or config.shortest
@@ -159,7 +159,7 @@ def _pool(config: DataConfig, parts: dict[str, LabelledTexts], names: tuple[str,
 
 
 def _balance(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
-    """Return as many rows of each group as the smallest group has, if data.balance is set."""
+    """Reduce every group to the size of the smallest group, if data.balance is set."""
     if config.balance is None:
         return rows
     groups = _groups(config, rows)
@@ -201,7 +201,7 @@ def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
 
 
 def row_count(amount: Amount, rows: int, key: str) -> int:
-    """Return the rows that ``amount`` (a number or a share, at least one) means. Raises DataError: too many."""
+    """Convert ``amount`` (a count or a share) to a number of rows, at least one. Raises DataError: too many."""
     count = max(1, round(amount * rows)) if isinstance(amount, float) else amount
     if count > rows:
         raise DataError(f"{key}: {count:,} of {rows:,} rows cannot be taken; lower it, or leave it out to take all")
@@ -220,7 +220,7 @@ def sampled_rows(
 
 
 def sample(strata: Int64s, count: int, seed: int) -> Int64s:
-    """Return the numbers of ``count`` rows in order, of each stratum its share.
+    """Return the numbers of ``count`` rows in order, sampled in proportion to the strata.
 
     Shares are rounded by the largest remainders (Hamilton's method); of equal remainders the first are rounded up.
     """
@@ -242,7 +242,7 @@ def _draw_from_groups(groups: Int64s, names: Int64s, counts: Sequence[int], seed
 
 
 class TextIndex:
-    """Finds the texts that contain a text: the same words in a row, or equal."""
+    """Index for finding the texts that contain a text: the same words in sequence, or equal."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._padded = [f" {' '.join(text.split())} " for text in texts]
@@ -261,10 +261,10 @@ class TextIndex:
 
 
 class OverlapCounter:
-    """Counts the texts of other sets that training has seen, all cleaned: equal texts, and further overlapping texts.
+    """Counts texts of other sets that are in the training set, after cleaning: equal and overlapping texts.
 
-    An overlapping text is one of any length inside a training text, word for word and in a row, or one around a
-    training text of three words or more. In memory are the texts of the other sets and some of the training texts.
+    An overlapping text of any length is contained word for word in a training text, or it contains a
+    training text of three or more words. Memory holds the texts of the other sets and some training texts.
     """
 
     def __init__(self, other_sets: Mapping[str, Sequence[str]]) -> None:

@@ -1,6 +1,6 @@
-"""Encoded rows on disk: appended in pieces, checksummed, found again by later runs, read without holding all of them.
+"""Encoded rows on disk: appended in pieces, checksummed, reused by later runs, read without loading all of them.
 
-Reads copy out of the files and leave nothing mapped: mapped pages count as memory of the process, and an epoch would
+Reads copy from the files and keep no mapping: mapped pages count as memory of the process, and an epoch would
 map the whole file.
 """
 
@@ -31,7 +31,7 @@ Int64s = NDArray[np.int64]
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
 _TOKEN_ARRAYS = ("ids", "starts")
-_MAPPED_READS = 256  # places read from one mapping: the system maps 64 KiB around each of them
+_MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around each
 
 
 class StoredFacts(Frozen):
@@ -55,7 +55,7 @@ class StoredFacts(Frozen):
 
 
 class DiskArray:
-    """A one-dimensional array that fills a file. The file stays open, so that deleting the cache breaks no run."""
+    """A one-dimensional array in a file, which stays open, so that deleting the cache breaks no running process."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._file = path.open("rb", buffering=0)
@@ -90,7 +90,7 @@ class DiskArray:
 
 @dataclass(frozen=True)
 class StoredRows(Generic[RowsT]):
-    """Rows on disk; ``build`` makes rows in memory of their arrays and of the facts about all rows."""
+    """Rows on disk; ``build`` makes rows in memory from their arrays and the facts about all rows."""
 
     arrays: Mapping[str, DiskArray]
     facts: StoredFacts
@@ -126,7 +126,7 @@ class StoredRows(Generic[RowsT]):
 
 
 def write_rows(folder: Path, pieces: Iterable[Pieces]) -> tuple[int, dict[str, str]]:
-    """Write the arrays of rows that come in pieces. Return the number of rows, and file → sha256."""
+    """Write the arrays of rows, given in pieces. Return the number of rows, and file → sha256."""
     digests: dict[str, Any] = {}
     rows = tokens = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""Training sets, read from the beginning in pieces and stored on disk as tokens, where later runs find them.
+"""Training sets: read in pieces and stored on disk as tokens, which later runs reuse.
 
 The texts are read twice: to check every row, count the labels and train a tokenizer; then to tokenize. Stored folders
-are named by a hash of everything that decides them, the bytes of the source files included: a resumed run hashes the
+are named by a hash of all inputs, including the bytes of the source files: a resumed run hashes the
 source files and reads no row.
 """
 
@@ -32,7 +32,7 @@ from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import LockedError, lock_path, wait_for_lock
 
 _FORMAT_VERSION = 3
-"""Of the stored rows. Version 2 cleans punctuation beyond ASCII; version 3 stores tokenizer and overlap, too."""
+"""Format version of stored rows. Version 2 cleans punctuation beyond ASCII; version 3 adds tokenizer and overlap."""
 _PIECE_ROWS, _PIECE_CHARACTERS = 2048, 1_000_000  # limits of a piece: tokenizing takes some hundred bytes a token
 _WAIT_S = 24 * 3600.0
 _TOKENIZER_FILE = "tokenizer.json"
@@ -42,7 +42,7 @@ TextPieces = Iterator[tuple[list[Text], list[int]]]
 """Texts and their labels, in pieces of bounded size."""
 
 Encode = Callable[[Tokenizer, TextPieces, dict[str, Any]], Iterator[Pieces]]
-"""Yields the rows of texts, and then adds the fields of StoredFacts that it counted to the dictionary."""
+"""Yields the rows of texts, then adds the counted fields of StoredFacts to the dictionary."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Stream:
     """The texts of a training set.
 
     Attributes:
-        sources: are read by ``pairs``; empty: the texts are in memory.
-        settings: what decides, besides the sources, which texts and labels ``pairs`` yields.
+        sources: sources that ``pairs`` reads; empty: the texts are in memory.
+        settings: settings besides the sources that determine what ``pairs`` yields.
         pairs: all texts with their class index (or labels as bits), from the beginning.
-        several: a text can have several labels.
-        check: raises DataError if the set cannot be trained on, by its rows of each class.
+        several: whether a text can have several labels.
+        check: takes the rows of each class, and raises DataError if they do not suffice for training.
     """
 
     sources: Sequence[Source]
@@ -98,14 +98,14 @@ def store_training_set(
     cache: Path,
     progress: Progress,
 ) -> tuple[Tokenizer, StoredRows[RowsT]]:
-    """Return the tokenizer and the rows of a training set, made now or by an earlier run.
+    """Return the tokenizer and rows of a training set, and reuse those of an earlier run.
 
     Args:
         load: loads the tokenizer, or trains it on ``training_texts``.
-        encode, build: make stored arrays of texts, and rows in memory of stored arrays.
-        settings: what decides tokenizer and rows, besides the texts.
+        encode, build: make stored arrays from texts, and rows in memory from stored arrays.
+        settings: settings besides the texts that determine tokenizer and rows.
         other_texts: other set → its texts, which are compared with the training texts.
-        cache: the rows are stored in a folder of it; another process that makes the same rows is waited for.
+        cache: folder of the stored rows; waits for another process that makes the same rows.
 
     Raises:
         DataError: a source or the tokenizer is unusable, or a source changed during reading.
@@ -156,7 +156,7 @@ def store_training_set(
                     text_count += len(texts)
                     progress.advance(len(texts))
                     yield from map(join_pair, texts)
-            if tokenizer is None:  # the bar of the texts comes first
+            if tokenizer is None:  # starts after the bar of the texts
                 progress.start("Training the tokenizer", None)
 
         texts_once = checked_texts()
@@ -165,7 +165,7 @@ def store_training_set(
                 tokenizer = load(config, training_texts=texts_once)
             finally:
                 progress.finish()
-        for _ in texts_once:  # those that no tokenizer was trained on
+        for _ in texts_once:  # texts that the tokenizer's training did not read
             pass
         stream.check(counts.tolist())
         counter, tokenized, facts = OverlapCounter(other_texts), 0, dict[str, Any]()

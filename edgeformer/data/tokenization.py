@@ -28,15 +28,15 @@ _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]
 """Names of the token between two documents, in order of preference."""
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
-_MAX_BYTES = 128 << 20  # of a tokenizer.json: four times that of the largest vocabularies in use (256,000 words)
+_MAX_BYTES = 128 << 20  # maximum size of a tokenizer.json: four times the largest vocabularies in use (256,000 words)
 _MAX_ENTRIES = 3_000_000
-"""Commas and brackets of a tokenizer.json: a vocabulary of 256,000 words with its merges has 1.9 million. The library
+"""Maximum commas and brackets in a tokenizer.json: 256,000 words with their merges have 1.9 million. The library
 takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
 _new_trainer = partial(trainers.BpeTrainer, show_progress=False)
-_FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters that no rule of Unicode treats specially
+_FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters without special rules in Unicode
 
 
 @dataclass(frozen=True)

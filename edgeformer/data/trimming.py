@@ -1,4 +1,4 @@
-"""Vocabulary trimming: a classifier's tokenizer with only the tokens that its training text uses.
+"""Vocabulary trimming: reduces a tokenizer to the tokens that its training text uses.
 
 The training text is cut into the same tokens as before, unless only the most frequent tokens are kept. In another text
 a removed token is cut into smaller pieces, for which the letters of the kept tokens stay as tokens. A word with a
@@ -44,10 +44,10 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Keeping:
-    """Which tokens stay, besides special tokens and those that spell out other words.
+    """Selection of tokens to keep besides special tokens and those that spell out other words.
 
-    ``first``: tokens from the beginning of the vocabulary, used or not; see :func:`trim_tokenizer`. ``max_used``: so
-    many of the used tokens, by frequency, then by number; None: all.
+    ``first``: number of first tokens of the vocabulary, used or not; see :func:`trim_tokenizer`. ``max_used``: keep so
+    many used tokens, by frequency, then by number; None: all.
     """
 
     first: int = 0
@@ -93,7 +93,7 @@ def trim_to_stream(
 
 
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
-    """Keep the tokens ``used``, special and added tokens, the unknown token, and what spells out words.
+    """Keep the tokens ``used``, special and added tokens, the unknown token, and the tokens that spell out words.
 
     The rest of the tokenizer does not change, except for the numbers. Stored truncation and padding are turned off.
 

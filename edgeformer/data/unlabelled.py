@@ -1,4 +1,4 @@
-"""Texts to be answered: the rows of a file of any format, or of standard input, read one after the other."""
+"""Texts for prediction: rows of a file of any format or of standard input, read as a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgeformer.data.rows import Text
 from edgeformer.data.sources import Columns, columns_of, read, replacement_source
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
-"""Limits of the rows in memory, among which rows of similar length are batched."""
+"""Maximum rows and characters in memory, among which rows of similar length are batched."""
 _STANDARD_INPUT = "standard input"
 _PLAIN = "text"
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -46,15 +46,15 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Texts to be read.
+    """An opened source of texts without labels.
 
     Attributes:
         expected: number of rows; None: unknown.
-        rows: reads the rows from the start. Raises DataError.
-        leave: ends the reading. Returns whether a thread is blocked in a read that may never return.
+        rows: yields the rows from the start. Raises DataError.
+        leave: stops reading. Returns whether a thread is blocked in a read that may never return.
         source: the file and its columns; None: plain text.
         columns: names of all columns; of JSON Lines the keys of the first record; empty: plain text.
-        bom: the file begins with a byte order mark.
+        bom: whether the file begins with a byte order mark.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Reading:
     """Options of reading a file.
 
     Attributes:
-        parts: of the model's own data, whose columns are looked for; empty: unknown.
-        columns: that the user names.
-        format: as in data sections; None: by the file's suffix, and one text per line of standard input.
+        parts: parts of the model's own data, whose columns are searched for; empty: unknown.
+        columns: columns that the user names.
+        format: format as in data sections; None: by suffix; standard input then has one text per line.
         single: read single texts even if the file has the columns of a pair.
     """
 
@@ -121,7 +121,7 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     raw = _InterruptibleInput(stdin)
 
     def plain_rows() -> Iterator[InputRow]:
-        """Yield every line, also the empty ones: answers are on the same lines."""
+        """Yield every line, also empty ones, so that predictions have the same line numbers."""
         if path is None:
             encoding = how.columns.encoding or "utf-8"
             text = io.TextIOWrapper(io.BufferedReader(raw), encoding, errors="surrogateescape", newline="\n")
@@ -204,7 +204,7 @@ def _open_table(path: Path, how: Reading) -> Unlabelled:
 
 
 def _count(path: Path, rows: Iterable[object]) -> int | None:
-    """Count the rows of a file; None if it would have to be unpacked, or is damaged: reading it raises the error."""
+    """Count the rows of a file; None if it is packed, or damaged (reading the rows raises the error)."""
     if path.suffix.lower() not in (*COMPRESSIONS, ".parquet"):
         with contextlib.suppress(DataError):
             return sum(1 for _ in rows)

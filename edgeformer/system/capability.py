@@ -46,7 +46,7 @@ print("\\n{_MARK}" + json.dumps(result), flush=True)
 
 @dataclass(frozen=True)
 class Capability:
-    """One thing that a command may need, whether it works here, and what to do if not."""
+    """A requirement of some commands: its status on this machine, and a remedy if it is unavailable."""
 
     name: str
     status: Literal["available", "unavailable"]
@@ -158,7 +158,7 @@ def cpu_flags() -> frozenset[str] | None:
 
 
 def kernel_flags() -> tuple[str, ...] | None:
-    """Return those of :func:`cpu_flags` by which runtimes choose kernels; None: unknown."""
+    """Return the flags of :func:`cpu_flags` that select kernels in runtimes; None: unknown."""
     flags = cpu_flags()
     return None if flags is None else tuple(flag for flag in _CPU_FLAGS if flag in flags)
 

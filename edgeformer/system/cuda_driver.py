@@ -1,6 +1,6 @@
-"""CUDA's driver through ctypes: devices, their memory, copies, a stream.
+"""CUDA driver API through ctypes: devices, memory, copies, a stream.
 
-Wherever an engine can run, the driver's library is installed, also on a Jetson and on Windows, and these functions have
+Every machine that can run an engine has the driver's library, also a Jetson and Windows, and these functions have
 had the same signatures since CUDA 11. TensorRT's packages bring no Python binding of CUDA, and NVIDIA's own
 (cuda-bindings, 30 MB) follows the CUDA version, which an edge device should not have to match.
 """
@@ -112,9 +112,9 @@ class DeviceMemory:
 
 
 class Cuda:
-    """The primary context of one GPU (the one that TensorRT uses too) and a stream in it.
+    """The primary context of one GPU, which TensorRT uses too, and a stream in it.
 
-    Raises EdgeformerError: the driver refuses; the message is its own.
+    Raises EdgeformerError with the driver's message.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -133,7 +133,7 @@ class Cuda:
         self.stream: int = stream.value or 0  # as TensorRT takes it
 
     def make_current(self) -> None:
-        """Make this context the calling thread's: required in every thread that computes."""
+        """Set this context for the calling thread; required in every thread that computes."""
         self.call("cuCtxSetCurrent", self._context)
 
     def upload(self, array: Array, memory: DeviceMemory) -> None:
@@ -152,7 +152,7 @@ class Cuda:
         self.call("cuStreamSynchronize", self._stream)
 
     def timed_ms(self, work: Callable[[], object]) -> float:
-        """Return the milliseconds that the stream takes for what ``work`` enqueues; waits for the end."""
+        """Return the milliseconds of the work that ``work`` enqueues in the stream; waits for its end."""
         events = [c_void_p(), c_void_p()]
         elapsed = c_float(0)
         for event in events:
@@ -190,7 +190,7 @@ class Cuda:
 
 
 def _library() -> Any:
-    """Load the driver and declare its signatures, without which ctypes would cut a pointer to 32 bits."""
+    """Load the driver and declare its signatures; without them ctypes truncates pointers to 32 bits."""
     library = ctypes.CDLL(LIBRARY)
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)

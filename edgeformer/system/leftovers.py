@@ -1,4 +1,4 @@
-"""Cache folder, temporary folders, and recovery of what killed processes left behind."""
+"""Cache folder, temporary folders, and cleanup after killed processes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def cache_folder() -> Path:
 
 
 def compiled_name(sha256: str, gpu: Device, version: str) -> str:
-    """Name what was compiled from the file with this sha256, for one GPU, by one version of a runtime."""
+    """Return the cache name of a file (by sha256) compiled for one GPU by one version of a runtime."""
     card = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
     return f"{sha256}-{card}-{gpu.compute_capability}-{version}"
 
 
 _SWAP_S = 5.0
-"""How long a reader waits for a live process between its two renames, which takes microseconds."""
+"""Maximum wait in seconds for a live process between its two renames, which take microseconds."""
 
 
 def restore_folder(path: Path) -> None:
@@ -61,7 +61,7 @@ def restore_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Restore or delete what killed processes left of replacing ``path``. The caller holds the lock of ``path``.
+    """Restore or delete leftovers of processes killed while replacing ``path``. The caller holds the lock of ``path``.
 
     Raises OSError: the folder that was moved aside cannot be restored.
     """
@@ -115,7 +115,7 @@ def new_folder(prefix: str, free: Callable[[], Path], fill: Callable[[Path], Non
     """Create a folder that appears complete, under a free name; returns it. Raises OSError.
 
     Args:
-        prefix: of the :func:`temporary_folder` in which the folder is filled.
+        prefix: prefix of the :func:`temporary_folder` in which the folder is filled.
         free: returns a free path; called again if another process took it. It may raise.
         fill: writes the content into the given folder, which already has its final name.
     """

@@ -24,7 +24,7 @@ LOCK_FILE = ".lock"
 _START_TOLERANCE_S = 2.0  # process starts are counted in clock ticks, the boot time in seconds
 _POLL_S = 0.05
 _STALE_S = 24 * 3600.0
-"""A run on another host that wrote nothing for this long was killed: training logs much more often."""
+"""Seconds without a write after which a run on another host counts as killed: training logs far more often."""
 
 _OWNER_AT = 1 if sys.platform == "win32" else 0
 """Offset of the owner record: on Windows other processes cannot read the first byte, which filelock locks."""

@@ -63,7 +63,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _NEVER = 2**31 - 1
 OWN_PAGES = 32 * 2**20
-"""Blocks of at least this many bytes get their own pages, which are released with them. glibc raises its own threshold
+"""Minimum size in bytes of blocks with their own pages, which are released with them. glibc raises its own threshold
 up to this size, and keeps twice as much free at the end of the heap."""
 
 _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}

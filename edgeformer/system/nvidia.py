@@ -12,7 +12,7 @@ from edgeformer.system.host import board_names
 
 _WDDM = 0  # NVML_DRIVER_WDDM
 _CLOCK_SM, _CLOCK_MEM, _TEMPERATURE_GPU = 1, 2, 0
-# nvml.h, nvmlClocksEventReasons; those that say "slower than it could be". Idle and application clocks are not.
+# nvml.h, nvmlClocksEventReasons: only reasons for throttling, not idle and application clocks.
 _SLOWED = {
     0x04: "power limit",
     0x08: "hardware slowdown (heat or power)",
@@ -35,9 +35,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One card at one moment. What a platform does not report is None.
+    """State of one card at one moment. Values that the platform does not report are None.
 
-    ``slowed_by``: why its clocks are lower than they could be. ``process_ids``: computing and drawing processes.
+    ``slowed_by``: reasons for throttled clocks. ``process_ids``: compute and graphics processes.
     """
 
     sm_clock_mhz: int | None

@@ -1,4 +1,4 @@
-"""Signal handlers for an orderly end, and thread switching of one Python process."""
+"""Signal handlers for an orderly shutdown, and the thread switch interval of the interpreter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def handle_signals(names: Sequence[str], handler: Callable[[int, Any], None]) ->
     Ignored signals stay ignored (``nohup``, background jobs of a shell). No effect outside the main thread.
 
     Args:
-        names: ``SIGTERM``…; names that this system does not have are skipped.
-        handler: as for :func:`signal.signal`.
+        names: ``SIGTERM``…; names unknown to this system are skipped.
+        handler: signal handler as for :func:`signal.signal`.
     """
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

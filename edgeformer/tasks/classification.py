@@ -22,14 +22,14 @@ from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
 
 
 class Distillation(Frozen):
-    """What a student learns from its teacher in addition to the labels; losses are sums over rows, in nats."""
+    """Distillation from a teacher in addition to the labels. Losses are sums over rows, in nats."""
 
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.7, description="of the teacher's answers (KL divergence × temperature²); the labels get the rest"
+        0.7, description="weight of the teacher's loss (KL divergence × temperature²); the labels have 1 − weight"
     )
-    temperature: PositiveFloat = Field(2.0, description="answers of both are divided by it first")
+    temperature: PositiveFloat = Field(2.0, description="divisor of both models' logits")
     states: Annotated[float, Field(ge=0.0)] = Field(
-        0.0, description="of the squared distance between both models' states after every iteration"
+        0.0, description="weight of the squared distance between both models' states after every iteration"
     )
 
 
@@ -43,13 +43,13 @@ class ClassificationTraining(TrainingConfig):
         0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
     )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: each layer learns at this share of the rate of the one behind it"
+        1.0, description="pretrained encoders: learning rate of a layer as a share of the next layer's rate"
     )
-    teacher: str | None = Field(None, description="a finished run, or its folder, whose answers are learned, too")
-    teacher_sha256: str | None = Field(None, description="of its weights; filled in when training starts")
+    teacher: str | None = Field(None, description="finished run, or its folder, to distil from")
+    teacher_sha256: str | None = Field(None, description="sha256 of the teacher's weights; set when training starts")
     distillation: Distillation = Distillation()
     select_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="the validation metric that picks the epoch whose weights are kept"
+        "loss", description="validation metric that selects the epoch whose weights are kept"
     )
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class ClassificationRecipe(Recipe):
 
 
 class ClassificationScore(Score):
-    """Scores on one labelled set. Two classes: of the second label; more: macro-averaged."""
+    """Scores on one labelled set. Two classes: figures of the second label; more: macro-averaged."""
 
     n: int
     accuracy: float
@@ -120,7 +120,7 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64], data: Any = N
 
 @dataclass(frozen=True)
 class LabelPrediction(Prediction):
-    """The likeliest label of one text or pair. ``loops``: after which the row exited; None: no early exit."""
+    """The likeliest label of one text or pair. ``loops``: loop at which the row exited; None: no early exit."""
 
     keys = ("label", "probability", "probabilities", "truncated", "loops")
 

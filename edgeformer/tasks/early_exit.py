@@ -1,4 +1,4 @@
-"""Early exit, evaluated offline: the answers of every exit are recorded once; thresholds are applied to the records."""
+"""Offline evaluation of early exit: outputs of every exit are recorded once, then thresholds are applied to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeformer.artifacts.errors import InputError
 
 SWEEP = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
-"""Top probabilities that are tried as one threshold for all exits."""
+"""Top probabilities that are evaluated as a common threshold of all exits."""
 
 Rule = Literal["confidence", "cosine"]
 """Value compared with a threshold: top probability of the answer, or cosine of the hidden states before and after the
@@ -41,13 +41,13 @@ class EarlyExit:
                 raise InputError(f"{name} must be in 0…1, not {value}")
 
     def thresholds(self, exits: Sequence[int]) -> dict[int, float]:
-        """Return exit before the last → smallest top probability. The last exit answers whatever remains."""
+        """Return exit before the last → smallest top probability. The last exit handles the remaining rows."""
         return {loop: max(self.floor, self.start * self.decay ** (loop - 1)) for loop in exits[:-1]}
 
 
 @dataclass(frozen=True)
 class EarlyExitResult:
-    """Mean loss (nats), share of right answers (None: not recorded), mean loops, and loop → share that exits there."""
+    """Mean loss (nats), accuracy (None: not recorded), mean loops, and loop → share of rows that exits there."""
 
     loss: float
     right: float | None
@@ -56,7 +56,7 @@ class EarlyExitResult:
 
 
 def is_confident(confidence: NDArray[np.floating], threshold: float | NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Return which answers exit: those whose confidence, in the type it was computed in, reaches the threshold."""
+    """Return which rows exit: confidence, in the type in which it was computed, reaches the threshold."""
     return confidence >= threshold
 
 
@@ -75,7 +75,7 @@ def first_exits(
 
 
 class ExitRecords:
-    """Records loss, confidence and optional values of every answer at the exits (in rising order).
+    """Records loss, confidence and optional values of every answer at the exits (in ascending order).
 
     Confidence stays in float64, as sessions compare it: rounded to float32, it could reach a threshold.
     """

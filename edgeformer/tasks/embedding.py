@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingRecipe(Recipe):
-    """An imported encoder that makes one vector of a text. Its ``training`` section is not used."""
+    """Recipe of an imported encoder, which maps a text to one vector. Its ``training`` section is not used."""
 
     task: Literal["embedding"]
     data: PairsConfig
@@ -38,12 +38,12 @@ class EmbeddingRecipe(Recipe):
 
 
 class EmbeddingScore(Score):
-    """Quality of vectors: by pairs that people have scored, or by the vectors of the model in FP32."""
+    """Quality of vectors, measured on human-scored pairs or against the vectors of the FP32 model."""
 
-    n: int = Field(description="pairs, or texts where there are no pairs")
+    n: int = Field(description="pairs, or texts if there are no pairs")
     similarity: float = Field(
         description="`pairs`: Spearman's rank correlation of cosines with the scores; `fp32`: mean cosine with the "
-        "vectors that the whole model computes in torch FP32; 0 where cosines are not finite or, of pairs, all equal"
+        "vectors of the whole model in torch FP32; 0 if cosines are not finite or, for pairs, all equal"
     )
     compared_with: Literal["pairs", "fp32"]
 
@@ -262,7 +262,7 @@ class Embedding(Task):
         return {name: batch[name] for name in self.golden_names[0]}
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
-        """Return the vectors of the whole model; models with a trimmed vocabulary are compared with them, too."""
+        """Return the vectors of the whole model, with which models with a trimmed vocabulary are compared, too."""
         return answers or {f"reference_exit{exit_}": vectors for exit_, vectors in references.items()}
 
     def golden_score(

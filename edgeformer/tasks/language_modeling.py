@@ -46,14 +46,14 @@ class LanguageTraining(TrainingConfig):
     )
     checkpointing: Literal["none", "loop", "cycles"] = Field(
         "none",
-        description="recompute activations in the backward pass: loop keeps the input of each loop, "
-        "cycles those of the attention and of every two TRM cycles (a little more kept, far less recomputed at once)",
+        description="recompute activations in the backward pass: loop keeps the input of each loop; "
+        "cycles keeps those of attention and of every two TRM cycles (slightly more kept, far less recomputed at once)",
     )
     chunked_loss: bool = Field(
         True, description="compute the vocabulary-sized logits a few hundred tokens at a time, never all at once"
     )
     score_padding: bool = Field(
-        False, description="count padding as tokens to predict, as the published code does; reproduces its defect only"
+        False, description="count padding as tokens to predict; only for reproducing a defect of the published code"
     )
 
 
@@ -65,7 +65,7 @@ class LanguageRecipe(Recipe):
     training: LanguageTraining
     allow_leak: bool = Field(
         False,
-        description="train although the model sees the tokens that it predicts; everything made of it says so",
+        description="train although the model sees the tokens that it predicts; all its artifacts carry a warning",
     )
 
     @model_validator(mode="after")
@@ -82,10 +82,10 @@ TokenValues = Mapping[int, NDArray[np.floating]]
 class LanguageScore(Score):
     """Scores of a language model on one set; loss and perplexity are those of the final head, per token."""
 
-    loss: float = Field(description="nats per predicted token: the sum over all of them divided by their number")
+    loss: float = Field(description="mean cross-entropy per predicted token, nats")
     perplexity: float = Field(description="exp(loss)")
-    n: int = Field(description="tokens predicted")
-    words: int | None = Field(None, description="words of the text, each paragraph's end counted as one")
+    n: int = Field(description="predicted tokens")
+    words: int | None = Field(None, description="words of the text, plus one per paragraph end")
     word_perplexity: float | None = Field(
         None, description="exp(total nats / words): comparable across tokenizers and with published tables"
     )
@@ -102,7 +102,7 @@ class LanguageScore(Score):
 
 
 class LanguageMeter(Meter):
-    """Sums the losses of all tokens at the exits (in rising order); ``records`` receives every token at every exit."""
+    """Sums the losses of all tokens at the exits (ascending order); ``records`` receives every token at every exit."""
 
     def __init__(self, exits: Sequence[int], records: ExitRecords | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
@@ -127,7 +127,7 @@ class LanguageMeter(Meter):
         confidence: dict[int, Float64s] = {}
         cosine: dict[int, Array] = {}
         for name, loop in names.items():
-            if name in outputs:  # row by row: all counted logits at once would be another copy of them
+            if name in outputs:  # row by row: a mask over all logits would copy them
                 rows = [*zip(outputs[name], targets, counted, strict=True)]
                 losses[loop] = np.concatenate([token_losses(logits[mask], row[mask]) for logits, row, mask in rows])
                 if name != "logits":
@@ -190,7 +190,7 @@ MAX_PERPLEXITY_RISE: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8
 
 GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
 GOLDEN_TOP = 32
-"""Logits per golden token in golden.npz; all of them would be gigabytes."""
+"""Logits per golden token in golden.npz; storing all would take gigabytes."""
 
 
 class LanguageModeling(Task):
@@ -224,7 +224,7 @@ class LanguageModeling(Task):
     golden_note = "their number is small"
 
     def set_name(self, data: TextConfig, split: str, /) -> str:
-        """Return the set that ``split`` names; ``test`` that is no set is the first test set, or validation."""
+        """Return the set that ``split`` names; ``test``, if not a set, means the first test set or validation."""
         tests = [part for part in data.parts if part not in ("train", "validation")]
         return (tests or ["validation"])[0] if split == "test" and "test" not in tests else split
 

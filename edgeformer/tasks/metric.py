@@ -1,4 +1,4 @@
-"""Figures of a task: metric, table columns, meters, losses of logits, and numerical parity with torch FP32."""
+"""Metrics of a task: figures, table columns, meters, losses from logits, and numerical parity with torch FP32."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 l
 
 @dataclass(frozen=True)
 class Metric:
-    """The figure by which models of a task are compared.
+    """The metric by which models of a task are compared.
 
     Attributes:
         name: key in JSON, such as ``accuracy``.
         places: decimals in a table.
-        lowest, highest: range of a limit on it; None: open.
-        flag: option of ``profile --search`` that limits it; defined in ``cli/profile.py``.
-        evaluated_on: name of the data that it is computed on.
-        is_share: it is a share of right rows, so the binomial distribution gives its interval.
+        lowest, highest: range of a limit on the metric; None: unlimited.
+        flag: option of ``profile --search`` that sets this limit; defined in ``cli/profile.py``.
+        evaluated_on: data on which it is computed.
+        is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ScoreColumn:
 
 
 class Meter(ABC):
-    """Collects the answers of a model over a set, batch by batch, into a score."""
+    """Accumulates the outputs of a model over a set, batch by batch, into a score."""
 
     @abstractmethod
     def add(self, outputs: Arrays, batch: Arrays) -> None:
@@ -80,7 +80,7 @@ class Meter(ABC):
 
     @abstractmethod
     def score(self, words: int | None = None) -> Score:
-        """Return the score so far; ``words``: of the text, for figures per word. Raises ValueError for an empty set."""
+        """Return the score so far; ``words``: for figures per word. Raises ValueError for an empty set."""
 
     def earlier(self) -> Mapping[int, Score]:
         """Return exit before the last → score, for scores without ``Score.by_exit``."""
@@ -88,7 +88,7 @@ class Meter(ABC):
 
 
 class RowsMeter(Meter):
-    """Keeps logits and labels of every row, for figures that are no sums over batches, such as F1.
+    """Keeps logits and labels of every row, for figures that are not sums over batches, such as F1.
 
     ``score_rows`` gets logits and labels [n, …], in the order of the row numbers if batches have ``rows``. ``records``
     receives the loss and confidence of every class answer at every exit.
@@ -170,7 +170,7 @@ def ratio(numerator: float, denominator: float) -> float:
 
 FP32_ABSOLUTE = 1e-4
 FP16_RELATIVE = 1e-2
-"""Relative to the standard deviation of the reference logits."""
+"""Tolerance relative to the standard deviation of the reference logits."""
 
 Kind = Literal["absolute", "relative", "rms", "score"]
 TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
@@ -179,7 +179,7 @@ TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
     "int8": ("score", None),
     "int4": ("score", None),
 }
-"""INT8 and INT4 are judged by the drop of the task score, which errors of the logits hardly predict."""
+"""Precision → kind and limit. INT8 and INT4 are judged by the score drop, which logit errors hardly predict."""
 
 
 def measure_parity(
@@ -193,7 +193,7 @@ def measure_parity(
 def as_parity(
     error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
 ) -> Parity:
-    """Return absolute errors of logits as a manifest has them; if one is not finite, all errors are None.
+    """Return the parity record of a manifest from absolute errors of logits; all are None if one is not finite.
 
     ``spread``: standard deviation of the reference logits. ``agrees``: whether the likeliest class or token is the
     same, [n].

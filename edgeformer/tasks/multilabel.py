@@ -30,12 +30,12 @@ class MultiLabelData(DataConfig):
     """
 
     label_separator: Annotated[str, Field(min_length=1)] = Field(
-        description="what stands between the labels of a row in a table's cell; spaces around it do not count"
+        description="separator of a row's labels in a table cell; surrounding spaces are ignored"
     )
     thresholds: dict[str, Threshold] | None = Field(
         None,
-        description="label → probability from which on it is given; left out: found on the validation set at the end "
-        "of training, and kept in run.json",
+        description="label → smallest probability; absent: selected on the validation set at the end "
+        "of training and stored in run.json",
     )
 
     @property
@@ -70,12 +70,12 @@ class MultiLabelTraining(TrainingConfig):
         0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
     )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: each layer learns at this share of the rate of the one behind it"
+        1.0, description="pretrained encoders: learning rate of a layer as a share of the next layer's rate"
     )
     select_by: Literal["loss", "f1"] = Field(
         "loss",
-        description="the validation metric that picks the epoch whose weights are kept; F1 at the thresholds that are "
-        "best there",
+        description="validation metric that selects the epoch whose weights are kept; F1 at the thresholds "
+        "that are best on that set",
     )
 
 
@@ -96,13 +96,13 @@ class MultiLabelScore(Score):
     """Scores on one labelled set at the stated thresholds. Micro: over all labels of all rows."""
 
     n: int
-    accuracy: float = Field(description="share of rows whose labels are all right")
+    accuracy: float = Field(description="share of rows with all labels correct")
     precision: float = Field(description="micro")
     recall: float = Field(description="micro")
     f1: float = Field(description="micro")
-    macro_f1: float = Field(description="mean of the labels' own F1, of those that some row has")
+    macro_f1: float = Field(description="mean F1 of the labels that occur")
     label_f1: dict[str, float] = Field(description="label → F1")
-    thresholds: dict[str, float] = Field(description="label → probability from which on it is given")
+    thresholds: dict[str, float] = Field(description="label → smallest probability")
     loss: float = Field(description="mean binary cross-entropy over rows and labels, nats")
 
 
@@ -114,10 +114,10 @@ def probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def best_thresholds(confidence: NDArray[np.float64], actual: NDArray[np.bool_]) -> list[float]:
-    """Return the threshold with the highest F1 for each label; among equal ones the nearest to 0.5.
+    """Return the threshold with the highest F1 for each label; ties: the nearest to 0.5.
 
-    ``confidence``, ``actual``: probabilities and right labels, [n, C]. Labels that fewer than 5 rows have, or lack,
-    keep 0.5: a threshold from so few rows would be chance.
+    ``confidence``, ``actual``: probabilities and right labels, [n, C]. Labels with fewer than 5 positive or 5 negative
+    rows keep 0.5: a threshold from so few rows would be noise.
     """
     thresholds = []
     for column, present in zip(confidence.T, actual.T, strict=True):

@@ -1,4 +1,4 @@
-"""Early exit with a guarantee: thresholds under which the score falls by at most ε, with confidence 1 − δ.
+"""Early exit with a guarantee: thresholds that limit the score drop to ε with confidence 1 − δ.
 
 Method: Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei, "Learn then Test: Calibrating Predictive
 Algorithms to Achieve Risk Control", 2021, arXiv:2110.01052). For early exit see Schuster et al., "Confident Adaptive
@@ -35,7 +35,7 @@ THRESHOLDS = (
     *(round(0.99 - 0.005 * step, 4) for step in range(18)),
     *(round(0.9 - 0.02 * step, 4) for step in range(31)),
 )
-"""Candidate top probabilities in the order of the tests; fixed before any row is seen."""
+"""Candidate thresholds in test order, fixed before any row is evaluated."""
 
 _INTERVAL_ERROR = 0.001
 """Error γ of the interval of the share of rows whose answers differ; part of every p-value (Berger and Boos)."""
@@ -45,12 +45,12 @@ _MAX_ROWS = 200_000
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The cheapest thresholds whose score drop was shown to be at most ε.
+    """The cheapest thresholds with a score drop of at most ε.
 
     Attributes:
         thresholds: loop → smallest top probability at which a row exits; empty: no row exits early.
-        lost, won: newly wrong rows (right with all loops and wrong with early exit), and newly right rows.
-        p_value, level: of the hypothesis that the score falls by more than ε; the largest that rejects it.
+        lost, won: newly wrong rows (correct with all loops, wrong with early exit), and newly correct rows.
+        p_value, level: p-value of the hypothesis that the score drops by more than ε, and the level that rejects it.
         shares: share of the rows that exit at each exit.
         stopped_by: ``lost`` and ``won`` of the first candidate of the sequence that was not rejected; None: all were.
     """
@@ -70,7 +70,7 @@ def choose_thresholds(
     """Choose the cheapest thresholds that control the score drop, by Learn then Test; None: too few rows.
 
     Args:
-        exits: loops that answer, in rising order.
+        exits: loops that answer, in ascending order.
         confidence, right: top probability of every answer and whether it is right, [exits, n].
         max_drop: ε, the allowed drop of the share of right answers against the last exit.
         risk: δ, the probability that the guarantee is wrong.
@@ -106,7 +106,7 @@ def drop_p_value(newly_wrong: int, newly_right: int, rows: int, max_drop: float)
     be independent of each other and of the model.
     """
     low, high = share_interval(newly_wrong + newly_right, rows, _INTERVAL_ERROR / 2)
-    if high < max_drop:  # answers differ too rarely for such a drop
+    if high < max_drop:  # too few rows differ for such a drop
         return _INTERVAL_ERROR
     shares = np.linspace(max(low, max_drop), high, 17)  # the probability is smooth in between
     net = newly_wrong - newly_right

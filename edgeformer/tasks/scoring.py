@@ -1,4 +1,4 @@
-"""Running a model over rows: outputs of labelled rows, scores, and predictions for texts."""
+"""Inference over rows: outputs of labelled rows, scores, and predictions for texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING_LEFT = "nothing is left of the text when it is cleaned"
 NO_NUMBER = "the model's answer is no number (overflow)"
 
 Validation = Callable[[Run, int], Score]
-"""Maps the ``run`` method of a session and the loop that answers to a score on the validation split."""
+"""Scores a session's ``run`` method, and the loop of its exit, on the validation split."""
 
 
 def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
@@ -57,7 +57,7 @@ def score_batches(
 
     Args:
         warm_up: run the first batch once more, untimed and not counted.
-        advance: is called with the number of finished rows.
+        advance: called with the number of finished rows.
     """
     seconds = 0.0
     for inputs in batches:
@@ -120,7 +120,7 @@ def split_calls(run: Run, max_rows: int | None) -> Run:
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
     """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
     if task.predicts == "vectors":
-        return False  # its training data is pairs, but it reads each text separately
+        return False  # trained on pairs, but reads each text separately
     has_pair = {getattr(source, "text_pair", None) is not None for part in data.parts.values() for source in part}
     return has_pair.pop() if len(has_pair) == 1 else None
 
@@ -141,9 +141,9 @@ class EncodedTexts:
     """Texts, and the rows of the m texts that are not empty.
 
     Attributes:
-        cut: whether each row was longer than the model reads, bool [m].
+        cut: whether each row was truncated, bool [m].
         places: index of each row's text, int64 [m].
-        errors: index → why a text has no row.
+        errors: index → reason why a text has no row.
     """
 
     texts: Sequence[Text]
@@ -159,7 +159,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class TextPredictor:
-    """Predictions of one model for texts, in three steps that can have a thread each. ``max_rows``: of a call."""
+    """Predictions of one model for texts, in three steps that can run in threads. ``max_rows``: of a call."""
 
     task: Task
     reader: TextReader

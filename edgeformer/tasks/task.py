@@ -40,13 +40,13 @@ Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: the ``run`` method of a session."""
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Input → what sizes each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
+"""Input → size of each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
 
 GOLDEN_ROWS = 64
 EVALUATION_ROWS, EVALUATION_TOKENS = 128, 8192
-"""Rows or, of models that return losses per token, tokens of one call."""
+"""Rows per call, or tokens per call for models that return losses per token."""
 LOGITS_BYTES = 256 * 10**6
-"""Size of the logits that one call may return: 1,273 tokens of a vocabulary of 50,257."""
+"""Maximum size of one call's logits in bytes: 1,273 tokens of a vocabulary of 50,257."""
 
 MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
 """Largest allowed drop of the metric of label tasks against FP32 on the same rows."""
@@ -90,7 +90,7 @@ Answer = Prediction | Unanswered
 
 @dataclass(frozen=True)
 class TextReader:
-    """How a trained model reads text: tokenizer, padding token and vocabulary size."""
+    """Text input of a trained model: tokenizer, padding token and vocabulary size."""
 
     tokenizer: Tokenizer
     pad: int
@@ -99,9 +99,9 @@ class TextReader:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the data of a trained model comes from: set → fingerprint recorded by training; others are refused.
+    """Origin of a trained model's data: set → fingerprint recorded by training; other data is refused.
 
-    ``as_trained``: cut the text as training did. Exported graphs read every document as a row.
+    ``as_trained``: split the text into rows as in training. Exported graphs read every document as one row.
     """
 
     trained_on: Mapping[str, str] = field(default_factory=dict)
@@ -115,29 +115,29 @@ class Task:
     """
 
     name: ClassVar[str]  # in recipes and manifests
-    noun: ClassVar[str]  # what a model of this task is called, such as ``classifier``
+    noun: ClassVar[str]  # name of a model of this task, such as ``classifier``
     recipe_type: ClassVar[type[Recipe]]  # without the ``model`` section of a model family
     score_type: ClassVar[type[Score]]
-    metric: ClassVar[Metric]  # decides between two models
+    metric: ClassVar[Metric]  # metric for comparing two models
     columns: ClassVar[tuple[ScoreColumn, ...]]  # figures of a score in tables
     recorded: ClassVar[tuple[str, ...]] = ()  # figures of a score in metrics.jsonl besides loss and metric
     unit: ClassVar[str] = "rows"  # what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``
-    trained: ClassVar[bool] = True  # recipes can name it; otherwise its models are ONNX files without a recipe
+    trained: ClassVar[bool] = True  # recipes can name it; else its models are ONNX files without a recipe
     reads_text: ClassVar[bool] = True  # its models come with a tokenizer
     writes_text: ClassVar[bool] = False  # step and decode artifacts keep a cache of earlier tokens
     can_trim: ClassVar[bool] = True  # unused tokens can be removed from the vocabulary: the model predicts no tokens
     phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
     predicts: ClassVar[Literal["labels", "vectors"] | None] = None  # what predictions() returns; None: it raises
-    has_confidence: ClassVar[bool] = True  # its answers have a top probability, which early exit needs
+    has_confidence: ClassVar[bool] = True  # its outputs have a top probability, which early exit needs
     exit_schedule: ClassVar[EarlyExit | None] = None  # early-exit thresholds of the task's paper
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
-    """Arrays of the golden inputs: graph inputs, and right answers."""
-    length_key: ClassVar[str] = "max_length"  # of config.json
-    pad_key: ClassVar[str] = "pad_token_id"  # of config.json
-    score_note: ClassVar[str]  # how to read its scores, for the model card
-    golden_note: ClassVar[str]  # what scores on the golden inputs alone cannot show, for a note
+    """Arrays of the golden inputs: graph inputs and targets."""
+    length_key: ClassVar[str] = "max_length"  # key of config.json
+    pad_key: ClassVar[str] = "pad_token_id"  # key of config.json
+    score_note: ClassVar[str]  # explanation of its scores, for the model card
+    golden_note: ClassVar[str]  # limits of scores on the golden inputs, for a note
 
     # Data: read, split, encode, batch. edgeformer.data.prepare is imported in functions: predictions from a bundle need
     # no data sets.
@@ -258,7 +258,7 @@ class Task:
     ) -> list[Int64s]:
         """Return row numbers of batches of at most ``max_rows`` rows whose outputs fit memory, longest rows first.
 
-        ``vocabulary``: its size, times the exits that answer. ``losses``: the model returns losses instead of logits.
+        ``vocabulary``: its size times the number of exits. ``losses``: the model returns losses instead of logits.
         ``first``: use only this many rows from the start.
         """
         lengths = rows.lengths[:first]
@@ -269,11 +269,11 @@ class Task:
     # Scoring: meters, metric, selection of the kept weights, limits of a score drop, predictions.
 
     score_rows: Callable[..., Score]
-    """Score answers [n, …] to rows with these labels [n, …], by a data section; absent in tasks with a meter of their
+    """Score outputs [n, …] of rows with labels [n, …] and a data section; absent in tasks with a meter of their
     own."""
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        """Return a new meter of the answers after the loops ``exits``, in rising order; empty: there is one answer.
+        """Return a new meter of the outputs after the loops ``exits``, ascending; empty: one output.
 
         ``records`` receives every answer at every exit, for early exit.
         """
@@ -288,7 +288,7 @@ class Task:
         return recipe.model_copy(update={"data": data})
 
     def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
-        """Return what :meth:`row_figures` needs of a call: logits [B, …], or the summed loss of each row [B]."""
+        """Return the input of :meth:`row_figures` from one call: logits [B, …], or the summed loss of each row [B]."""
         if self.unit != "tokens":
             return outputs["logits"]
         rows = zip(outputs["logits"], batch["targets"], batch["targets"] != IGNORED, strict=True)
@@ -334,7 +334,7 @@ class Task:
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
         """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not.
 
-        A drop of one row in ``n`` is within chance and always allowed. Of graphs without text, parity limits the error.
+        A drop of one row in ``n`` is always allowed, as noise. For graphs without text, parity limits the error.
         """
         if not self.reads_text:
             return None
@@ -355,20 +355,20 @@ class Task:
         """
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
-    # Golden inputs: what export and devices check, and benchmarks run.
+    # Golden inputs: export and devices check them, benchmarks run them.
 
     parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
     """Compare logits [n, C] computed with a provider with those of torch FP32; n counts rows or tokens."""
 
     def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
-        """Select validation rows with their right answers, int64 [n, …]; by default 64, by the recipe's seed."""
+        """Select validation rows with their targets, int64 [n, …]; by default 64, by the recipe's seed."""
         validation = prepared.validation
         count = min(GOLDEN_ROWS, len(validation))
         rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
         return self.batch(validation, rows, prepared.pad)
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Return the arrays that golden.npz keeps of torch FP32 logits. ``references``: exit → logits [n, C]."""
+        """Return the arrays of torch FP32 logits that golden.npz stores. ``references``: exit → logits [n, C]."""
         by_exit = {exit_logits(exit_): logits for exit_, logits in references.items()}
         return {"logits": references[max(references)], **by_exit}
 
@@ -387,7 +387,7 @@ class Task:
     ) -> Parity:
         """Compare :meth:`golden_outputs` of an artifact (decode graphs: of the last positions) with golden.npz.
 
-        ``exit_``: loop that answered; None: the only or last one. Raises GoldenError: an array is missing or differs.
+        ``exit_``: loop of the exit; None: the only or last one. Raises GoldenError: an array is missing or differs.
         """
         name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
@@ -413,7 +413,7 @@ class Task:
         return np.concatenate(pieces)
 
     def axes(self, data: Any) -> Axes:
-        """Return what sizes the axes of each input; empty for text."""
+        """Return the axes of each input, see :data:`Axes`; empty for text."""
         inputs = getattr(data, "inputs", {})
         return {name: tuple(axis.takes or "" for axis in axes) for name, axes in inputs.items()}
 
@@ -441,7 +441,7 @@ class Task:
         return [f"inputs: {inputs}{note}"]
 
     def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
-        """Return input → shape where batch size and length do not determine it; empty for text."""
+        """Return input → shape if batch size and length do not determine it; empty for text."""
         sizes, inputs = {"batch": batch, "seq": seq}, getattr(data, "inputs", {})
         return {name: tuple(sizes.get(a.takes or "", a.size) for a in axes) for name, axes in inputs.items()}
 
@@ -462,7 +462,7 @@ class Task:
         return {**config, **lengths, **self.answer_config(recipe.data)}
 
     def answer_config(self, data: Any) -> dict[str, object]:
-        """Return the keys of config.json that say how to read answers."""
+        """Return the keys of config.json for interpreting outputs."""
         thresholds = getattr(data, "effective_thresholds", None)
         return {} if thresholds is None else {"problem_type": "multi_label_classification", "thresholds": thresholds}
 

@@ -1,4 +1,4 @@
-"""Tensors: imported graphs without recipe, from any named inputs to any named outputs."""
+"""Tensors: imported graphs without a recipe, with any named inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from edgeformer.tasks.metric import Array, Arrays, Kind, Metric, ScoreColumn
 from edgeformer.tasks.task import Axes, Int64s, Run, Task
 
 Takes = Literal["batch", "seq"]
-"""What sizes an axis: the rows of a call, or the length of each row."""
+"""Size of an axis: the rows of a call, or the length of each row."""
 
 
 class Axis(Frozen):
     """One axis of an input."""
 
-    size: int = Field(ge=1, description="of the golden inputs; of an axis that takes nothing, of every call")
-    takes: Takes | None = Field(None, description="what sizes it in a call; None: it is always of this size")
-    role: Takes | None = Field(None, description="what it would take if it were not fixed; None: not known")
+    size: int = Field(ge=1, description="size in the golden inputs; for a fixed axis, in every call")
+    takes: Takes | None = Field(None, description="what sets its size in a call; None: fixed size")
+    role: Takes | None = Field(None, description="its role, also if it is fixed; None: unknown")
 
 
 class TensorData(DataSection):
-    """The inputs of a graph and the source of its golden inputs. Takes the place of a recipe's data section."""
+    """Inputs of a graph and source of its golden inputs, instead of a recipe's data section."""
 
     called: ClassVar[str] = "inputs of a graph"
 
-    parts: Parts = Field({}, description="there are none: the graph came without data")
+    parts: Parts = Field({}, description="empty: the graph has no data")
     inputs: dict[str, tuple[Axis, ...]] = Field(description="input → its axes")
-    drawn: dict[str, str] = Field(description="input → how its golden numbers came to be")
+    drawn: dict[str, str] = Field(description="input → origin of its golden values")
 
     @property
     def tokens_at_once(self) -> int:
@@ -45,7 +45,7 @@ class TensorData(DataSection):
         return self.size_of("seq") or 1
 
     def takes(self, role: Takes) -> bool:
-        """Return whether any axis is sized by the rows, or by the length, of a call."""
+        """Return whether the rows (``batch``) or the length (``seq``) of a call set the size of any axis."""
         return any(axis.takes == role for axes in self.inputs.values() for axis in axes)
 
     def size_of(self, role: Takes) -> int | None:
@@ -67,11 +67,11 @@ the share of numbers that differ."""
 
 
 class TensorScore(Score):
-    """How close all outputs are to those of the FP32 graph on the golden inputs. 1 and 0: no difference."""
+    """Agreement of the outputs with the FP32 graph's on the golden inputs. Cosine 1 and loss 0: no difference."""
 
     n: int = Field(description="golden calls")
-    loss: float = Field(description="root mean square error over the standard deviation, of the worst output")
-    cosine: float = Field(description="cosine of the angle between an output and FP32's, of the worst output")
+    loss: float = Field(description="RMS error / standard deviation, of the worst output")
+    cosine: float = Field(description="cosine between an output and FP32's, of the worst output")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def measure_error(name: str, output: Array, reference: Array) -> OutputError:
     return OutputError(name, largest, float(error.mean()), cosine, *relative)
 
 
-_MAX_ERROR = 1e9  # stands for infinity, which JSON lacks: the error of an output that is constantly zero in FP32 only
+_MAX_ERROR = 1e9  # replaces infinity, which JSON lacks: the error of an output that is zero in FP32 only
 
 
 def agreement(outputs: Arrays, reference: Arrays) -> float | None:
@@ -136,7 +136,7 @@ def agreement(outputs: Arrays, reference: Arrays) -> float | None:
 
 
 class Tensors(Task):
-    """Any named inputs, any named outputs. The reference is what the graph computes in FP32."""
+    """Any named inputs and outputs. The reference is the graph in FP32."""
 
     name = "tensors"
     noun = "wrapped graph"
@@ -189,7 +189,7 @@ class Tensors(Task):
         return calls
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> dict[str, Array]:
-        """Run the golden calls, which cannot be split, and return every output, name → [calls, …]."""
+        """Run the golden calls, which cannot be split, and return all outputs, name → [calls, …]."""
         inputs = golden.cases(INPUT)
         # np.asarray: indexing a scalar input yields a NumPy scalar instead of an array without axes.
         answers = [run({name: np.asarray(array[i]) for name, array in inputs.items()}) for i in range(len(golden))]
