@@ -40,14 +40,13 @@ class Bundle(bundles.Bundle):
         """Answer raw texts, as ``edgeformer predict``.
 
         Args:
-            texts: as many as there are, because every call opens a session; for a classifier also pairs of texts.
-            artifact: an id; None: the first that runs here.
+            texts: many texts in one call, because every call opens a session; classifiers also take pairs of texts.
+            artifact: an id; None: the first that runs on this machine.
             confidence: stop a step artifact's loop at this top probability; ``auto``: at the thresholds of
-                `edgeformer exits`.
+                ``edgeformer exits``.
 
         Returns:
-            Per text a :class:`~edgeformer.tasks.classification.LabelPrediction`, for embedding models a
-            :class:`~edgeformer.tasks.embedding.TextVector`, or an :class:`~edgeformer.tasks.task.Unanswered`.
+            For each text a ``LabelPrediction``, a ``TextVector`` of an embedding model, or an ``Unanswered``.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.

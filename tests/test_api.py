@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 import shutil
@@ -18,12 +20,25 @@ from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.benchmark.request import ProfileOptions
+from edgeformer.benchmark.search import SearchOptions
+from edgeformer.export.import_onnx import OnnxImportOptions
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.evaluate import EvaluateOptions
+from edgeformer.inference.generate import GenerateOptions, Sampling
+from edgeformer.tasks.early_exit import EarlyExit
+from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
 from tests.export import graphs
 from tests.export.graphs import save
 
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+OPTIONS = (
+    TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, SearchOptions, GenerateOptions, Sampling, EarlyExit,
+    OnnxImportOptions,
+)  # fmt: skip
+"""Dataclasses of keyword arguments; the page renders their docstrings."""
 
 
 def classifier() -> edgeformer.Bundle:
@@ -106,6 +121,15 @@ def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytes
         exec(compile(block, f"docs/reference/python.md, block {number + 1}", "exec"), namespace)
     assert namespace["report"].rows and namespace["scores"].rows[0].accuracy > 0.5
     assert {artifact.status for artifact in namespace["exported"].artifacts} == {"built"}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_reference_describes_every_option(options: type[Any]) -> None:
+    assert f"::: {options.__module__}.{options.__qualname__}\n" in API.read_text(encoding="utf-8")
+    attributes = (inspect.getdoc(options) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    described = re.findall(r"^    (\w[\w, ]*): ", attributes, re.MULTILINE)
+    names = [name for entry in described for name in entry.split(", ")]
+    assert names == [field.name for field in dataclasses.fields(options)]
 
 
 def test_wrap_and_export_an_onnx_file(tmp_path: Path) -> None:

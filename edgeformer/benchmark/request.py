@@ -32,23 +32,41 @@ _LONGEST_QUESTION = 60
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What a caller may ask for. Its limits win over the device profile's budgets."""
+    """Shapes, limits and artifacts to measure. Limits override the budgets of the device profile.
 
-    batches: tuple[int, ...] | None = None  # to measure, each with every one of ``seqs``; None: 1 and 16
-    seqs: tuple[int, ...] = ()  # sequence lengths to measure; empty: the budget's
-    max_latency_ms: float | None = None  # p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's
-    max_size_bytes: int | None = None  # of the artifact's file
-    max_memory_bytes: int | None = None  # peak on the device, at the same shapes
-    max_energy_mj: float | None = None  # per call above idle, at the same shapes
-    strict: bool = False  # the rules for figures to publish; ``rules`` wins over it
-    threads: tuple[int, ...] = ()  # of one operator, each count measured; empty: the usable physical cores
-    artifacts: tuple[str, ...] = ()  # ids to profile; empty: all that were built
-    provider: str | None = None  # by its runtime's name; None: what fits the device's kind and works here
-    runtime: str | None = None  # of ``--runtime``, instead of ``provider``; None: of a search, all that are installed
-    rules: MeasureRules | None = None  # when to stop measuring; None: the usual rules
-    allow_leak: bool = False  # also measure a language model that looks ahead; the report says so
-    search: SearchOptions | None = None  # also name the artifact to deploy
-    estimate_error: EstimateError | None = None  # validated error of estimates, for the report
+    Attributes:
+        batches: batch sizes to measure, each with every one of ``seqs``; None: 1 and 16.
+        seqs: sequence lengths to measure; empty: the budget's.
+        max_latency_ms: p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's.
+        max_size_bytes: of the artifact's file.
+        max_memory_bytes: peak on the device, at the same shapes.
+        max_energy_mj: per call above idle, at the same shapes.
+        strict: the rules for figures to publish; ``rules`` wins over it.
+        threads: of one operator; each count is measured; empty: the physical cores that this process may use.
+        artifacts: ids; empty: all built artifacts.
+        provider: name of a provider; None: what fits the device's kind and works on this host.
+        runtime: the value of ``--runtime``, instead of ``provider``; None: a search measures all installed runtimes.
+        rules: when to stop measuring; None: the usual rules.
+        allow_leak: also measure a language model that looks ahead; the report says so.
+        search: also name the artifact to deploy.
+        estimate_error: validated error of estimates, for the report.
+    """
+
+    batches: tuple[int, ...] | None = None
+    seqs: tuple[int, ...] = ()
+    max_latency_ms: float | None = None
+    max_size_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    max_energy_mj: float | None = None
+    strict: bool = False
+    threads: tuple[int, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    provider: str | None = None
+    runtime: str | None = None
+    rules: MeasureRules | None = None
+    allow_leak: bool = False
+    search: SearchOptions | None = None
+    estimate_error: EstimateError | None = None
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,14 @@ TieBreak = Callable[[Sequence[Candidate], int, int], Comparison | None]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is searched for."""
+    """Score limits and objective of a search.
 
-    bounds: Mapping[str, float] = field(default_factory=dict)  # a task's metric → its worst validation score
+    Attributes:
+        bounds: a task's metric → its worst accepted score on the validation split, e.g. accuracy → 0.91.
+        minimize: quantity of which the chosen artifact has least.
+    """
+
+    bounds: Mapping[str, float] = field(default_factory=dict)
     minimize: Literal["latency", "size", "memory", "energy"] = "latency"
 
 

@@ -70,10 +70,10 @@ _STILL_IMPORTABLE = "without --tokenizer and --labels it can be imported as a gr
 
 @dataclass(frozen=True)
 class OnnxImportOptions:
-    """What the graph does not say itself.
+    """Facts that the graph does not contain.
 
     Attributes:
-        shapes: input → sizes, see :data:`~edgeformer.export.foreign_graph.Shape`.
+        shapes: input → sizes: numbers, ``"B"`` (batch) and ``"S"`` (sequence), e.g. ``{"input": (1, 512)}``.
         ranges: input → smallest and largest number of random golden inputs.
         inputs: an .npz file with golden inputs, instead of random ones.
         seed: of random golden inputs.

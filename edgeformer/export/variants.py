@@ -14,9 +14,12 @@ TRIMMED_FOLDER = "trimmed"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is written beside the FP32 graph.
+    """Artifacts to write beside the FP32 graph.
 
     Attributes:
+        fp16: also write FP16 graphs.
+        int8: also write INT8 graphs.
+        int4: also write graphs with 4-bit weights.
         build: names of builders to run on the graphs, see :func:`edgeformer.runtimes.all_builders`; engines are built
             from the FP16 graphs if there are any, else from the FP32 ones.
         joining: also run the builders that produce a requested precision for a runtime of their own, and score FP32

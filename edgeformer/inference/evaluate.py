@@ -29,13 +29,13 @@ class EvaluateOptions:
     """Artifacts and labelled rows to score.
 
     Attributes:
-        artifact, runtime: see :func:`~edgeformer.inference.predict.select_candidates`; scores of a named runtime are
-            not saved.
+        artifact: an id, ``torch`` or ``all``; None: all artifacts that run on this machine.
         split: ``test`` (the protocol's own), ``validation``, or a test set by name.
         data: a file to score on instead of a split.
         batch: rows per call; fewer where an engine takes fewer, or where logits would grow too large.
         threshold: a top probability for early exit at every exit, in addition to the sweep.
         text, label, pair: columns of ``data``; None: the names of the model's own data.
+        runtime: a runtime, one of its providers, or ``all``; scores of a named runtime are not saved.
         encoding: of ``data``, e.g. cp1252; None: UTF-8.
     """
 

@@ -44,6 +44,7 @@ class Sampling:
         temperature: 0: always the likeliest token; 1: the model's own probabilities.
         top_k: keep only the k likeliest tokens; None: all.
         top_p: keep only the smallest set of likeliest tokens whose probability reaches p; None: all.
+        seed: the same seed draws the same text.
 
     Raises:
         InputError: a value is out of its range.
@@ -117,10 +118,12 @@ class GenerateOptions:
     """Length, sampling, exits and artifact. Without ``exit`` and ``early`` every token takes all loops.
 
     Attributes:
-        max_tokens: new tokens at most; None: ``DEFAULT_TOKENS``, or as many as fit behind the prompt.
+        max_tokens: new tokens at most; None: 64, or as many as fit behind the prompt.
+        sampling: how tokens are chosen.
         exit: every token answers after this loop.
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
+        runtime: a runtime or one of its providers; None: the usual runtime of the artifact.
     """
 
     max_tokens: int | None = None

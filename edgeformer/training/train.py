@@ -59,8 +59,15 @@ _HEADER = "# The resolved recipe of this run; training it again is the same run.
 class TrainOptions:
     """Where and how a recipe is trained. No option changes the meaning of the recipe.
 
-    ``as_device`` limits a larger CUDA card to the memory that this profile leaves to a process. ``sharded``: several
-    processes shard weights and optimizer state instead of copying them.
+    Attributes:
+        artifacts: folder of the runs.
+        name: name of the run; None: the recipe's name and a number.
+        resume: continue the interrupted run of this name and recipe.
+        accelerator: ``auto``: CUDA if torch has a card, else the CPU.
+        max_steps: stop after this many optimizer steps; None: the epochs of the recipe.
+        as_device: limit a larger CUDA card to the memory that this profile leaves to a process.
+        ignore_memory: train although the predicted peak does not fit.
+        sharded: several processes shard weights and optimizer state instead of copying them.
     """
 
     artifacts: Path

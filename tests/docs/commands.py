@@ -133,7 +133,7 @@ PICTURES = {"#!/bin/bash": "a job for Slurm, which is not here"}
 """First line of a block that is not run → what it is. Blocks of ``text`` are output and drawings."""
 
 DATA = {
-    "# three files, training rows streamed from disk": "tests/data/test_streaming.py streams such files",
+    "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "# several labels per text": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",

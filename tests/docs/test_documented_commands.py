@@ -137,6 +137,19 @@ def test_two_tables_as_they_are(tmp_path: Path) -> None:
     assert parts["validation"].labels.tolist() == [1, 0]
 
 
+def test_streaming_from_three_files(edgeformer: Edgeformer) -> None:
+    """The data section of docs/guides/large-data.md trains."""
+    recipe = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
+    start, end = recipe.index("data:\n"), recipe.index("tokenizer:")
+    data = block("docs/guides/large-data.md", "# three files, training rows streamed from disk").text
+    Path("large.yaml").write_text(recipe[:start] + data + recipe[end:], encoding="utf-8")
+    for name in ("train", "dev", "test"):
+        write_rows(Path(f"{name}.csv"), ("sentence", "label"), ("0", "1"), 60, ",")
+    small = ("--set", "model.vocab_size=100", "--set", "training.epochs=1")
+    assert json.loads(edgeformer("train", "large.yaml", *small, "--max-steps", "1", "--json"))["status"] == "finished"
+    assert [*Path("artifacts/.cache/tokens").iterdir()]
+
+
 def test_several_labels_per_text_as_documented(tmp_path: Path) -> None:
     recipe = yaml.safe_load((shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8"))
     subset = {"training": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}}
