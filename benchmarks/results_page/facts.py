@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
 
 import yaml
 
@@ -199,9 +198,3 @@ def serving() -> dict[str, str]:
         "came_at_once": f"{sum(overload['statuses'].values()):,}",
         "answered_at_stop": f"{stopped['arrived_whole']:,}",
     }
-
-
-def minutes() -> dict[str, Any]:
-    """Run → minutes of its training; README quotes two."""
-    runs = (*result("2026-11-21-sst2"), *result("2026-11-21-language"))
-    return {run["run"]: run["seconds"] / 60 for run in runs}

@@ -293,7 +293,7 @@ def predict_peak(
     The reserve on a CUDA card is assumed: 64 MiB for cuBLAS workspaces and the kernels' own scratch, and a tenth of
     activations and temporary tensors for gaps of the caching allocator. The budget excludes CUDA's context and code.
     The reserve on a CPU is calibrated by benchmarks/plan_accuracy.py (glibc 2.36): 35 MiB of library pages and MKL's
-    buffers, and gaps in the heap of tensors below 32 MiB. docs/results.md compares predictions and peaks.
+    buffers, and gaps in the heap of tensors below 32 MiB. docs/results/training.md compares predictions and peaks.
 
     Args:
         device_kind: where it would train; this host need not have it.

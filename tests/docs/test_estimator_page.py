@@ -1,4 +1,4 @@
-"""docs/estimator.md is what the script makes of the newest record."""
+"""The pages on estimates are written from the newest record."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from edgeformer.estimate import estimate
 
 def test_the_page_is_what_the_json_says() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: make results"
+    assert page.EXPLANATION.read_text(encoding="utf-8") == page.explanation(), "run: make results"
 
 
 def test_the_record_that_ships_is_that_of_the_page() -> None:
     """Its figures are read from the measurements, so that no report states others than the page."""
     assert estimate.shipped_record() == page.shipped_record(), "run: make results"
     record = estimate.shipped_record()
-    assert f"{record.within_15_percent:.0%} of {record.cases} cases within" in page.page()
-    assert f"median error {record.median_error:.1%}" in page.page()
+    assert f"{record.within_15_percent:.0%} of {record.cases} estimated times are within 15 %" in page.page()
+    assert f"median error is {record.median_error:.1%}" in page.page()
+    assert f"cases within ±15 %: {record.within_15_percent:.0%} of {record.cases} |" in page.explanation()
 
 
 def row(model: str, log2: float, **changes: Any) -> dict[str, Any]:
@@ -62,12 +64,13 @@ def test_a_record_of_left_out_models_has_every_case(monkeypatch: pytest.MonkeyPa
         "missing": [{"model": "x", "artifact": "a", "threads": "1", "shape": "8×64", "why": "beyond the 60 s"}],
     }  # fmt: skip
     monkeypatch.setattr(page, "newest", lambda: (page.RESULTS / "here" / "2027-01-02-estimator.json", record))
-    text = page.page()
+    text, explanation = page.page(), page.explanation()
     assert text.count("| small ") == 2 and text.count("| large ") == 2 and "1×16 token" in text
-    assert "67% of 3 cases within ±15 % (80 %): **missed**" in text
-    assert "enough cases and a quiet machine: not 60 cases, 5 models" in text
-    assert "without any model of their kind" in text and "No case has operators" in text
+    assert "| cases within ±15 %: 67% of 3 | 80 % | **missed** |" in explanation
+    assert "| enough cases, quiet machine: not 60 cases, 5 models" in explanation
+    assert "without models of the same family" in explanation and "No case has unchecked operators" in explanation
     assert "beyond the 60 s" in text and "no estimate: 80% of the time" in text, "what was left out is listed"
-    assert "## Never checked" in text
+    assert "## Not checked" in explanation
     record["doubted"] = {**summary(ROWS), "cases": 44}
-    assert "44 cases have operators of which estimates were never checked; targets: **missed**" in page.page()
+    assert "44 further cases have unchecked operators" in page.explanation()
+    assert "they miss the targets `within_15_percent`" in page.explanation()
