@@ -1,7 +1,7 @@
 """One small change at a time in the code that decides numbers, verdicts and files: does a test notice?
 
 ``make mutants`` runs it over every module below, ``make mutants MODULES=artifacts/units.py`` over one. mutmut makes the
-changes and runs the tests. What it found lies in ``artifacts/mutants/``, what was made of it in docs/explanation/reliability.md.
+changes and runs the tests. Its results are in ``artifacts/mutants/``; docs/explanation/reliability.md has a summary.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
 from edgeformer.runtimes import provider_of, runtime_of
 
 RECORD_FILE = "record.json"
-"""In this package; `python -m benchmarks.estimates` writes it from the measurements behind docs/results/estimates.md."""
+"""In this package; `python -m benchmarks.estimates` writes it with docs/results/estimates.md."""
 # For a model whose estimation error is unknown: a factor of 1.5 both ways.
 _UNVALIDATED_LOG2 = 0.6
 # Fewer shapes of a model say little of another shape of it.
