@@ -164,7 +164,7 @@ class ExitTime(Frozen):
         verdict = {
             True: "early exit is faster",
             False: f"early exit is slower here; use {self.quickest}",
-            None: f"whether early exit is faster cannot be told from {self.rows:,} texts",
+            None: f"{self.rows:,} texts are too few to decide whether early exit is faster",
         }[self.pays]
         return (
             f"one text takes {self.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "
@@ -199,10 +199,10 @@ class ExitGuarantee(Frozen):
     def sentence(self) -> str:
         """Return the guarantee as a sentence."""
         exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
-        proof = "; the same rows chose the epoch or judged the artifact, so this is no independent proof"
+        proof = "; these rows also chose the epoch or judged the artifact, so the guarantee is not independent"
         return (
-            f"accuracy falls by at most {100 * self.max_drop:g} points with {100 * self.confidence:.4g} % confidence "
-            f"on texts like the {self.rows:,} rows of {self.split} (they left: {exit_shares})"
+            f"accuracy drops by at most {self.max_drop:.1%} (absolute) with {100 * self.confidence:.4g} % confidence "
+            f"on texts like the {self.rows:,} rows of {self.split} (exits: {exit_shares})"
             f"{proof if self.reused else ''}"
         )
 

@@ -241,7 +241,7 @@ def _candidate(
             side = "below" if metric.higher_is_better else "above"
             objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{interval}")
     if latency.value is None:
-        objections.append(f"no time is known: {latency.reason or 'no reason given'}")
+        objections.append(f"its latency is unavailable: {latency.reason or 'no reason given'}")
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":

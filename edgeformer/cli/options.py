@@ -36,7 +36,7 @@ LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so it
 
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 """A rarely used option, in a panel of its own."""
-_RUNTIMES = "onnxruntime, openvino (needs its extra) or all; or a provider, e.g. openvino-cpu-bf16"
+_RUNTIMES = "Runtime: onnxruntime or openvino (needs its extra); or a provider, e.g. openvino-cpu-bf16"
 
 Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="Folder of the runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and everything else on stderr.")]
@@ -74,7 +74,7 @@ Runtime = Annotated[
     ),
 ]
 MeasuredRuntime = Annotated[
-    str | None, advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}. Default: onnxruntime; with --search: all.")
+    str | None, advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}; or all. Default: onnxruntime; with --search: all.")
 ]
 ArtifactIds = Annotated[
     list[str] | None, typer.Option(metavar="ID", help="Measure only this artifact. May be repeated.")

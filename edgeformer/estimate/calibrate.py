@@ -282,7 +282,7 @@ def calibrate(
     disturbed = None
     if disturbances := [text for text in reports if text is not None]:
         disturbed = f"{len(disturbances)} of {len(reports)} measuring processes were disturbed: {disturbances[-1]}"
-        progress.message(f"these times are no facts: {disturbed}; calibrate again when nothing else runs")
+        progress.message(f"the calibration is unreliable: {disturbed}; calibrate again on an idle machine")
     nodes = [timed.nodes.nodes for sweeps in timings for timed in sweeps[0].items if timed.nodes is not None]
     works = [(w, node.duration_us) for each in nodes for w, node in zip(count_nodes(each), each, strict=True)]
     device = host_facts(base, count, rates, works, disturbed)

@@ -77,7 +77,7 @@ def calibrate_exits(
         raise InputError(f"{name}: is a {task.noun}; its answers have no one probability to stop at")
     if not bundle.built("step"):
         command = f"edgeformer export {location.argument} --exit all"
-        raise InputError(f"{name}: has no step bundle, whose exits texts could take; write one: {command}")
+        raise InputError(f"{name}: has no step bundle; write one: {command}")
     artifact = options.rows.artifact
     steps: dict[str, Candidate] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):
@@ -103,7 +103,7 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     promised = choose_thresholds(records.exits, confidence, right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
         level, id_ = options.risk / (len(right) - 1), candidate.id
-        goal = f"a loss of at most {100 * options.max_drop:g} points with {100 * (1 - options.risk):.4g} % confidence"
+        goal = f"a score drop of at most {options.max_drop:.1%} (absolute) with {100 * (1 - options.risk):.4g} % confidence"
         needed = rows_needed(options.max_drop, level)
         if needed is None or count < needed:
             minimum = "more than 131,072" if needed is None else f"at least {needed:,}"

@@ -28,7 +28,7 @@ from edgeformer.tasks import task as calls
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
 from edgeformer.tasks.task import Answer, Unanswered
 
-NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: one of them answers; name it"
+NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: this command needs one runtime; give its name"
 """Message for commands that use a single session and get ``--runtime all``."""
 
 Confidence = float | Literal["auto"] | None

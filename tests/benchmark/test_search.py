@@ -204,7 +204,7 @@ def test_crashed_or_unscored_artifacts_are_never_picked() -> None:
     result = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
     assert picked(result) == ("model", 2)
     reasons = {c.artifact: c.reason for c in result.candidates}
-    assert reasons["crashed"] == "no time is known: ended by signal 11"
+    assert reasons["crashed"] == "its latency is unavailable: ended by signal 11"
     assert reasons["engine"] is not None and "never scored" in reasons["engine"]
     nothing = run(manifest, [crashed])
     assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")

@@ -31,7 +31,7 @@ RUN: dict[str, tuple[str, ...]] = {
     'edgeformer predict "the staff was friendly but overall the food was not good"': (),
     "edgeformer export --fp16 --trt": (),
     "edgeformer profile --device rtx4050": _ONE_SHAPE,
-    'edgeformer generate "The house was" --confidence': _FEW,
+    'edgeformer generate "The album was" --confidence': _FEW,
     'edgeformer generate "The history of the town"': _FEW,
     'edgeformer generate "The history of the town" --exit 4': _FEW,
     'edgeformer generate "The history of the town" --confidence': _FEW,

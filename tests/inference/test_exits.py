@@ -225,7 +225,7 @@ def test_predict_prints_the_guarantee(
         edgeformer("predict", str(bundle), "a fine film", "--confidence", "auto")
         printed = " ".join(messages)
         assert ("one text takes" in printed) == (verdict is not None) and (verdict or "") in printed
-    assert len(messages) == 1 and "accuracy falls by at most 8 points with 90 % confidence" in messages[0]
+    assert len(messages) == 1 and "accuracy drops by at most 8.0% (absolute) with 90 % confidence" in messages[0]
     messages.clear()
     edgeformer("predict", str(bundle), "a fine film", "--confidence", "0.9")
     assert messages == []
@@ -319,7 +319,7 @@ def test_nothing_is_written_if_one_artifact_fails(
         (("--max-drop", "0.01"), "per cent"),
         (("--split", "train"), "not trained on"),
         (("--artifact", "onnx-fp32"), "one graph"),
-        (("--runtime", "all"), "one of them answers; name it"),
+        (("--runtime", "all"), "this command needs one runtime; give its name"),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], message: str, bundle: Path, edgeformer: Edgeformer) -> None:

@@ -112,7 +112,7 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
     )
     first, second = usual[0].as_dict(), other[0].as_dict()
     assert first["label"] == second["label"] and first["probability"] == pytest.approx(second["probability"], abs=1e-5)
-    with pytest.raises(InputError, match="--runtime all: one of them answers"):
+    with pytest.raises(InputError, match="--runtime all: this command needs one"):
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
 
 

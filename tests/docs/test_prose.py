@@ -1,0 +1,41 @@
+"""README, documents, messages and help are written in plain technical English."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.document import DOCUMENTS, ROOT
+
+VAGUE = re.compile(
+    r"\b(told|tells|nobody|somebody|asked of|is asked|what is there|is there again|by itself|so far as|"
+    r"stands? (?:in|there|beside)|all the same|as it was|as they were|what was before|another one|beside it|the house|"
+    r"this room|rooms?)\b",
+    re.IGNORECASE,
+)
+"""Phrases that hide subject or object."""
+PER_THOUSAND_LINES = 0.5
+
+
+def vague_phrases(files: Iterator[Path] | tuple[Path, ...]) -> tuple[int, list[str]]:
+    """Lines of the files, and every vague phrase with its place."""
+    lines, phrases = 0, []
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            lines += 1
+            phrases += [f"{file.relative_to(ROOT)}:{number}: {match[0]}" for match in VAGUE.finditer(line)]
+    return lines, phrases
+
+
+@pytest.mark.parametrize("place", ["documents", "code"])
+def test_few_phrases_are_vague(place: str) -> None:
+    files = DOCUMENTS if place == "documents" else (ROOT / "edgeformer").rglob("*.py")
+    lines, phrases = vague_phrases(files)
+    assert lines > 3000 and len(phrases) <= lines * PER_THOUSAND_LINES / 1000, phrases
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
