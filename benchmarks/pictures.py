@@ -1,6 +1,6 @@
 """Pictures of README and docs: a terminal run as SVG, and the HTML report as PNG.
 
-    python -m benchmarks.pictures terminal OUT.svg "edgeformer export --fp16" "edgeformer profile --device rtx4050"
+    python -m benchmarks.pictures terminal OUT.svg "edgeformer profile --device rtx4050"
     python -m benchmarks.pictures report REPORT.html OUT.png
 
 Commands run in the current folder. The report needs chromium.
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH = 110
+WIDTH = 140  # that of tables in a pipe
 
 
 def draw_terminal(out: Path, commands: list[str]) -> None:
