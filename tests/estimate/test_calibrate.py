@@ -200,7 +200,7 @@ def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespa
     assert device.calibration is not None and device.calibration.disturbed == text
     facts = (device.peaks.fp32, device.bandwidth_bytes_per_s, device.launch_overhead_us, device.cache_bytes)
     assert [fact.verified for fact in facts if fact is not None] == [False] * 4
-    assert messages.lines == [f"the calibration is unreliable: {text}; calibrate again on an idle machins"]
+    assert messages.lines == [f"the calibration is unreliable: {text}; calibrate again on an idle machine"]
 
 
 def test_shapes_that_could_not_be_timed_are_named_and_four_must_remain(bundle: Path, host: SimpleNamespace) -> None:

@@ -214,7 +214,7 @@ def test_predict_prints_the_guarantee(
     guarantee = guarantee_of(bundle)
     for low, high, verdict in (
         (1.5, 1.6, "early exit is slower here; use "),
-        (0.9, 1.1, "whether early exit is faster cannot be told"),
+        (0.9, 1.1, "are too few to decide whether early exit is faster"),
         (0.5, 0.6, None),
     ):
         timing = guarantee.time.model_copy(update={"ratio_low": low, "ratio_high": high})
