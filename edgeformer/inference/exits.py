@@ -103,8 +103,8 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     promised = choose_thresholds(records.exits, confidence, right, options.max_drop, options.risk)
     if promised is None or not promised.thresholds:
         level, id_ = options.risk / (len(right) - 1), candidate.id
-        confidence = 100 * (1 - options.risk)
-        goal = f"a score drop of at most {options.max_drop:.1%} (absolute) with {confidence:.4g} % confidence"
+        percent = 100 * (1 - options.risk)
+        goal = f"a score drop of at most {options.max_drop:.1%} (absolute) with {percent:.4g} % confidence"
         needed = rows_needed(options.max_drop, level)
         if needed is None or count < needed:
             minimum = "more than 131,072" if needed is None else f"at least {needed:,}"
