@@ -49,7 +49,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "estimate/roofline.py": ("estimate/test_roofline.py", "estimate/test_fit.py"),
     "estimate/fit.py": ("estimate/test_fit.py",),
     "estimate/estimate.py": ("estimate/test_estimated_rows.py",),
-    "estimate/operators.py": ("estimate/test_work.py", "estimate/test_operators.py"),
+    "estimate/operators.py": ("estimate/test_operators.py"),
     "estimate/calibrate.py": ("estimate/test_calibrate.py",),
     "training/memory.py": ("training/test_training_memory.py",),
     "training/optimizer.py": ("training/test_optimizer.py",),
