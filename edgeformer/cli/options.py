@@ -53,7 +53,7 @@ Device = Annotated[
 Batches = Annotated[
     str | None,
     typer.Option(
-        metavar="N,N…", help="Batch sizes to measure. Default: 1,16; gate: the batch size of the device budget."
+        metavar="N,N…", help="Batch sizes to measure. Default: 1,16 (the command gate: that of the device budget)."
     ),
 ]
 Lengths = Annotated[

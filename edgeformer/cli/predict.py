@@ -69,7 +69,11 @@ def command(
         help="--file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
     ),
     encoding: opt.Encoding = None,
-    nearest: Path | None = Option(None, metavar="FILE", help="Embedding models: rank the texts of this file."),
+    nearest: Path | None = Option(
+        None,
+        metavar="FILE",
+        help="Embedding models: rank the texts of this file (one per line) by similarity to each TEXT.",
+    ),
     top: int | None = Option(None, min=1, metavar="K", help="--nearest: number of texts to print. Default: 5."),
     runtime: opt.Runtime = None,
     run: opt.NamedRun = None,

@@ -16,7 +16,11 @@ def command(
     runtime: str | None = Option(
         None, metavar="NAME", help="onnxruntime, openvino or all. Default: the usual runtime of each artifact."
     ),
-    write: bool = Option(False, "--write", help="Record this machine's results in targets.json."),
+    write: bool = Option(
+        False,
+        "--write",
+        help="Also write this machine's parity and scores to targets.json in the bundle, for profile --search.",
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
