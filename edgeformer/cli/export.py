@@ -128,7 +128,8 @@ def command(
         say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
         name = folder if bundle.wrapped is not None else whole(folder).parent.name
         leak = " --allow-leak" if bundle.leaks else ""
-        say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}")
+        others = "" if bundle.target else "   (other devices: edgeformer list devices)"
+        say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}{others}")
     # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:

@@ -89,7 +89,7 @@ def hf(
     options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target)
     folder = import_hf(source, options, show_progress())
     keys = {"run", "task", "status", "parameters", "reason"}
-    _print_run(folder, keys, f"edgeformer export {folder.name} --fp16 --int8", as_json=as_json)
+    _print_run(folder, keys, f"edgeformer export {folder.name} --int8", as_json=as_json)
 
 
 def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -> None:

@@ -80,4 +80,7 @@ def command(
         return
     opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
-    say(f"run            {folder}\nlearning curve {curve or NO_PICTURE}\nnext           edgeformer export --fp16{leak}")
+    precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
+    say(
+        f"run            {folder}\nlearning curve {curve or NO_PICTURE}\nnext           edgeformer export {precision}{leak}"
+    )
