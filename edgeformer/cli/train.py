@@ -81,6 +81,5 @@ def command(
     opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
     precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
-    say(
-        f"run            {folder}\nlearning curve {curve or NO_PICTURE}\nnext           edgeformer export {precision}{leak}"
-    )
+    say(f"run            {folder}\nlearning curve {curve or NO_PICTURE}")
+    say(f"next           edgeformer export {precision}{leak}")
