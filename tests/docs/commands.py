@@ -82,7 +82,7 @@ NOT_RUN: dict[str, str] = {
         '{kind: file, path: further.csv, text: text, label: label}]"'
     ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
-    "edgeformer serve path/to/bundle --artifact onnx-int8": "does not end; tests/inference starts servers and asks them",
+    "edgeformer serve path/to/bundle --artifact onnx-int8": "does not end; tests/inference asks servers",
     'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
     "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
         "needs that file; tests/benchmark/test_profile_wrapped.py profiles others"
