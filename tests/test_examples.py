@@ -40,6 +40,7 @@ def write_table(path: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_own_data(tmp_path: Path) -> None:
     output = run("own_data.py", write_table(tmp_path / "reviews.csv", 200), "--max-steps", "3", folder=tmp_path)
     assert re.search(r"onnx-int8: [\d.]+ MiB, (built|rejected)", output)
@@ -52,6 +53,7 @@ def test_own_onnx_model(finished_run: Path, tmp_path: Path) -> None:
     assert output.startswith("verified") and "onnx-int8" in output and "verdict: " in output
 
 
+@pytest.mark.slow
 def test_looped_language_model(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{number}: {text}" for number in range(20) for text in PARAGRAPHS), encoding="utf-8")

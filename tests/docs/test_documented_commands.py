@@ -115,6 +115,7 @@ def test_getting_started(edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
     }
 
 
+@pytest.mark.slow
 def test_readme_compiles_for_tensorrt(edgeformer: Edgeformer, finished_run: Path) -> None:
     """The three commands of the mission, from the export on."""
     shutil.copytree(finished_run, "artifacts/small")
