@@ -84,3 +84,18 @@ def test_only_these_packages(rule: Rule, packages: tuple[str, ...]) -> None:
         elif name == "bundle.py":
             assert list(matches(rule, program))
     assert violations == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "violation", "allowed"),
+    [
+        (distinguishes_types, "isinstance(x, (int, scores.CRTScore))", "isinstance(x, PlateauSchedule | str)"),
+        (distinguishes_types, "match x:\n    case CRT():\n        pass", "CRT()"),
+        (names_provider_or_format, "f'{y}ExecutionProvider'", "def f():\n    'tensorrt'\nx = 'onnx'"),
+        (names_provider_or_format, "x.format == 'tensorrt-rtx'", "x.format"),
+        (accesses_bundle_file, "read_manifest(BundleManifest, folder / BUNDLE_FILE)", "seal(folder, bundle)"),
+        (accesses_bundle_file, "json.loads((folder / 'bundle.json').read_text())", "(folder / BUNDLE_FILE).is_file()"),
+    ],
+)
+def test_the_rules(rule: Rule, violation: str, allowed: str) -> None:
+    assert list(matches(rule, violation)) and not list(matches(rule, allowed))
