@@ -193,6 +193,7 @@ class DeviceProfile(Frozen):
         description="builder of `export --trt`: TensorRT for RTX; TensorRT itself, on the device; or "
         "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
     )
+    address: str | None = Field(None, description="[USER@]HOST of the device for ssh; written by `devices add`")
     match: str | None = Field(None, description="part of the card's (cuda) or processor's (cpu) name; absent: any")
     match_not: tuple[str, ...] = Field((), strict=False, description="words in names of other devices: SUPER, Laptop")
     boards: tuple[str, ...] = Field((), strict=False, description="Jetson: compatible part numbers in the device tree")

@@ -272,7 +272,11 @@ _LARGEST = 2**63 - 1
 
 def read_report(path: Path) -> Report:
     """Read a report. Raises ArtifactError: no report, NaN, infinite or huge numbers, or edited since it was written."""
-    content = read_json_bytes(path)
+    return parse_report(path, read_json_bytes(path))
+
+
+def parse_report(path: Path, content: bytes) -> Report:
+    """Return the report that was read from ``path``, which is for messages. Raises as :func:`read_report` does."""
     report = parse_manifest(Report, path, content)
 
     def check_number(text: str) -> float:

@@ -50,6 +50,22 @@ NamedRun = Annotated[
 Device = Annotated[
     str | None, typer.Option(help="Device profile (edgeformer list devices). Default: the recipe's target.")
 ]
+MeasuredDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Device profile (edgeformer list devices), or auto: the one that names the machine. Default: the recipe's "
+        "target; with --on: auto.",
+    ),
+]
+On = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on",
+        metavar="HOST",
+        help="Measure on this device over SSH: [USER@]HOST, a name of devices add, or local. May be repeated.",
+    ),
+]
 Batches = Annotated[
     str | None,
     typer.Option(
@@ -184,6 +200,18 @@ def refuse_options(context: typer.Context, names: Collection[str], reason: str) 
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
             raise InputError(f"{parameter.opts[0]}: {reason}")
+
+
+def forward_options(context: typer.Context, names: Collection[str]) -> list[str]:
+    """Return those of the options ``names`` (parameter names) that the user gave, as arguments for another process."""
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            value, flag = context.params[parameter.name or ""], parameter.opts[0]
+            values = value if isinstance(value, list) else [value]
+            arguments += [flag if item is True else f"{flag}={item}" for item in values]
+    return arguments
 
 
 def resolve_recipe(

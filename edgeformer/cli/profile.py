@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,13 +13,18 @@ from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli import options as opt
 from edgeformer.cli.options import advanced
 
+if TYPE_CHECKING:
+    from edgeformer.artifacts.report import Report
+    from edgeformer.run import Location
+
 Minimize = Literal["latency", "size", "memory", "energy"]
 Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the validation score, e.g. 0.91.")]
 """Limit of a task's metric; its name is the ``flag`` of the metric."""
 _MEASURING = (
-    "batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", "shape", "value_range", "inputs",
+    "on", "batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", "shape", "value_range", "inputs",
 )  # fmt: skip
 """Parameters that have no effect on a report."""
+_LIMITS = ("max_latency", "max_vram", "max_size", "max_energy")
 
 
 def command(
@@ -29,7 +35,8 @@ def command(
         help="A run's name or folder, a bundle's folder, an artifact file, any .onnx file, or a report to judge "
         "again. Default: the newest finished run.",
     ),
-    device: opt.Device = None,
+    device: opt.MeasuredDevice = None,
+    on: opt.On = None,
     batch: opt.Batches = None,
     seq: opt.Lengths = None,
     threads: opt.Threads = None,
@@ -71,12 +78,17 @@ def command(
     task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels), --min-cosine
     (imported ONNX files).
 
+    --on copies the bundle to a device over SSH, installs edgeformer there in a folder of its own, verifies the bundle,
+    measures it, and brings the report back. The next time only changed files are sent. After a lost connection, the
+    same command fetches the results.
+
     RUN can be any ONNX file; profile then imports it. REPORT.json is a report that was measured on the device itself;
     profile judges its rows for --device.
 
     Examples:
       edgeformer profile --device rtx4050
       edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
+      edgeformer profile --on pi@raspberrypi --on local --max-latency 20ms
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
       edgeformer profile browser.json --device raspberry-pi-5
     """
@@ -86,6 +98,7 @@ def command(
     from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
+    from edgeformer.measurement.target import recognize_device
     from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.run import locate
     from edgeformer.runtime_preference import save_fastest
@@ -128,7 +141,13 @@ def command(
         check_options(search_options, bundle.manifest)
     else:
         opt.refuse_options(context, searching, "says what to search for; add --search")
-    profile = load_profile(device or bundle.manifest.target, profiles, progress.message)
+    if on:
+        _profile_on_devices(context, on, location, artifact_ids, searching)
+        return
+    if device == "auto":
+        profile = recognize_device(profiles)
+    else:
+        profile = load_profile(device or bundle.manifest.target, profiles, progress.message)
     options = ProfileOptions(
         opt.integers(batch, "--batch") or None,
         opt.integers(seq, "--seq"),
@@ -158,7 +177,49 @@ def command(
     else:
         print_report(report, written, opt.stdout())
     # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
-    has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
     not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
-    if report.verdict.status == "fail" or (runtime is not None and not has_measured) or not_built:
+    if _has_failed(report, runtime) or not_built:
+        raise typer.Exit(3)
+
+
+def _has_failed(report: Report, runtime: str | None) -> bool:
+    """Return whether a budget failed, or a runtime was named that measured nothing."""
+    has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
+    return report.verdict.status == "fail" or (runtime is not None and not has_measured)
+
+
+def _profile_on_devices(
+    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], searching: Sequence[str]
+) -> None:
+    """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
+    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.cli.console import say
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.devices.measure import AUTO, find_targets, profile_on
+    from edgeformer.report.documents import print_report
+
+    device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
+    progress = show_progress()
+    profile = device
+    if device not in (None, AUTO, "host"):
+        profile = load_profile(device, own_profiles(artifacts), progress.message)
+    forwarded = ("batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", *_LIMITS, *searching)
+    options = opt.forward_options(context, forwarded)
+    ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
+    targets = find_targets(on, artifacts)
+    measured, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
+    if errors and len(targets) == 1:
+        raise errors[targets[0].name]
+    reports = {entry.target.name: entry.report for entry in measured}
+    if context.params["as_json"]:
+        documents = {name: report.model_dump(mode="json", by_alias=True) for name, report in reports.items()}
+        opt.print_json(next(iter(documents.values())) if len(targets) == 1 else {"reports": documents})
+    else:
+        for entry in measured:
+            print_report(entry.report, entry.files, opt.stdout())
+    for error in errors.values():
+        say(f"error: {error}", err=True)
+    if errors:
+        raise typer.Exit(max(error.exit_code for error in errors.values()))
+    if any(_has_failed(report, runtime) for report in reports.values()):
         raise typer.Exit(3)

@@ -1,7 +1,9 @@
-"""Progress on stderr: a bar on a terminal, plain lines in a pipe."""
+"""Progress on stderr: a bar on a terminal, plain lines in a pipe, JSON lines for a caller on another machine."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
@@ -22,7 +24,9 @@ _NAMES = {"samples_per_s": "samples/s", "rows_per_s": "rows/s", "lr": "lr", "los
 
 
 def show_progress() -> Progress:
-    """A bar where stderr is a terminal, else lines."""
+    """A bar where stderr is a terminal, else lines; JSON with ``EDGEFORMER_PROGRESS=json``."""
+    if os.environ.get("EDGEFORMER_PROGRESS") == "json":
+        return Events()
     return Bars() if sys.stderr.isatty() else Lines()
 
 
@@ -128,3 +132,23 @@ class Lines(Progress):
 
     def message(self, text: str) -> None:
         say(text, err=True)
+
+
+class Events(Progress):
+    """A JSON line per call, which :func:`edgeformer.devices.job.forward_event` replays."""
+
+    def start(self, description: str, total: int | None, unit: str = "") -> None:
+        self._print(event="start", description=description, total=total, unit=unit)
+
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        self._print(event="advance", amount=amount, fields=fields)
+
+    def finish(self) -> None:
+        self._print(event="finish")
+
+    def message(self, text: str) -> None:
+        self._print(event="message", text=text)
+
+    def _print(self, **event: object) -> None:
+        sys.stderr.write(json.dumps(event) + "\n")
+        sys.stderr.flush()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.system import nvidia
 from edgeformer.system.host import board_names, cpu_name
@@ -72,3 +73,16 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
             names.append(name)
     present = ", ".join(names) or "no NVIDIA card"
     return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
+
+
+def recognize_device(own: Path) -> DeviceProfile:
+    """Return the profile of this machine: the first one that names its processor, card or board, else ``host``.
+
+    The user's profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor.
+    """
+    own_names = [path.stem for path in sorted(own.glob("[!.]*.yaml"))]
+    profiles = [load_profile(name, own) for name in dict.fromkeys([*own_names, *shipped_names("profiles")])]
+    named = [profile for profile in profiles if profile.match is not None or profile.boards]
+    order = sorted(named, key=lambda profile: (profile.name not in own_names, profile.kind != "cuda"))
+    present = (profile for profile in order if find_target(profile).present)
+    return next(present, load_profile("host", own))

@@ -65,7 +65,12 @@ def write_report(report: Report, location: Location) -> list[Path]:
     documents = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
     for kind, render in documents.items():
         write_text(folder / f"{stem}.{kind}", render(context))
-    return [folder / f"{stem}.{kind}" for kind in ("json", *documents)]
+    return report_files(report, location)
+
+
+def report_files(report: Report, location: Location) -> list[Path]:
+    """Return the paths of :func:`write_report`."""
+    return [location.reports / f"{report.stem}.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
 
 
 def write_interrupted(report: Report, location: Location) -> Path:

@@ -1,0 +1,222 @@
+"""Job: edgeformer commands that run on a device, with their files, progress and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgeformer._version import __version__
+from edgeformer.artifacts.bundle_files import TARGETS_FILE
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.units import format_bytes
+from edgeformer.artifacts.workspace import BUNDLE_FILE
+from edgeformer.bundle import Bundle
+from edgeformer.devices.connection import Connection, ConnectionLost, DeviceError
+from edgeformer.devices.packing import write_wheel
+
+_ENVIRONMENT_BYTES = 600 << 20
+"""Free bytes that an installation needs: the environment takes 260 MiB, pip's cache and temporary files the rest."""
+_RESERVE_BYTES = 50 << 20
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What a job printed.
+
+    Attributes:
+        outputs: stdout of each command that ran.
+        code: exit code of the last of them.
+        seconds: duration of the commands.
+        errors: what the last command wrote on stderr besides progress.
+        sent_bytes: bytes that were sent to the device.
+        setup_s: seconds before and after the commands.
+    """
+
+    outputs: tuple[str, ...]
+    code: int
+    seconds: float
+    errors: tuple[str, ...]
+    sent_bytes: int
+    setup_s: float
+
+
+def bundle_files(bundle: Bundle, folder: str) -> dict[str, Path]:
+    """Return path on the device → file, of everything in a bundle that its manifest lists.
+
+    Raises ArtifactError: the manifest names a file outside the bundle.
+    """
+    names = {*bundle.contents.checksums, *(n for a in bundle.built() for n in bundle.contents.needed_by(a))}
+    paths = {name: bundle.contents.path(name) for name in sorted(names)}
+    paths |= {name: bundle.folder / name for name in (BUNDLE_FILE, TARGETS_FILE)}
+    # A missing file is not sent; verify reports it.
+    return {f"{folder}/{name}": path for name, path in paths.items() if path.is_file()}
+
+
+def forward_event(line: str, progress: Progress) -> str | None:
+    """Show a line that a command wrote on stderr; return it if it is not progress."""
+    try:
+        event = json.loads(line)
+        kind = event["event"]
+    except (ValueError, KeyError, TypeError):
+        return line if line.strip() else None
+    if kind == "start":
+        progress.start(event["description"], event["total"], event["unit"])
+    elif kind == "advance":
+        progress.advance(event["amount"], **event["fields"])
+    elif kind == "finish":
+        progress.finish()
+    else:
+        progress.message(event["text"])
+    return None
+
+
+@cache
+def _wheel() -> tuple[bytes, str]:
+    """Return the wheel of this edgeformer, and its file name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_wheel(Path(folder))
+        return path.read_bytes(), path.name
+
+
+class Device:
+    """A device on which jobs run.
+
+    Args:
+        address: [USER@]HOST as for ssh.
+        packs: folder with the packs of ``devices pack``.
+        progress: shows what happens on the device.
+    """
+
+    def __init__(self, address: str, packs: Path, progress: Progress) -> None:
+        self.address, self._packs, self._progress = address, packs, progress
+        self.connection = Connection(address)
+        wheel, _ = _wheel()
+        self._environment = f"{__version__}-{hashlib.sha256(wheel).hexdigest()[:12]}"
+        self._job: str | None = None
+
+    def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> JobResult:
+        """Run commands on the device, each in the folder of the files, until one fails.
+
+        A job of a lost connection goes on; the same call later joins it, or returns what it printed.
+
+        Args:
+            commands: arguments of ``edgeformer``.
+            files: path on the device → file here.
+
+        Raises:
+            ConnectionLost: there is no connection, or it ended.
+            DeviceError: the device lacks something, or the job was ended there.
+        """
+        started, progress, call = time.monotonic(), self._progress, self.connection.call
+        self.connection.find_python()
+        digests = {name: sha256_of(path) for name, path in files.items()}
+        content = {"commands": [[*command] for command in commands], "files": digests, "environment": self._environment}
+        self._job = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        request = {**content, "job": self._job}
+        facts = call("inspect", {**request, "files": [*digests.values()]})
+        if facts["job"] == "absent":
+            if not facts["has_environment"]:
+                self._install(facts)
+            by_digest = {digests[name]: path for name, path in files.items()}
+            missing = {sha256: by_digest[sha256] for sha256 in facts["missing"]}
+            self._upload(missing, facts["free_bytes"])
+            unchanged = len(by_digest) - len(missing)
+            progress.message(f"{len(missing)} files sent, {unchanged} unchanged on the device")
+        else:
+            state = "has finished; its results are fetched" if facts["job"] == "finished" else "still runs"
+            progress.message(f"this job was started earlier and {state}")
+        errors: list[str] = []
+
+        def take(message: dict[str, Any]) -> None:
+            line = forward_event(message["event"], progress)
+            if line is not None:
+                errors.append(line)
+
+        result = call("run", request, on_message=take)
+        setup_s = time.monotonic() - started - result["seconds"]
+        return JobResult(
+            outputs=tuple(result["outputs"]),
+            code=result["code"],
+            seconds=result["seconds"],
+            errors=tuple(errors),
+            sent_bytes=self.connection.sent_bytes,
+            setup_s=max(0.0, setup_s),
+        )
+
+    def _install(self, facts: Mapping[str, Any]) -> None:
+        """Install this edgeformer on the device. Raises DeviceError, which says what the device lacks."""
+        reason = None
+        if not facts["has_venv"]:
+            version = facts["python"].rpartition(".")[0]
+            reason = (
+                f"its Python {version} has no venv module; on Debian and Ubuntu: sudo apt install python{version}-venv"
+            )
+        elif not facts["is_64_bit"]:
+            reason = "its Python is a 32-bit program, for which ONNX Runtime has no wheels; install a 64-bit system"
+        elif facts["free_bytes"] < _ENVIRONMENT_BYTES:
+            needed, free = format_bytes(_ENVIRONMENT_BYTES), format_bytes(facts["free_bytes"])
+            reason = f"the disk of ~/.cache has {free} free, and an installation needs {needed}"
+        if reason is not None:
+            raise DeviceError(f"{self.address}: {reason}")
+        wheel, name = _wheel()
+        with tempfile.TemporaryDirectory() as folder, bar(self._progress, "installing edgeformer", None):
+            (Path(folder) / name).write_bytes(wheel)
+            wheels = {name: Path(folder) / name}
+            pack = self._packs / facts["tag"]
+            wheels = {path.name: path for path in pack.glob("*.whl")} | wheels
+            digests = {name: sha256_of(path) for name, path in wheels.items()}
+            names = {"environment": self._environment, "files": [*digests.values()], "job": str(self._job)}
+            missing = self.connection.call("inspect", names)["missing"]
+            by_digest = {digests[name]: path for name, path in wheels.items()}
+            self._upload({sha256: by_digest[sha256] for sha256 in missing}, facts["free_bytes"])
+            request = {
+                "environment": self._environment,
+                "wheel": name,
+                "wheels": digests,
+                "offline": pack.is_dir(),
+                "system_packages": facts["is_termux"] or facts["is_jetson"],
+            }
+            try:
+                self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
+            except DeviceError as error:
+                remedy = f"; if the device reaches no package index: edgeformer devices pack --for {facts['tag']}"
+                raise DeviceError(f"{error}{remedy if not pack.is_dir() else ''}") from None
+
+    def _upload(self, files: Mapping[str, Path], free_bytes: int) -> None:
+        size_bytes = sum(path.stat().st_size for path in files.values())
+        if size_bytes + _RESERVE_BYTES > free_bytes:
+            free = format_bytes(free_bytes)
+            raise DeviceError(
+                f"{self.address}: {format_bytes(size_bytes)} are to be sent, and its disk has {free} free"
+            )
+        if files:
+            with bar(self._progress, f"sending {format_bytes(size_bytes)}", None):
+                self.connection.call("upload", {}, files)
+
+    def forget(self) -> None:
+        """Remove the job of :meth:`run` from the device; stop it if it runs."""
+        if self._job is not None:
+            self.connection.call("forget", {"job": self._job})
+
+
+@contextlib.contextmanager
+def open_device(address: str, packs: Path, progress: Progress) -> Iterator[Device]:
+    """Open a device; Ctrl-C within the block stops and removes its job."""
+    device = Device(address, packs, progress)
+    try:
+        yield device
+    except KeyboardInterrupt:
+        with contextlib.suppress(ConnectionLost, DeviceError):
+            device.forget()
+        raise
+    finally:
+        device.connection.close()
