@@ -87,6 +87,11 @@ def _wheel() -> tuple[bytes, str]:
         return path.read_bytes(), path.name
 
 
+def environment_name() -> str:
+    """Return the name of this edgeformer's environment on a device: version and hash of the wheel."""
+    return f"{__version__}-{hashlib.sha256(_wheel()[0]).hexdigest()[:12]}"
+
+
 class Device:
     """A device on which jobs run.
 
@@ -99,8 +104,7 @@ class Device:
     def __init__(self, address: str, packs: Path, progress: Progress) -> None:
         self.address, self._packs, self._progress = address, packs, progress
         self.connection = Connection(address)
-        wheel, _ = _wheel()
-        self._environment = f"{__version__}-{hashlib.sha256(wheel).hexdigest()[:12]}"
+        self._environment = environment_name()
         self._job: str | None = None
 
     def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> JobResult:

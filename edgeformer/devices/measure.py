@@ -243,6 +243,8 @@ def profile_on(
         The reports in the order of ``targets``, and the errors by name.
     """
     bundle, reports = location.open_bundle(), dict[str, DeviceReport]()
+    for id_ in artifact_ids:
+        bundle.artifact(id_)  # an unknown one is refused before anything is sent
     options = [*options, *(word for id_ in artifact_ids for word in ("--artifact", id_)), "--json"]
     checks = [["verify", _BUNDLE, "--artifact", id_, "--json"] for id_ in artifact_ids] or [
         ["verify", _BUNDLE, "--json"]

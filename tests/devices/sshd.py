@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from edgeformer.devices.connection import SSH_VARIABLE
+import edgeformer
+from edgeformer.devices.job import environment_name
 
 _STARTS_WITHIN_S = 10.0
 
@@ -45,6 +48,19 @@ class Sshd:
     def root(self) -> Path:
         """The agent's folder."""
         return self.home / ".cache" / "edgeformer" / "remote"
+
+    def install_here(self) -> None:
+        """Make an environment on the device that runs the code under test with this Python's packages.
+
+        It takes no time; test_install.py has a real installation.
+        """
+        environment = self.root / environment_name()
+        (environment / "venv" / "bin").mkdir(parents=True, exist_ok=True)
+        python = environment / "venv" / "bin" / "python"
+        paths = os.pathsep.join(map(str, [Path(edgeformer.__file__).parents[1], *sys.path]))
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {shlex.quote(sys.executable)} "$@"\n')
+        python.chmod(0o755)
+        (environment / "complete").touch()
 
     def stop(self) -> None:
         """End the server; its sessions end with their connections."""
