@@ -18,7 +18,8 @@ class Progress:
         """Advance the bar; ``fields`` are figures to show with it (loss, samples per second).
 
         The field ``left_s`` is not a figure to show: it is the remaining time of the whole work in seconds, if this bar
-        is a part of it. Without it the bar estimates its own remaining time.
+        is a part of it. ``most_left_s`` is the same for work that can end sooner, and is shown as an upper bound.
+        Without either, the bar estimates its own remaining time.
         """
 
     def finish(self) -> None:

@@ -19,8 +19,7 @@ from edgeformer.artifacts.units import format_duration
 from edgeformer.cli.console import Terminal, say
 
 _LINE_EVERY_S = 15.0
-_PER_S = ("samples_per_s", "rows_per_s")
-_NAMES = {"samples_per_s": "samples/s", "rows_per_s": "rows/s", "lr": "lr", "loss": "loss", "p50_ms": "p50 ms"}
+_PER_S = "_per_s"
 
 
 def show_progress() -> Progress:
@@ -33,19 +32,25 @@ def show_progress() -> Progress:
 def _figures(fields: dict[str, float]) -> str:
     parts = []
     for name, value in fields.items():
-        number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name in _PER_S else f"{value:.4g}"
-        parts.append(f"{_NAMES.get(name, name)} {number}")
+        number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name.endswith(_PER_S) else f"{value:.4g}"
+        parts.append(f"{name.replace(_PER_S, '/s').replace('_', ' ')} {number}")
     return "  ".join(parts)
 
 
+def _pop_left(fields: dict[str, float]) -> str:
+    """Remove the remaining time of the whole work from the figures, and return its text, if the caller reports it."""
+    left_s, most_left_s = fields.pop("left_s", None), fields.pop("most_left_s", None)
+    if most_left_s is not None:
+        return f"at most {format_duration(most_left_s)} left"
+    return f"{format_duration(left_s)} left" if left_s is not None else ""
+
+
 class _LeftColumn(TimeRemainingColumn):
-    """Remaining time: of the whole work where the caller reports ``left_s``, else of this bar."""
+    """Remaining time: of the whole work where the caller reports it, else of this bar."""
 
     def render(self, task: Task) -> Text:
-        left_s = task.fields.get("left_s")
-        if left_s is None:
-            return super().render(task)
-        return Text(f"{format_duration(left_s)} left", style="progress.remaining")
+        left = task.fields.get("left")
+        return Text(left, style="progress.remaining") if left else super().render(task)
 
 
 class Bars(Progress):
@@ -74,10 +79,10 @@ class Bars(Progress):
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         if self._bars is not None and self._task is not None:
-            left_s = fields.pop("left_s", None)
-            updates: dict[str, str | float] = {"figures": _figures(fields)} if fields else {}
-            if left_s is not None:
-                updates["left_s"] = left_s
+            left = _pop_left(fields)
+            updates = {"figures": _figures(fields)} if fields else {}
+            if left:
+                updates["left"] = left
             self._bars.update(self._task, advance=amount, **updates)  # type: ignore[arg-type]
 
     def finish(self) -> None:
@@ -112,14 +117,13 @@ class Lines(Progress):
         started = time.monotonic()
         while not ended.wait(_LINE_EVERY_S):
             elapsed, fields = time.monotonic() - started, dict(self._fields)
-            left_s = fields.pop("left_s", None)
+            left = _pop_left(fields)
             line = f"{format_duration(elapsed)} so far"
             if self._done:
                 of_total = f"/{total:,}" if total else ""
-                if left_s is None and total:
-                    left_s = elapsed * (total - self._done) / self._done
-                remaining = f"  {format_duration(left_s)} left" if left_s is not None else ""
-                line = f"{self._done:,}{of_total} {unit}  {_figures(fields)}{remaining}"
+                if not left and total:
+                    left = f"{format_duration(elapsed * (total - self._done) / self._done)} left"
+                line = "  ".join(filter(None, (f"{self._done:,}{of_total} {unit}".rstrip(), _figures(fields), left)))
             try:
                 self.message(f"{description}: {line}")
             except (OSError, ValueError):  # stderr is closed

@@ -107,6 +107,8 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
     missing = [path for path in files if not path.is_file()]
     is_small = not missing and sum(path.stat().st_size for path in files) <= _MAX_READ_BYTES
     epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    if training.early_stopping is not None:
+        epochs_text += " (fewer if early stopping ends training)"
     reason, problem = None, ""
     if any(source.kind == "hub" for source in sources):
         reason = "the data is on the hub; --data DIR plans with files"

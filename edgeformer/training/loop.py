@@ -150,12 +150,15 @@ class TrainingLoop:
                 speed = {"samples_per_s": self._window.rows_sum / seconds}
                 if self._window.per_token:
                     speed["tokens_per_s"] = self._window.weight_sum / seconds
-                # The time left, with scoring. Early stopping is not predicted.
+                # The time left, with scoring. It is an upper bound if early stopping can still end training sooner.
                 validations = -(-self._last_step // self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
                 steps_left = self._last_step - position.step + _FORWARD_SHARE * rows_left / effective
                 left_s = steps_left * statistics.fmean(step_seconds)
-                figures = {"loss": self._window.loss, **speed, "lr": lr, "left_s": left_s}
+                stopping = self._config.early_stopping
+                ends_sooner = stopping and validations > stopping.patience - position.epochs_without_improvement
+                left = {"most_left_s" if ends_sooner else "left_s": left_s}
+                figures = {"loss": self._window.loss, **speed, "lr": lr, **left}
                 progress.advance(step.rows_sum, **figures)
                 if position.step % self._config.log_every == 0:
                     weight = max(1, self._window.weight_sum)

@@ -16,7 +16,8 @@ from edgeformer.cli.progress import Bars, Lines
     ("width", "figures", "parts"),
     [
         (80, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
-        (140, {"loss": 0.5, "left_s": 3600.0}, ("1 h 00 min left",)),  # of the whole work
+        (140, {"loss": 0.5, "left_s": 3600.0}, (" 1 h 00 min left",)),  # of the whole work
+        (140, {"tokens_per_s": 12345.6, "most_left_s": 3600.0}, ("tokens/s 12,346", "at most 1 h 00 min left")),
     ],
 )
 def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[str, ...]) -> None:
@@ -52,5 +53,11 @@ def test_lines_come_though_the_work_does_not_advance(
     time.sleep(0.2)
     end = capsys.readouterr().err
     assert "Epoch 1/2: 5/10 samples  loss 0.5  2 h 00 min left\n" in end and "left_s" not in end
+    lines.start("Epoch 1/2", 10, "samples")
+    lines.advance(5, most_left_s=7200.0)
+    time.sleep(0.08)
+    lines.finish()
+    time.sleep(0.2)
+    assert "Epoch 1/2: 5/10 samples  at most 2 h 00 min left\n" in capsys.readouterr().err
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
