@@ -7,7 +7,7 @@ import, which delays each command on an edge device.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -48,3 +48,11 @@ class Recognised(Frozen):
             if needed <= value.keys() <= fields.keys():
                 return kind.model_validate(dict(value), strict=False)
         raise ValueError(f"{cls.called} of no task that is known here: {', '.join(sorted(map(str, value)))}")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Describe the first invalid key of a file or section."""
+    details = error.errors()[0]
+    key = ".".join(str(step)[:60] for step in details["loc"])
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{key + ': ' if key else ''}{message[:1].lower()}{message[1:]}"

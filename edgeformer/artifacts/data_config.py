@@ -168,7 +168,8 @@ class DataSection(Recognised):
     stream: bool = Field(
         False,
         description="keep the training set on disk, as tokens, and read each batch from there: for sets that are too "
-        "large for memory; the other sets stay in memory",
+        "large for memory. The other sets stay in memory. Splits: stratified, sst-test, and given with train, "
+        "validation and test",
     )
     expected_rows: PositiveInt | None = Field(
         None,
@@ -212,6 +213,8 @@ class DataSection(Recognised):
             raise ValueError(f"parts.{part}: rows: is for texts with labels; {self.instead_of_rows}")
         return self
 
+
+IN_MEMORY = "Leave stream out; to use less memory, set rows: of a source"
 
 SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "given", "imported"]
 
@@ -299,17 +302,16 @@ class DataConfig(DataSection):
         cut += ["rows.train"] if "train" in self.rows else []
         if cut:
             raise ValueError(
-                f"stream: true reads the part train once from beginning to end, and {cut[0]} needs all of its texts in "
-                "memory; set stream: false, or take fewer rows of a source (its rows:), which can be streamed"
+                f"stream: true is not possible with {cut[0]}, which needs all texts of the part train in memory. Leave "
+                f"{cut[0]} out, or set rows: of a source instead"
             )
         if any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ())):
-            raise ValueError("stream: true reads single texts, not pairs (text_pair); set stream: false")
-        if self.split != "sst-test" and (self.split not in ("given", "imported") or "validation" not in self.parts):
-            drawn = "validation and test sets" if self.split in ("random-split", "stratified") else "the validation set"
+            raise ValueError(f"stream: true is not possible with pairs of texts (text_pair). {IN_MEMORY}")
+        given = self.split in ("given", "imported") and "validation" in self.parts
+        if self.split not in ("stratified", "sst-test") and not given:
             raise ValueError(
-                f"stream: true reads the part train as a whole, and split {self.split!r} would draw {drawn} from its "
-                "texts, for which all of them must be in memory; use split: given with the parts train, validation "
-                "and test"
+                f"stream: true is not possible with split: {self.split}, which needs all texts of the part train in "
+                "memory. Use split: stratified, or split: given with the parts train, validation and test"
             )
         return self
 

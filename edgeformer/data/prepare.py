@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, TokenizerConfig
@@ -35,6 +37,7 @@ from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, lab
 from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source
 from edgeformer.data.splits import (
     check_classes,
+    cut_stream,
     make_sets,
     set_parts,
     split,
@@ -75,9 +78,12 @@ def prepare(
     skipped: list[str] = []
     with bar(progress, "Reading data", None, "parts"):
         if data.stream:
-            parts, findings = load_with_findings(data, [part for part in data.parts if part != "train"])
-            sets = make_sets(data, [name for name in set_sources if name != "train"], parts)
-            stream = class_stream(data, skipped)
+            set_of_row = cut_pool(data)
+            sets = {} if set_of_row is None else _held_out_sets(data, set_of_row)
+            others = [part for part in data.parts if part not in set_sources["train"]]
+            parts, findings = load_with_findings(data, others)
+            sets |= make_sets(data, [name for name in set_sources if name not in {"train", *sets}], parts)
+            stream = class_stream(data, set_of_row, skipped)
         else:
             parts, findings = load_with_findings(data)
             sets = split(data, parts)
@@ -147,17 +153,54 @@ def data_findings(data: DataSection) -> list[DataFinding]:
     return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
 
 
-def class_stream(data: DataConfig, skipped: list[str]) -> Stream:
-    """Return the part ``train`` of a classifier's data as a stream; ``skipped``: as in ``read``, of the last pass."""
+def cut_pool(data: DataConfig) -> NDArray[np.int8] | None:
+    """Return the set of each row of a streamed pool (:func:`cut_stream`); None: all are training rows."""
+    return cut_stream(data, _pool_texts(data, [])) if data.split == "stratified" else None
+
+
+def class_stream(data: DataConfig, set_of_row: NDArray[np.int8] | None, skipped: list[str]) -> Stream:
+    """Return a classifier's training texts as a stream; ``skipped``: as in ``read``, of the last pass."""
 
     def pairs() -> Iterator[tuple[Text, int]]:
-        skipped.clear()
-        return labelled(part_rows(data, "train", skipped), data.labels)
+        if set_of_row is None:
+            return _pool_texts(data, skipped)
+        return (pair for pair, number in _cut_texts(data, set_of_row, skipped) if number == 0)
 
+    parts = set_parts(data)["train"]
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
-    if data.sampled("train"):
+    if set_of_row is not None:
+        settings["split"] = data.split
+    if set_of_row is not None or any(map(data.sampled, parts)):
         settings["split_seed"] = data.split_seed
-    return Stream(data.parts["train"], settings, pairs, len(data.labels), check=partial(check_classes, data))
+    sources = [source for part in parts for source in data.parts[part]]
+    return Stream(sources, settings, pairs, len(data.labels), check=partial(check_classes, data))
+
+
+def _pool_texts(data: DataConfig, skipped: list[str]) -> Iterator[tuple[Text, int]]:
+    """Yield the texts that the training set is drawn from, with their labels."""
+    skipped.clear()
+    parts = (part_rows(data, part, skipped) for part in set_parts(data)["train"])
+    return labelled(chain.from_iterable(parts), data.labels)
+
+
+def _cut_texts(
+    data: DataConfig, set_of_row: NDArray[np.int8], skipped: list[str]
+) -> Iterator[tuple[tuple[Text, int], int]]:
+    """Yield :func:`_pool_texts` with the set of each. Raises DataError if the number of rows has changed."""
+    for pair, number in zip_longest(_pool_texts(data, skipped), set_of_row.data):
+        if pair is None or number is None:
+            raise DataError("data.parts: a file changed while it was read. Start again when nothing writes to it")
+        yield pair, number
+
+
+def _held_out_sets(data: DataConfig, set_of_row: NDArray[np.int8]) -> dict[str, LabelledTexts]:
+    """Read validation and test set of a streamed pool into memory."""
+    names = [*set_parts(data)][:3]
+    pairs: list[list[tuple[Text, int]]] = [[] for _ in names]
+    for pair, number in _cut_texts(data, set_of_row, []):
+        if number > 0:
+            pairs[number].append(pair)
+    return {name: LabelledTexts.of(rows) for name, rows in zip(names[1:], pairs[1:], strict=True)}
 
 
 def summarize(
@@ -215,6 +258,9 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     sets = set_parts(config)
     if name not in sets:
         raise unknown_set(name, sets)
+    set_of_row = cut_pool(config) if config.stream and sets[name] == sets["train"] else None
+    if set_of_row is not None and name != "train":
+        return _held_out_sets(config, set_of_row)[name]
     return make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
 
 

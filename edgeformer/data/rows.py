@@ -188,6 +188,11 @@ class LabelledTexts:
         return cls(texts, labels, np.concatenate(numbers))
 
     @classmethod
+    def of(cls, pairs: Sequence[tuple[Text, int]]) -> LabelledTexts:
+        """Return texts with their labels, given as pairs."""
+        return cls([text for text, _ in pairs], np.array([label for _, label in pairs], dtype=np.int64))
+
+    @classmethod
     def unlabelled(cls, texts: Sequence[Text]) -> LabelledTexts:
         """Return texts with label 0, as the token cache and the fingerprints need them."""
         return cls(list(texts), np.zeros(len(texts), dtype=np.int64))
@@ -225,8 +230,7 @@ def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] |
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     """Read the rows into memory, labelled as by :func:`labelled`. Raises DataError."""
-    pairs = list(labelled(rows, labels))
-    return LabelledTexts([text for text, _ in pairs], np.array([index for _, index in pairs], dtype=np.int64))
+    return LabelledTexts.of(list(labelled(rows, labels)))
 
 
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:

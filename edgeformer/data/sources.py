@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.data_config import (
     DataConfig,
     DataSection,
@@ -354,7 +357,12 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     elif protocol == "stratified" and "test" in parts:
         protocol = "given"
         notes.append("split given: the sets are the folder's files, none is cut from train")
-    return config.model_copy(update={"parts": parts, "split": protocol}), notes
+    config = config.model_copy(update={"parts": parts, "split": protocol})
+    try:
+        type(config).model_validate(config.model_dump(), strict=False)
+    except ValidationError as error:  # a streamed set needs more parts than one in memory
+        raise DataError(f"{folder}: {first_problem(error)}") from None
+    return config, notes
 
 
 def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:

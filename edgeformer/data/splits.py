@@ -5,6 +5,7 @@ All choices are seeded. Overlap is a text that is contained in another text, wor
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -15,7 +16,7 @@ from edgeformer.artifacts.data_config import Amount, DataConfig
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.data.cleaning import clean, count_words
-from edgeformer.data.rows import LabelledTexts, Row, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Row, Text, comparison_key, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
@@ -93,18 +94,14 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     indices: dict[str, Int64s] = {}
     if any(sources[name] == sources["train"] for name in names):
         pool = _pool(config, parts, sources["train"])
-        if len(pool) < MIN_ROWS:
-            raise DataError(
-                f"data.parts {' + '.join(sources['train'])}: {len(pool)} rows; split {config.split!r} needs at least "
-                f"{MIN_ROWS} of them"
-            )
+        _check_pool(config, sources["train"], len(pool))
         cuts: Sequence[Int64s] = ()
         if config.split == "random-split":
             # 80/10/10 of a seeded permutation, rounded down; the rest goes to the test set (gives the paper's sizes).
             order = np.random.default_rng(config.split_seed).permutation(len(pool))
             cuts = np.split(order, [len(pool) * 8 // 10, len(pool) * 8 // 10 + len(pool) // 10])
         elif config.split == "stratified":
-            cuts = _stratified(config, pool)
+            cuts = _stratified(config, pool.labels, np.array([*map(text_hash, pool.texts)], dtype=np.uint64))
         elif sources["validation"] == sources["train"]:
             cuts = hold_out([join_pair(text) for text in pool.texts], config.split_seed)
         indices = dict(zip(sources, cuts, strict=False))
@@ -112,32 +109,70 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     for name in names:
         rows = pool.take(indices[name]) if name in indices else _pool(config, parts, sources[name])
         rows = _balance(config, rows)
-        if (amount := config.rows.get(name)) is not None:
-            count = row_count(amount, len(rows), f"data.rows.{name}")
-            rows = _balance(config, rows.take(sample(_groups(config, rows), count, config.split_seed)))
-        if not len(rows):
-            raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
+        if name in config.rows:
+            rows = _balance(config, rows.take(_sampled_numbers(config, name, _groups(config, rows))))
+        _check_not_empty(config, name, len(rows))
         sets[name] = rows
     return sets
 
 
-def _stratified(config: DataConfig, rows: LabelledTexts) -> list[Int64s]:
+def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray[np.int8]:
+    """Return the set of each row of a streamed ``stratified`` split: 0 training, 1 validation, 2 test, −1 none.
+
+    ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
+    """
+    facts = np.fromiter(
+        ((label, text_hash(text)) for text, label in texts), dtype=[("label", np.int64), ("text", np.uint64)]
+    )
+    sources = set_parts(config)
+    _check_pool(config, sources["train"], len(facts))
+    set_of_row = np.full(len(facts), -1, dtype=np.int8)
+    cuts = _stratified(config, facts["label"], facts["text"])
+    for number, (name, rows) in enumerate(zip(sources, cuts, strict=False)):
+        if name in config.rows:
+            rows = rows[_sampled_numbers(config, name, facts["label"][rows])]
+        _check_not_empty(config, name, len(rows))
+        set_of_row[rows] = number
+    return set_of_row
+
+
+def _check_pool(config: DataConfig, parts: Iterable[str], rows: int) -> None:
+    if rows < MIN_ROWS:
+        raise DataError(
+            f"data.parts {' + '.join(parts)}: {rows} rows; split {config.split!r} needs at least {MIN_ROWS} of them"
+        )
+
+
+def _check_not_empty(config: DataConfig, name: str, rows: int) -> None:
+    if not rows:
+        raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
+
+
+def _sampled_numbers(config: DataConfig, name: str, groups: Int64s) -> Int64s:
+    """Return the row numbers that ``data.rows`` keeps of a set. Raises DataError."""
+    return sample(groups, row_count(config.rows[name], len(groups), f"data.rows.{name}"), config.split_seed)
+
+
+def text_hash(text: Text) -> int:
+    """Return a 64-bit hash that is equal for texts that differ in case and white space only."""
+    return int.from_bytes(hashlib.blake2b(comparison_key(text).encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def _stratified(config: DataConfig, labels: Int64s, hashes: NDArray[np.uint64]) -> list[Int64s]:
     """Return the row numbers of training, validation and test rows: of every label two tenths are held out.
 
-    Rows with equal texts stay together, with the label of the first of them: no test text is a training text.
+    Rows with equal hashes stay together, with the label of the first of them: no test text is a training text.
     """
-    strata = rows.labels
+    strata = labels
     if config.separator is not None:
         # The rarest label of each row, −1 without labels: combinations of labels can be too rare to be tested.
-        strata = np.full(len(rows), -1, dtype=np.int64)
-        counts = label_counts(rows.labels, len(config.labels), several=True)
+        strata = np.full(len(labels), -1, dtype=np.int64)
+        counts = label_counts(labels, len(config.labels), several=True)
         for label in sorted(range(len(counts)), key=lambda label: -counts[label]):
-            strata[rows.labels >> label & 1 == 1] = label
-    first_rows: dict[str, int] = {}
-    keys = map(comparison_key, rows.texts)
-    group = np.array([first_rows.setdefault(key, row) for row, key in enumerate(keys)], dtype=np.int64)
-    heads = np.array(sorted(first_rows.values()), dtype=np.int64)
-    set_of_head = np.zeros(len(rows), dtype=np.int64)  # 0 training, 1 validation, 2 test
+            strata[labels >> label & 1 == 1] = label
+    _, first_rows, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    group, heads = first_rows[numbers], np.sort(first_rows)
+    set_of_head = np.zeros(len(labels), dtype=np.int8)  # 0 training, 1 validation, 2 test
     generator = np.random.default_rng(config.split_seed)
     for stratum in np.unique(strata):
         members = generator.permutation(heads[strata[heads] == stratum])

@@ -24,10 +24,10 @@ from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import Vocabulary
 from edgeformer.data.encoding import count_values, encode, encode_texts
-from edgeformer.data.prepare import class_stream
+from edgeformer.data.prepare import class_stream, cut_pool, set_texts
 from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, hash_texts
-from edgeformer.data.sources import load_part, load_parts
-from edgeformer.data.splits import make_sets, split
+from edgeformer.data.sources import load_parts
+from edgeformer.data.splits import split
 from edgeformer.data.streaming import Stream
 
 Document = dict[str, Any]
@@ -62,8 +62,7 @@ def trim_to_training(
 ) -> tuple[Trimmed, Vocabulary]:
     """Keep the tokens of a classifier's training text, and measure the effect on validation text. Raises DataError."""
     if config.stream:
-        stream = class_stream(config, [])
-        validation = make_sets(config, ("validation",), {"validation": load_part(config, "validation")})["validation"]
+        stream, validation = class_stream(config, cut_pool(config), []), set_texts(config, "validation")
     else:
         sets = split(config, load_parts(config))
         stream, validation = Stream.of_texts(sets["train"]), sets["validation"]

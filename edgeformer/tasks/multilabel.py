@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import DataConfig, Probability
+from edgeformer.artifacts.data_config import IN_MEMORY, DataConfig, Probability
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
@@ -50,7 +50,7 @@ class MultiLabelData(DataConfig):
     @model_validator(mode="after")
     def _settings_fit_label_sets(self) -> Self:
         if self.stream:
-            raise ValueError("stream: is not possible with several labels per text; leave it out")
+            raise ValueError(f"stream: true is not possible with several labels per text. {IN_MEMORY}")
         if self.balance in ("label", "label-and-source"):
             raise ValueError("balance: a text with several labels counts for each of them; balance: source is possible")
         if len(self.labels) > MAX_LABELS:

@@ -17,14 +17,16 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.command_results import MemoryBreakdown
-from edgeformer.artifacts.data_config import DataSection
+from edgeformer.artifacts.data_config import DataConfig, DataSection
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
@@ -337,20 +339,38 @@ def free_bytes(device_kind: str) -> tuple[int, str]:
 
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
     """Raise InputError for files that memory cannot hold, before they are read. A streamed set needs no memory."""
-    excluded = {"train"} if data.stream or getattr(data, "first_n", None) is not None else set()
-    sources = [source for part, sources in data.parts.items() if part not in excluded for source in sources]
-    paths = [Path(source.path) for source in sources if source.kind == "file"]
-    size = processes * sum(path.stat().st_size for path in paths if path.is_file())
+    held_out = 0.0  # share of a streamed pool that its validation and test sets keep in memory
+    is_cut = data.stream and getattr(data, "split", None) == "stratified"
+    if isinstance(data, DataConfig) and is_cut:
+        limits = [data.rows.get(name, 1.0) for name in ("validation", "test")]
+        held_out = sum(0.1 * limit for limit in limits if isinstance(limit, float))
+    size = 0.0
+    for part, sources in data.parts.items():
+        share = held_out if is_cut and part in ("train", "validation") else 1.0
+        if part == "train" and not is_cut and (data.stream or getattr(data, "first_n", None) is not None):
+            share = 0.0
+        for source in sources:
+            if source.kind == "file" and Path(source.path).is_file():
+                rows = 1.0 if source.rows is None else source.rows
+                size += share * Path(source.path).stat().st_size * (rows if isinstance(rows, float) else 0.0)
+    needed = round(processes * size) * _MEMORY_PER_FILE_BYTE
     free, description = free_bytes("cpu")
-    if size * _MEMORY_PER_FILE_BYTE <= free:
+    if needed <= free:
         return
-    remedy = "set data.stream: true (--set data.stream=true), which keeps the training set on disk"
-    if data.stream:
-        remedy = "make the sets besides train smaller: only train is streamed"
-    times = f" (those of {processes} processes)" if processes > 1 else ""
+    if is_cut:
+        remedy = "Keep fewer validation and test rows: --set data.rows.validation=5000 --set data.rows.test=5000"
+    elif data.stream:
+        remedy = "Use smaller validation and test sets, because only the training set is streamed"
+    else:
+        remedy = "Keep the training set on disk: --set data.stream=true"
+        try:
+            type(data).model_validate({**data.model_dump(), "stream": True}, strict=False)
+        except ValidationError as error:
+            remedy += f" (also change the recipe: {first_problem(error)})"
+    times = f" for {processes} processes" if processes > 1 else ""
     raise InputError(
-        f"data.parts: {format_bytes(size)} of files{times} take at least {format_bytes(size * _MEMORY_PER_FILE_BYTE)} "
-        f"in memory, and {format_bytes(free)} are {description}; {remedy}, or train anyway with --ignore-memory"
+        f"data.parts: the files take at least {format_bytes(needed)} in memory{times}, and {format_bytes(free)} are "
+        f"{description}. {remedy}. To train anyway, add --ignore-memory"
     )
 
 

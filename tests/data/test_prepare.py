@@ -205,7 +205,7 @@ def test_pairs_are_prepared_for_training(tmp_path):
     source = file_source(table).model_dump()
     data = prepared(recipe({"train": [source]}, labels=["no", "yes"], vocab_size=74), tmp_path)
     assert (data.validation.row(0) == data.tokenizer.token_to_id("[SEP]")).sum() == 2
-    with pytest.raises(ValidationError, match="reads single texts, not pairs"):
+    with pytest.raises(ValidationError, match="stream: true is not possible with pairs"):
         pair_config(table, "given", stream=True)
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.progress import SILENT
+from edgeformer.data import prepare as prepare_module
 from edgeformer.data import sources, streaming
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
-from edgeformer.data.prepare import prepare
+from edgeformer.data.prepare import prepare, set_texts
+from edgeformer.data.sources import local_parts
 from edgeformer.data.storage import read_stored, write_facts, write_rows
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
@@ -93,6 +96,59 @@ def test_classifier_rows_equal_the_set_in_memory(parts, tmp_path, monkeypatch, k
     assert_same(in_memory, streamed)
     assert streamed.summary.truncated_rows["train"] > 0
     assert sum(streamed.summary.label_rows["train"].values()) == (632 if kind == "several" else 600)
+
+
+@pytest.mark.parametrize("settings", [{}, {"split_seed": 5, "rows": {"validation": 0.5, "test": 20}}])
+def test_stratified_sets_of_one_file_equal_the_sets_in_memory(parts, tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(streaming, "_PIECE_ROWS", 50)
+    rows = list(synthetic_reviews(300, 1))
+    text = [f"{n % 2}\t{row.text if n % 9 else rows[n // 9].text.upper()}\n" for n, row in enumerate(rows)]
+    (tmp_path / "all.tsv").write_text("label\ttext\n" + "".join([*text, "1\t \n"]), encoding="utf-8")
+    source = file_sources(tmp_path / "all.tsv")
+    parts = {"train": source, "validation": parts["validation"], "hotels": parts["test"]}
+    in_memory = class_config(parts, split="stratified", stream=False, **settings)
+    streamed = class_config(parts, split="stratified", **settings)
+    results = []
+    for config in (in_memory, streamed):
+        data = prepare(config, WORDPIECE, 400, tmp_path / "cache")
+        assert [finding.rows for finding in data.summary.findings if finding.kind == "empty texts"] == [1]
+        results.append(replace(data, summary=data.summary.model_copy(update={"findings": ()})))
+        assert list(data.tests) == ["test", "hotels"]
+    assert_same(*results)
+    assert np.array_equal(results[0].validation.ids, results[1].validation.ids)
+    for name in ("train", "validation", "test", "hotels"):
+        assert set_texts(streamed, name).fingerprint() == results[0].summary.fingerprints[name]
+    trained_on = results[1].tokenizer, results[1].summary.fingerprints
+    assert trim_to_training(in_memory, *trained_on)[1] == trim_to_training(streamed, *trained_on)[1]
+
+
+def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypatch):
+    cut_stream = prepare_module.cut_stream
+
+    def grow_after(config, texts):
+        sets = cut_stream(config, texts)
+        with (tmp_path / "train.jsonl").open("a") as file:
+            file.write('{"text": "one more", "label": 1}\n')
+        return sets
+
+    monkeypatch.setattr(prepare_module, "cut_stream", grow_after)
+    with pytest.raises(DataError, match=r"data\.parts: a file changed while it was read"):
+        prepare(class_config({"train": parts["train"]}, split="stratified"), BPE, 400, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("rows", "message"), [(9, "9 rows; split 'stratified' needs"), (12, "21 of 2 rows")])
+def test_pool_that_is_too_small_for_its_sets_is_refused(tmp_path, rows, message):
+    source = file_sources(write_jsonl(tmp_path / "few.jsonl", synthetic_reviews(rows, 1)))
+    config = class_config({"train": source}, split="stratified", rows={"test": 21})
+    with pytest.raises(DataError, match=message):
+        prepare(config, BPE, 400, tmp_path / "cache")
+
+
+def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path):
+    config = class_config({"train": parts["train"]}, split="stratified")
+    (tmp_path / "validation.jsonl").unlink()
+    with pytest.raises(DataError, match=r"stream: true is not possible with split: given.*Use split: stratified, or"):
+        local_parts(config, tmp_path)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_rare_combinations_are_in_every_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stream": True, "split": "given", "parts": GIVEN}, "stream: is not possible"),
+        ({"stream": True, "split": "given", "parts": GIVEN}, "stream: true is not possible"),
         ({"labels": ("a,b", "c")}, "label_separator: is in the label 'a,b'"),
         ({"labels": tuple(f"l{number}" for number in range(63))}, "labels: at most 62"),
         ({"thresholds": {"food": 0.5}}, "thresholds: needs one for each"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgeformer.artifacts.data_config import FileSource, SyntheticSource, TextConfig
+from edgeformer.artifacts.data_config import DataConfig, FileSource, SyntheticSource, TextConfig
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
+from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.loss import chunked_loss, full_loss
 from edgeformer.models.crt.model import CRT
+from edgeformer.run import read_run
 from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training import memory
+from edgeformer.training.init import DraftOptions, draft
 from edgeformer.training.memory import (
     MemoryLedger,
     check_data_fits,
@@ -28,6 +32,7 @@ from edgeformer.training.memory import (
     share_of,
 )
 from edgeformer.training.optimizer import build_optimizer, use_static_gradients
+from edgeformer.training.train import TrainOptions, train
 
 MIB = 2**20
 SMALL = [
@@ -197,13 +202,45 @@ def test_files_need_twice_their_size_per_process(tmp_path: Path, monkeypatch: py
         parts[name] = (FileSource(kind="file", path=str(tmp_path / name)),)
     parts["train"] += (SyntheticSource(kind="synthetic-reviews", rows=9),)
     for stream, processes, required, remedy in (
-        (False, 3, 6 * 130, "of 3 processes.*--set data.stream=true"),
-        (True, 1, 2 * 30, "make the sets besides train smaller"),
+        (False, 3, 6 * 130, "for 3 processes.*--set data.stream=true"),
+        (True, 1, 2 * 30, "Use smaller validation and test sets"),
     ):
         data = TextConfig(parts=parts, mode="packed", sequence_length=8, stream=stream)
         monkeypatch.setattr(memory, "free_bytes", lambda kind, required=required: ({"cpu": required}[kind], "free"))
         check_data_fits(data, processes)
         monkeypatch.setattr(memory, "free_bytes", lambda kind, required=required: ({"cpu": required - 1}[kind], "free"))
-        message = f"at least {required} B in memory, and {required - 1} B are free;"
+        message = f"at least {required} B in memory.*, and {required - 1} B are free"
         with pytest.raises(InputError, match=f"(?=.*{remedy}).*{message}"):
             check_data_fits(data, processes)
+
+
+def test_remedy_for_a_recipe_of_init_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each --set value of the refusal is followed, until the recipe with one file trains."""
+    rows = "".join(f"{row.text},{'good' if row.label else 'bad'}\n" for row in synthetic_reviews(400, 1))
+    (tmp_path / "reviews.csv").write_text("text,label\n" + rows.replace(" ,", ""), encoding="utf-8")
+    out = tmp_path / "reviews.yaml"
+    draft(tmp_path / "reviews.csv", DraftOptions(out))
+    size = (tmp_path / "reviews.csv").stat().st_size
+    settings = ["training.epochs=1", "model.hidden_size=16"]
+    for free, count in ((size, 1), (size // 4, 2), (size // 4, 0)):
+        monkeypatch.setattr(memory, "free_bytes", lambda kind, free=free: (free, "free"))
+        if not count:
+            check_data_fits(load_recipe(str(out), settings).data)
+            break
+        with pytest.raises(InputError) as error:
+            check_data_fits(load_recipe(str(out), settings).data)
+        changes = re.findall(r"--set (\S+[^\s.])", str(error.value))
+        assert len(changes) == count
+        settings += [change.replace("5000", "20") for change in changes]
+    monkeypatch.undo()
+    manifest = read_run(train(load_recipe(str(out), settings), TrainOptions(tmp_path / "runs", accelerator="cpu")))
+    assert manifest.data.rows == {"train": 320, "validation": 20, "test": 20}
+
+
+def test_files_of_a_recipe_that_cannot_be_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" * 9, encoding="utf-8")
+    monkeypatch.setattr(memory, "free_bytes", lambda kind: (1, "free"))
+    sources = ({"kind": "file", "path": str(tmp_path / "train.tsv")},)
+    data = DataConfig.model_validate({"parts": {"train": sources}, "split": "random-split", "labels": ("a", "b")})
+    with pytest.raises(InputError, match=r"data.stream=true \(also change the recipe: .*Use split: stratified, or"):
+        check_data_fits(data)

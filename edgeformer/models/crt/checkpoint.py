@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.model import CRT
@@ -80,8 +81,9 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
             causal=False,
         )
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ArtifactError(f"{where}: the sizes of its tensors describe no CRT: {reason}") from None
+        raise ArtifactError(
+            f"{where}: not a CRT checkpoint: the sizes of its tensors are inconsistent: {first_problem(error)}"
+        ) from None
 
 
 def public_layout(config: CRTConfig) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.base import Frozen, first_problem
 from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probability
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
 from edgeformer.models import ModelSpec, text_client_config
-from edgeformer.models.pretrained.source import EncoderFile, first_problem, open_source
+from edgeformer.models.pretrained.source import EncoderFile, open_source
 
 Pooling = Literal["cls", "mean", "max"]
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.base import Frozen, first_problem
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
 from edgeformer.artifacts.files import read_at_most, sha256_of
 from edgeformer.artifacts.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_FILE
@@ -107,14 +107,6 @@ class SentenceFile(_ConfigFile):
 
     max_seq_length: Annotated[int, Field(ge=4)] | None = None
     do_lower_case: bool | None = None
-
-
-def first_problem(error: ValidationError) -> str:
-    """Describe the first invalid key of a file or section."""
-    details = error.errors()[0]
-    key = ".".join(str(step)[:60] for step in details["loc"])
-    message = details["msg"].removeprefix("Value error, ")
-    return f"{key + ': ' if key else ''}{message[:1].lower()}{message[1:]}"
 
 
 def _validate(model: type[M], content: Any, path: Path) -> M:
