@@ -18,7 +18,7 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorP
 _HALF_BYTES = {TensorProto.INT4, TensorProto.UINT4}
 INTEGERS = {TensorProto.INT8, TensorProto.UINT8} | _HALF_BYTES
 """Types of quantised weights."""
-NO_PARAMETERS = ("cos", "sin", "running_mean", "running_var")
+NO_PARAMETERS = ("cos", "sin", "inv_freq", "running_mean", "running_var")
 """Stored tensors that are no parameters: the rotary table, running statistics of a batch normalisation."""
 SCALE, ZERO_POINT = "_scale", "_zero_point"
 """Suffixes of the scales and zero points of a weight, in ONNX Runtime's quantizers too; the 4-bit one writes the
@@ -71,7 +71,7 @@ def stored_twice(sharing: Sharing) -> str | None:
 
 
 def _is_parameter(tensor: onnx.TensorProto) -> bool:
-    if math.prod(tensor.dims) <= 1 or tensor.name.rsplit(".", 1)[-1] in NO_PARAMETERS:
+    if math.prod(tensor.dims) <= 1 or tensor.name.endswith(NO_PARAMETERS):
         return False
     return tensor.data_type in _FLOATS | INTEGERS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgeformer.data.synthetic import SENTENCES
 
@@ -24,19 +24,26 @@ OWN: dict[str, dict[str, Any]] = {
     "bert": {},
     "distilbert": {"dim": WIDTH, "hidden_dim": 48, "n_layers": LAYERS, "n_heads": 4},
     "roberta": {"max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "xlm-roberta": {"max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "mpnet": {"max_position_embeddings": 66},
+    "deberta-v2": {
+        "relative_attention": True, "position_biased_input": False, "share_att_key": True, "type_vocab_size": 0,
+        "pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "position_buckets": 8, "max_relative_positions": -1,
+    },
     "electra": {"embedding_size": 16},
     "albert": {"embedding_size": 16, "num_hidden_groups": 1},
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2},
-}
+}  # fmt: skip
 """``model_type`` → what its configuration has beside the sizes."""
 
 
 def save_tokenizer(folder: Path, kind: str) -> None:
-    """A tokenizer.json of the kind that such models come with: RoBERTa's byte-level BPE, or BERT's WordPiece."""
-    tokenizer, trainer = _byte_level() if kind == "roberta" else _word_piece()
+    """A tokenizer.json as such models have it: byte-level BPE, Unigram (SentencePiece) or WordPiece."""
+    builders = {"roberta": _byte_level, "xlm-roberta": _unigram, "deberta-v2": _unigram}
+    tokenizer, trainer = builders.get(kind, _word_piece)(_SPECIAL_TOKENS.get(kind, _BERT_TOKENS))
     tokenizer.train_from_iterator(SENTENCES, trainer)
     number = tokenizer.token_to_id
-    if kind == "roberta":
+    if kind in ("roberta", "xlm-roberta", "mpnet"):
         tokenizer.post_processor = processors.RobertaProcessing(("</s>", number("</s>")), ("<s>", number("<s>")))
     else:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -49,10 +56,18 @@ def save_tokenizer(folder: Path, kind: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _byte_level() -> tuple[Tokenizer, Any]:
+_BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_SPECIAL_TOKENS = {
+    "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
+    "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
+}
+
+
+def _byte_level(special: list[str]) -> tuple[Tokenizer, Any]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
@@ -60,10 +75,18 @@ def _byte_level() -> tuple[Tokenizer, Any]:
     return tokenizer, trainer
 
 
-def _word_piece() -> tuple[Tokenizer, Any]:
+def _unigram(special: list[str]) -> tuple[Tokenizer, Any]:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return tokenizer, trainers.UnigramTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, unk_token=special[3], show_progress=False
+    )
+
+
+def _word_piece(special: list[str]) -> tuple[Tokenizer, Any]:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
 
 

@@ -178,7 +178,7 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
     for number, (config, message) in enumerate(
         (
             ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
-            ({"model_type": "mpnet"}, r"'mpnet' is not known here.*torch\.onnx\.export.*edgeformer import onnx"),
+            ({"model_type": "xlnet"}, r"'xlnet' is not known here.*torch\.onnx\.export.*edgeformer import onnx"),
             (
                 {"architectures": ["BertForTokenClassification"]},
                 r"is a BertForTokenClassification, whose head.*edgeformer import onnx OUT/model\.onnx",

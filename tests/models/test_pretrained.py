@@ -34,6 +34,10 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 48, "max_position_embeddings": POSITIONS, "pad_token_id": PAD, "num_labels": CLASSES,
 }  # fmt: skip
+DEBERTA_V3: dict[str, Any] = {
+    "relative_attention": True, "position_biased_input": False, "share_att_key": True, "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
+}  # fmt: skip
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", SIZES),
     "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1}),
@@ -46,6 +50,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": POSITIONS, "pad_token_id": PAD, "num_labels": CLASSES,
         },
     ),
+    "xlm-roberta": ("XLMRobertaConfig", {**SIZES, "type_vocab_size": 1}),
+    "mpnet": ("MPNetConfig", SIZES),
+    "deberta-v2": ("DebertaV2Config", {**SIZES, **DEBERTA_V3, "position_buckets": 8}),
     "modernbert": (
         "ModernBertConfig",
         {**SIZES, "local_attention": 8, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": SEPARATOR,

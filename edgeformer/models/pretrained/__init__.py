@@ -1,5 +1,5 @@
-"""Pretrained text encoders (BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT, ModernBERT), unchanged or folded: a few
-of their layers, each applied several times."""
+"""Pretrained text encoders (BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MPNet, DeBERTa-v3, ALBERT, ModernBERT),
+unchanged or folded: a few of their layers, each applied several times."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _FREE_KEYS = {
     *_HIDDEN_DROPOUTS, *_ATTENTION_DROPOUTS, "classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout",
-    "architectures", "id2label", "label2id", "num_labels", "problem_type", "initializer_range", "use_cache",
+    "cls_dropout", "pooler_dropout", "architectures", "id2label", "label2id", "num_labels", "problem_type",
+    "initializer_range", "use_cache",
 }  # fmt: skip
 """Keys of ``model.architecture`` that may differ from the source: its weights do not depend on them."""
 
@@ -100,7 +101,7 @@ class PretrainedAdapter(ModelAdapter):
 
     def needed(self, model: PretrainedEncoder) -> dict[int, int]:
         """Count a layer's shared parameters once and its own ones per application up to the exit."""
-        around = sum(map(count_parameters, (model.embeddings, model.head, model.final_norm)))
+        around = sum(map(count_parameters, (model.embeddings, model.layer_inputs, model.head, model.final_norm)))
         needed = {}
         for exit_ in model.exits:
             needed[exit_] = around
@@ -120,7 +121,7 @@ class PretrainedAdapter(ModelAdapter):
         exits, size, longest = Exits(model), model.layers_per_stage, {"sequence": model.max_positions}
         graphs = {"exits": export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs))}
         stages = {model.order[start : start + size] for start in range(0, len(model.order), size)}
-        if steps and len(stages) == 1 and not model.kinds:
+        if steps and len(stages) == 1 and not model.layer_inputs.differs_by_layer:
             words, project = model.embeddings.words, model.embeddings.project
             width = project.out_features if isinstance(project, nn.Linear) else words.embedding_dim
             mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
@@ -158,7 +159,7 @@ class PretrainedAdapter(ModelAdapter):
         """Apply ``training.layer_decay``, the factor on the learning rate from each layer to the one before it."""
         decay = float(getattr(training, "layer_decay", 1.0))
         depth = len(model.order)
-        rates = {"embeddings": decay ** (depth + 1)}
+        rates = dict.fromkeys(("embeddings", "layer_inputs"), decay ** (depth + 1))
         # The last application determines the rate of a shared layer.
         rates |= {f"layers.{number}": decay ** (depth - index) for index, number in enumerate(model.order)}
         for name, parameter in model.named_parameters():

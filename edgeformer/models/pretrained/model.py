@@ -5,9 +5,10 @@ Shapes: B rows, S tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,19 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_ex
 from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
+from edgeformer.models.pretrained.relative import (
+    BiasInputs,
+    DisentangledInputs,
+    LayerInputs,
+    RotaryInputs,
+    disentangled_scores,
+)
 
 _ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
 _BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
 _EXPORT_ATTENTION = "edgeformer_written_out"
-"""Name under which transformers finds :func:`_export_attention`, besides its own ``sdpa`` and ``eager``."""
+_DISENTANGLED_ATTENTION = "edgeformer_disentangled"
+"""Names under which transformers finds our attention functions, besides its own ``sdpa`` and ``eager``."""
 Weights = Mapping[str, Tensor]
 """Parameters of a layer by name."""
 
@@ -32,7 +41,7 @@ Weights = Mapping[str, Tensor]
 class Head(nn.Module):
     """States of a text → one vector: pooling, then a dense layer and classes if there are any.
 
-    ``drop_first``: dropout also comes before ``dense``.
+    ``dense_dropout`` comes before ``dense``, ``dropout`` before ``out``.
     """
 
     def __init__(
@@ -43,13 +52,13 @@ class Head(nn.Module):
         out: nn.Module | None = None,
         dropout: float = 0.0,
         *,
-        drop_first: bool = False,
+        dense_dropout: float = 0.0,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.pooling, self.normalize, self.activation, self.drop_first = pooling, False, activation, drop_first
+        self.pooling, self.normalize, self.activation = pooling, False, activation
         self.dense, self.norm = dense, norm
-        self.dropout = nn.Dropout(dropout)
+        self.dense_dropout, self.dropout = nn.Dropout(dense_dropout), nn.Dropout(dropout)
         self.out = out
 
     def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -64,7 +73,7 @@ class Head(nn.Module):
             real = attention_mask[:, :, None]
             x = ((h.float() * real).sum(1) / real.sum(1).clamp(min=1)).to(h.dtype)
         if self.dense is not None:
-            x = self.activation(self.dense(self.dropout(x) if self.drop_first else x))
+            x = self.activation(self.dense(self.dense_dropout(x)))
             x = x if self.norm is None else self.norm(x)
         if self.out is not None:
             x = self.out(self.dropout(x))
@@ -77,11 +86,10 @@ class Components:
     """Modules of an encoder, common to all architectures.
 
     Attributes:
-        words, positions: tables [V, e] and [P, e] without rows of padding; no positions: layers get rotary angles.
+        words, positions: tables [V, e] and [P, e] without rows of padding; no positions: they are relative ones alone.
         norm, dropout: of the embeddings; ``project`` from their width to the layers'.
         layers: each once, in the ``order`` of their applications.
-        rotary: maps positions to angles for layers that need them. Such layers also have ``kinds``, and those of the
-            kind ``sliding_attention`` see ``window`` tokens to either side.
+        layer_inputs: the padding mask and relative positions as the layers read them.
     """
 
     words: nn.Embedding
@@ -91,12 +99,10 @@ class Components:
     dropout: float
     layers: list[nn.Module]
     order: tuple[int, ...]
+    layer_inputs: LayerInputs
     project: nn.Module | None = None
     final_norm: nn.Module | None = None
     head: Head | None = None
-    rotary: nn.Module | None = None
-    kinds: tuple[str, ...] = ()
-    window: int = 0
 
 
 def load_components(
@@ -116,7 +122,9 @@ def load_components(
         ArtifactError: transformers cannot build the configuration, or the weights are damaged or another encoder's.
     """
     with needs_extra("hf", "a pretrained encoder"):
-        from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+        from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSequenceClassification
+    AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
+    AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
     options = {**architecture, **overrides}
     kind = options.pop("model_type")
     if classes is not None and len(options.get("id2label") or {}) != classes:
@@ -130,10 +138,11 @@ def load_components(
     logging.disable_progress_bar()
     try:
         config = AutoConfig.for_model(kind, **options)
+        attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
         if folder is None:
-            return map_components(auto_model.from_config(config, attn_implementation="sdpa")), frozenset()
+            return map_components(auto_model.from_config(config, attn_implementation=attention)), frozenset()
         model, report = auto_model.from_pretrained(
-            str(folder), config=config, attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
+            str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
         )  # fmt: skip
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
@@ -157,8 +166,76 @@ def load_components(
             logging.enable_progress_bar()
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where transformers keeps the parts of an architecture, and its dropouts.
+
+    Attributes:
+        layers, words, norm, project, final_norm: names of the encoder's modules.
+        layer_parts: module of BERT's layer → the same one here, for layers that :func:`_as_bert_layer` replaces.
+        dense, head_norm, out: names of modules of a sequence classifier, in the order of their application.
+        activation: of ``dense``: a function, or the key of config.json that names it.
+        dropout, dense_dropout, out_dropout: keys of config.json; without a value, the head has the encoder's dropout.
+    """
+
+    layers: str = "encoder.layer"
+    words: str = "embeddings.word_embeddings"
+    norm: str = "embeddings.LayerNorm"
+    project: str = ""
+    final_norm: str = ""
+    layer_parts: Mapping[str, str] = field(default_factory=dict)
+    dense: str = "classifier.dense"
+    activation: str = "tanh"
+    head_norm: str = ""
+    out: str = "classifier.out_proj"
+    dropout: str = "hidden_dropout_prob"
+    dense_dropout: str = "classifier_dropout"
+    out_dropout: str = "classifier_dropout"
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "bert": Layout(dense="bert.pooler.dense", out="classifier", dense_dropout=""),
+    "roberta": Layout(),
+    "xlm-roberta": Layout(),
+    "electra": Layout(project="embeddings_project", activation="gelu"),
+    "albert": Layout(
+        layers="encoder.albert_layer_groups", project="encoder.embedding_hidden_mapping_in", dense="albert.pooler",
+        out="classifier", dense_dropout="", out_dropout="classifier_dropout_prob",
+    ),
+    "distilbert": Layout(
+        layers="transformer.layer", dense="pre_classifier", activation="relu", out="classifier", dropout="dropout",
+        dense_dropout="", out_dropout="seq_classif_dropout",
+    ),
+    "modernbert": Layout(
+        layers="layers", words="embeddings.tok_embeddings", norm="embeddings.norm", final_norm="final_norm",
+        dense="head.dense", activation="classifier_activation", head_norm="head.norm", out="classifier",
+        dropout="embedding_dropout", dense_dropout="",
+    ),
+    "mpnet": Layout(
+        layer_parts={
+            "attention.self.query": "attention.attn.q", "attention.self.key": "attention.attn.k",
+            "attention.self.value": "attention.attn.v", "attention.output.dense": "attention.attn.o",
+            "attention.output.LayerNorm": "attention.LayerNorm", "intermediate": "intermediate", "output": "output",
+        },
+        dense_dropout="hidden_dropout_prob", out_dropout="hidden_dropout_prob",
+    ),
+    "deberta-v2": Layout(
+        layer_parts={
+            "attention.self.query": "attention.self.query_proj", "attention.self.key": "attention.self.key_proj",
+            "attention.self.value": "attention.self.value_proj", "attention.output": "attention.output",
+            "intermediate": "intermediate", "output": "output",
+        },
+        dense="pooler.dense", activation="pooler_hidden_act", out="classifier", dense_dropout="pooler_dropout",
+        out_dropout="cls_dropout",
+    ),
+}  # fmt: skip
+"""``model_type`` → layout. MiniLM's is BERT's or RoBERTa's, multilingual E5's XLM-RoBERTa's, Ettin's ModernBERT's."""
+
+
 def map_components(model: Any) -> Components:
     """Map a transformers model (a bare encoder or a sequence classifier) to components; norms become float32 ones."""
+    from transformers.activations import ACT2FN
+
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.LayerNorm:  # the same weights, in float32 in an FP16 graph
@@ -166,53 +243,88 @@ def map_components(model: Any) -> Components:
                 norm.weight, norm.bias = child.weight, child.bias
                 setattr(module, name, norm)
     config, encoder = model.config, model.base_model
-    kind, embeddings, depth = config.model_type, encoder.embeddings, config.num_hidden_layers
-    is_modern = kind == "modernbert"
-    positions: Any = getattr(embeddings, "position_embeddings", None)
-    dropout = getattr(config, "hidden_dropout_prob", 0.0)
-    options: dict[str, Any] = {"project": getattr(encoder, "embeddings_project", None)}
-    order = tuple(range(depth))
+    kind, depth, layout = config.model_type, config.num_hidden_layers, LAYOUTS[config.model_type]
+    parts, head_parts = ({path: part for path, part in root.named_modules() if path} for root in (encoder, model))
+    layers, order = list(parts[layout.layers]), tuple(range(depth))
     if kind == "albert":  # it shares its layers: one application of a group counts as a layer
-        layers = encoder.encoder.albert_layer_groups
         order = tuple(int(number / (depth / config.num_hidden_groups)) for number in range(depth))
-        options["project"] = encoder.encoder.embedding_hidden_mapping_in
-    elif kind == "distilbert":
-        layers, dropout = encoder.transformer.layer, config.dropout
-    elif is_modern:
-        layers, dropout = encoder.layers, config.embedding_dropout
-        options |= {"final_norm": encoder.final_norm, "rotary": encoder.rotary_emb}
-        options |= {"kinds": tuple(config.layer_types), "window": config.sliding_window}
-    else:  # BERT, RoBERTa, ELECTRA
-        layers = encoder.encoder.layer
-        if kind == "roberta":  # the first rows belong to padding
-            positions = table_of(positions.weight[config.pad_token_id + 1 :])
+    if layout.layer_parts:
+        layers = [_as_bert_layer(layer, layout.layer_parts, config) for layer in layers]
+    positions: Any = getattr(encoder.embeddings, "position_embeddings", None)
+    if positions is not None and positions.padding_idx is not None:  # the first rows belong to padding
+        positions = table_of(positions.weight[positions.padding_idx + 1 :])
 
+    def dropout(key: str) -> float:
+        value = getattr(config, key, None) if key else 0.0
+        return float(getattr(config, layout.dropout) if value is None else value)
+
+    head = None
     if model is not encoder:
-        out, head_dropout = model.classifier, getattr(config, "classifier_dropout", None)
-        head_dropout = dropout if head_dropout is None else head_dropout  # the encoder's hidden_dropout_prob
-        if kind == "albert":
-            head = Head("cls", model.albert.pooler, torch.tanh, out, config.classifier_dropout_prob)
-        elif kind == "distilbert":
-            head = Head("cls", model.pre_classifier, F.relu, out, config.seq_classif_dropout)
-        elif is_modern:
-            dense, activation, norm = model.head.dense, model.head.act, model.head.norm
-            head = Head(config.classifier_pooling, dense, activation, out, config.classifier_dropout, norm=norm)
-        elif kind == "bert":
-            head = Head("cls", model.bert.pooler.dense, torch.tanh, out, head_dropout)
-        else:
-            activation = torch.tanh if kind == "roberta" else F.gelu
-            head = Head("cls", out.dense, activation, out.out_proj, head_dropout, drop_first=True)
-        options["head"] = head
+        head = Head(
+            getattr(config, "classifier_pooling", "cls"),
+            head_parts[layout.dense],
+            ACT2FN[getattr(config, layout.activation, layout.activation)],
+            head_parts[layout.out],
+            dropout(layout.out_dropout),
+            dense_dropout=dropout(layout.dense_dropout),
+            norm=head_parts.get(layout.head_norm),
+        )
     return Components(
-        words=embeddings.tok_embeddings if is_modern else embeddings.word_embeddings,
+        words=parts[layout.words],
         positions=positions,
-        types=getattr(embeddings, "token_type_embeddings", None),
-        norm=embeddings.norm if is_modern else embeddings.LayerNorm,
-        dropout=dropout,
-        layers=list(layers),
+        types=getattr(encoder.embeddings, "token_type_embeddings", None),
+        norm=parts[layout.norm],
+        dropout=dropout(layout.dropout),
+        layers=layers,
         order=order,
-        **options,
+        project=parts.get(layout.project),
+        final_norm=parts.get(layout.final_norm),
+        head=head,
+        layer_inputs=_layer_inputs(encoder),
     )
+
+
+def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:
+    """Return a layer of BERT with the modules of another one, which differs from it in names and in its scores only."""
+    from transformers import BertConfig
+
+    bert: Any = import_module("transformers.models.bert.modeling_bert")
+    keys = ("hidden_size", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
+            "attention_probs_dropout_prob")  # fmt: skip
+    settings = BertConfig(**{key: getattr(config, key) for key in keys})
+    settings._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        bert_layer = bert.BertLayer(settings)
+    if config.model_type == "deberta-v2":  # its scores are sums of three
+        settings._attn_implementation = _DISENTANGLED_ATTENTION
+        bert_layer.attention.self.scaling *= 3**-0.5
+    for path, source in parts.items():
+        bert_layer.set_submodule(path, layer.get_submodule(source))
+    return bert_layer
+
+
+def _layer_inputs(encoder: Any) -> LayerInputs:
+    """Return what layers of this encoder read besides the states."""
+    config: Any = encoder.config
+    stack: Any = getattr(encoder, "encoder", None)
+    if config.model_type == "modernbert":
+        return RotaryInputs(encoder.rotary_emb, config.layer_types, config.sliding_window)
+    longest = config.max_position_embeddings
+    distances = torch.arange(1 - longest, longest)  # query position minus key position
+    if config.model_type == "mpnet":
+        return BiasInputs(stack.relative_attention_bias.weight, stack.relative_position_bucket(-distances))
+    if config.model_type == "deberta-v2":
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+        middle, last = stack.position_buckets // 2, stack.max_relative_positions - 1
+        if middle > 0:
+            distances = make_log_bucket_position(distances, stack.position_buckets, stack.max_relative_positions)
+        is_reachable = middle <= 0 or last >= math.e * middle  # the logarithm's slope is at most 1
+        norm = stack.LayerNorm if "layer_norm" in stack.norm_rel_ebd else nn.Identity()
+        return DisentangledInputs(
+            stack.rel_embeddings.weight, norm, distances.long(), config.hidden_dropout_prob, is_reachable=is_reachable
+        )
+    return LayerInputs()
 
 
 def table_of(weight: Tensor) -> nn.Embedding:
@@ -273,17 +385,17 @@ class PretrainedEncoder(nn.Module):
         self.embeddings = Embeddings(components, config)
         self.head = components.head if components.head is not None else Head()
         if config.pooling is not None:  # the dense layer was trained for the source's pooling
-            self.head.pooling, self.head.drop_first = config.pooling, False
+            self.head.pooling = config.pooling
             self.head.dense = self.head.norm = None
         self.head.normalize = config.normalize
-        self.rotary = components.rotary
+        self.layer_inputs = components.layer_inputs
         self.application = Application()
         self.layers_per_stage = fold.layers if fold is not None else 1
         if fold is not None:
             components = fold_components(components, fold, self.application, trained=trained)
         self.layers = nn.ModuleList(components.layers)
         self.final_norm = components.final_norm if components.final_norm is not None else nn.Identity()
-        self.order, self.kinds, self.window = components.order, components.kinds, components.window
+        self.order = components.order
         self.max_positions = config.max_positions
         self.stages = len(self.order) // self.layers_per_stage
         self.exits = range(1, self.stages + 1)
@@ -315,18 +427,7 @@ class PretrainedEncoder(nn.Module):
             layer = self.order[index]
             # How often the layer was applied before.
             self.application.number = stage if isinstance(stage, Tensor) else self.order[:index].count(layer)
-            if self.rotary is None:
-                h = self.layers[layer](h, padding)
-                continue
-            mask, kind = padding, self.kinds[layer]
-            positions = torch.arange(h.shape[1], device=h.device)
-            if kind == "sliding_attention":
-                outside = (positions[:, None] - positions[None, :]).abs() > self.window
-                window_mask = outside.to(h.dtype)[None, None] * MASKED
-                # The minimum, because the sum of two would exceed FP16.
-                mask = window_mask if mask is None else torch.minimum(mask, window_mask)
-            angles = self.rotary(h, positions[None], kind)
-            h = self.layers[layer](h, attention_mask=mask, position_embeddings=angles)
+            h = self.layers[layer](h, **self.layer_inputs(h, padding, layer))
         return h
 
     def readout(self, h: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -454,9 +555,6 @@ def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
 
     Queries, keys and values stay three products: splitting the result of a single one is a copy.
     """
-    with needs_extra("hf", "a pretrained encoder"):
-        from transformers import AttentionInterface
-    AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     exported = sharing_copy(model)
     for module in exported.layers.modules():
         config: Any = getattr(module, "config", None)
@@ -465,14 +563,21 @@ def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
     return exported
 
 
-def _export_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def _disentangled_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float, dropout: float, distances: tuple[Tensor, Tensor], **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """query, key, value [B, H, S, D] → [B, S, H, D], and no attention weights."""
+    mask = disentangled_scores(module, query, key, distances, attention_mask, scaling)
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return result.transpose(1, 2), None
+
+
+def _export_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, distances: tuple[Tensor, Tensor] | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """query, key, value [B, H, S, D] → [B, S, H, D], and no attention weights."""
+    if distances is not None and scaling is not None:
+        attention_mask = disentangled_scores(module, query, key, distances, attention_mask, scaling)
     return explicit_attention(query, key, value, attention_mask, scaling).transpose(1, 2), None

@@ -26,8 +26,11 @@ M = TypeVar("M", bound=BaseModel)
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-Architecture = Literal["albert", "bert", "distilbert", "electra", "modernbert", "roberta"]
-"""Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``."""
+Architecture = Literal[
+    "albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"
+]
+"""Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``, DeBERTa-v3's ``deberta-v2``."""
+_PADDED_POSITIONS = ("roberta", "xlm-roberta")
 WEIGHTS = "model.safetensors"
 AS_ONNX = (
     "to measure it nevertheless, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), "
@@ -65,7 +68,7 @@ class EncoderFile(_ConfigFile):
     inner: Size | None = Field(None, validation_alias=AliasChoices("intermediate_size", "hidden_dim"))
     pad_token_id: int | None = None
     embedding_size: Size | None = None
-    type_vocab_size: Size | None = None
+    type_vocab_size: Annotated[int, Field(ge=0)] | None = None
     num_hidden_groups: Size | None = None
     inner_group_num: Size | None = None
     num_labels: Size | None = None
@@ -78,21 +81,29 @@ class EncoderFile(_ConfigFile):
     add_cross_attention: bool | None = None
     position_embedding_type: str | None = None
     chunk_size_feed_forward: int | None = None
+    relative_attention: bool | None = None
+    relative_attention_num_buckets: int | None = None
+    share_att_key: bool | None = None
+    pos_att_type: str | list[str] | None = None
+    position_buckets: int | None = None
+    max_relative_positions: int | None = None
+    conv_kernel_size: int | None = None
+    attention_head_size: int | None = None
     quantization_config: Any = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.id2label is not None and self.id2label.keys() != {str(n) for n in range(len(self.id2label))}:
             raise ValueError("id2label must name the classes 0, 1, 2 … without a gap")
-        if self.model_type == "roberta" and (self.pad_token_id is None or self.pad_token_id < 0):
+        if self.model_type in _PADDED_POSITIONS and (self.pad_token_id is None or self.pad_token_id < 0):
             raise ValueError("pad_token_id is missing, or negative")
         return self
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest text; RoBERTa's first rows belong to padding."""
-        padding = int(self.pad_token_id or 0) + 1 if self.model_type == "roberta" else 0
-        return self.max_position_embeddings - padding
+        """Tokens of the longest text; the first rows of RoBERTa and MPNet belong to padding."""
+        padding = int(self.pad_token_id or 0) + 1 if self.model_type in _PADDED_POSITIONS else 0
+        return self.max_position_embeddings - (2 if self.model_type == "mpnet" else padding)
 
 
 class SentenceModule(_ConfigFile):
@@ -196,15 +207,26 @@ def open_source(name: str) -> Source:
     unsupported = {
         "is_decoder": sizes.is_decoder,
         "add_cross_attention": sizes.add_cross_attention,
-        "position_embedding_type": sizes.position_embedding_type not in (None, "absolute"),
+        "position_embedding_type": kind != "modernbert" and sizes.position_embedding_type not in (None, "absolute"),
         "chunk_size_feed_forward": sizes.chunk_size_feed_forward,
         "quantization_config": sizes.quantization_config,
     }
+    if kind == "mpnet":
+        unsupported["relative_attention_num_buckets"] = sizes.relative_attention_num_buckets not in (None, 32)
+    if kind == "deberta-v2":
+        terms = sizes.pos_att_type.split("|") if isinstance(sizes.pos_att_type, str) else sizes.pos_att_type or ()
+        unsupported |= {
+            "relative_attention": not sizes.relative_attention,
+            "share_att_key": not sizes.share_att_key,
+            "pos_att_type": {term.strip().lower() for term in terms} != {"c2p", "p2c"},
+            "position_buckets": sizes.position_buckets == 1,
+            "conv_kernel_size": sizes.conv_kernel_size,
+            "embedding_size": sizes.embedding_size not in (None, sizes.width),
+            "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
+        }
     for key in (key for key, is_set in unsupported.items() if is_set):
-        value = f"is {config[key]!r}" if key != "quantization_config" else "is there: the weights are quantised"
-        raise InputError(
-            f"{config_path}: {key} {value}, which is not computed here; take an encoder without it; {AS_ONNX}"
-        )
+        value = f"is {config.get(key)!r}" if key != "quantization_config" else "is there: the weights are quantised"
+        raise InputError(f"{config_path}: {key} {value}, which is not computed here; take another encoder; {AS_ONNX}")
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(
@@ -215,6 +237,7 @@ def open_source(name: str) -> Source:
     weights_bytes = sum(path.stat().st_size for path in weights)
     rows = sizes.vocab_size + (sizes.type_vocab_size or 0)
     rows += 0 if kind == "modernbert" else sizes.max_position_embeddings
+    rows += max(0, sizes.position_buckets or 0, sizes.max_relative_positions or 0) if kind == "deberta-v2" else 0
     layers = (sizes.num_hidden_groups or 1) * (sizes.inner_group_num or 1) if kind == "albert" else sizes.depth
     classes = max(len(sizes.id2label or ()), sizes.num_labels or 0)
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
