@@ -255,7 +255,8 @@ def _run_tool(command: list[str]) -> None:
     process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if process.returncode:
         lines = process.stdout.decode(errors="replace").strip().splitlines()
-        raise Failed("\n".join([f"{' '.join(command[1:4])} failed:", *lines[-_SHOWN_LINES:]]))
+        shown = [line for line in lines if line.startswith("ERROR")] or lines[-_SHOWN_LINES:]
+        raise Failed("\n".join([f"{' '.join(command[1:4])} failed:", *shown]))
 
 
 def run(request: Request) -> None:

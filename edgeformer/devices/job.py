@@ -16,7 +16,7 @@ from typing import Any
 from edgeformer._version import __version__
 from edgeformer.artifacts.bundle_files import TARGETS_FILE
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.progress import Progress, bar, forward_event
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
@@ -59,24 +59,6 @@ def bundle_files(bundle: Bundle, folder: str) -> dict[str, Path]:
     paths |= {name: bundle.folder / name for name in (BUNDLE_FILE, TARGETS_FILE)}
     # A missing file is not sent; verify reports it.
     return {f"{folder}/{name}": path for name, path in paths.items() if path.is_file()}
-
-
-def forward_event(line: str, progress: Progress) -> str | None:
-    """Show a line that a command wrote on stderr; return it if it is not progress."""
-    try:
-        event = json.loads(line)
-        kind = event["event"]
-    except (ValueError, KeyError, TypeError):
-        return line if line.strip() else None
-    if kind == "start":
-        progress.start(event["description"], event["total"], event["unit"])
-    elif kind == "advance":
-        progress.advance(event["amount"], **event["fields"])
-    elif kind == "finish":
-        progress.finish()
-    else:
-        progress.message(event["text"])
-    return None
 
 
 @cache
@@ -145,7 +127,10 @@ class Device:
             if line is not None:
                 errors.append(line)
 
-        result = call("run", request, on_message=take)
+        try:
+            result = call("run", request, on_message=take)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{error}; the job goes on there: the same command fetches its results") from None
         setup_s = time.monotonic() - started - result["seconds"]
         return JobResult(
             outputs=tuple(result["outputs"]),
@@ -192,8 +177,9 @@ class Device:
             try:
                 self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
             except DeviceError as error:
-                remedy = f"; if the device reaches no package index: edgeformer devices pack --for {facts['tag']}"
-                raise DeviceError(f"{error}{remedy if not pack.is_dir() else ''}") from None
+                is_cut_off = "No matching distribution" in str(error) and not pack.is_dir()
+                hint = f"; if it reaches no package index: edgeformer devices pack --for {facts['tag']}"
+                raise DeviceError(f"{error}{hint if is_cut_off else ''}") from None
 
     def _upload(self, files: Mapping[str, Path], free_bytes: int) -> None:
         size_bytes = sum(path.stat().st_size for path in files.values())

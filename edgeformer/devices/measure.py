@@ -16,25 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.command_results import Verification
-from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.documents import load_profile, own_profiles, save_profile
-from edgeformer.artifacts.errors import EdgeformerError, InterruptedRun
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.bundle_files import TARGETS_FILE
+from edgeformer.artifacts.command_results import Gate, Verification
+from edgeformer.artifacts.data_config import NAME_PATTERN
+from edgeformer.artifacts.device import DeviceProfile, Fact
+from edgeformer.artifacts.documents import load_profile, own_profiles, save_profile, shipped_names
+from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import Progress, bar, forward_event
 from edgeformer.artifacts.report import Report, parse_report, seal_report
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.devices.connection import check_address
-from edgeformer.devices.job import Device, JobResult, bundle_files, forward_event
+from edgeformer.bundle import Bundle
+from edgeformer.devices.connection import Connection, check_address
+from edgeformer.devices.job import Device, JobResult, bundle_files
+from edgeformer.estimate.calibrate import add_checks, check_estimates
+from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import report_files, write_report
 from edgeformer.run import Location
 
 LOCAL = "local"
 """``--on local``: this machine, beside others."""
-AUTO = "auto"
-"""``--device auto``: the profile that names the machine."""
 PACKS_FOLDER = "packs"
 """Folder of ``devices pack`` among the runs."""
-_BUNDLE, _PROFILE, _PROFILES = "bundle", "device.yaml", "artifacts/profiles"
+_HOST = "host"
+PROFILE_COMMENT = "# A device for --on, written by edgeformer devices add; measurements add to its calibration.\n"
+_BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.yaml", "artifacts/profiles", "rows"
 """Names in the folder of a job."""
 
 
@@ -95,6 +101,14 @@ def find_targets(names: Sequence[str], artifacts: Path) -> list[RemoteTarget]:
             check_address(f"{file}: address", profile.address)
             targets.append(RemoteTarget(name, profile.address, profile))
     return targets
+
+
+def load_device(name: str | None, artifacts: Path, progress: Progress) -> DeviceProfile | str | None:
+    """Return the profile that ``--device`` names; ``auto`` and ``host``, which the device itself resolves, as they are.
+
+    Raises RecipeError: there is no such profile, or it is not valid.
+    """
+    return name if name in (None, AUTO, _HOST) else load_profile(name, own_profiles(artifacts), progress.message)
 
 
 def run_on(
@@ -187,12 +201,12 @@ def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str,
         document: dict[str, Any] = json.loads(result.outputs[-1])
     except (ValueError, IndexError):
         document = {}
+    code = document.pop("exit_code", result.code)
     if key in document:
         return document
     if "error" in document:
-        raise RemoteError(f"{target.name}: {document['error']}", int(document["exit_code"]))
+        raise RemoteError(f"{target.name}: {document['error']}", code)
     if "files" in document:  # of verify, which runs first
-        document.pop("exit_code")
         verification = Verification.model_validate(document, strict=False)
         problems = [f"{check.file} is {check.status}" for check in verification.damaged]
         problems += [
@@ -207,6 +221,19 @@ def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str,
         )
     text = "; ".join(result.errors[-3:]) or "no message"
     raise RemoteError(f"{target.name}: edgeformer ended there with exit code {result.code}: {text}", 1)
+
+
+def _device_files(
+    device: DeviceProfile | str | None, target: RemoteTarget, artifacts: Path, folder: Path
+) -> tuple[str, dict[str, Path]]:
+    """Return the value of ``--device`` for a device, and the files that it needs there, written to ``folder``."""
+    profile = device or target.profile or AUTO
+    if isinstance(profile, DeviceProfile):
+        file = folder / f"{target.name}.yaml"
+        save_profile(profile, file, "")
+        return _PROFILE, {_PROFILE: file}
+    own = own_profiles(artifacts).glob("[!.]*.yaml") if profile == AUTO else ()
+    return profile, {f"{_PROFILES}/{file.name}": file for file in own if file.stem != "host"}
 
 
 @dataclass(frozen=True)
@@ -232,8 +259,7 @@ def profile_on(
     Args:
         targets: devices to measure.
         location: the run and its bundle.
-        device: profile to judge for; ``auto``: the profile that names the device; ``host``: without a budget; None: the
-            profile of ``devices add``, else ``auto``.
+        device: of :func:`load_device`; None: the profile of ``devices add``, else ``auto``.
         options: further options of ``profile``.
         artifact_ids: artifacts to verify and measure; empty: all.
         artifacts: folder of the runs.
@@ -252,33 +278,163 @@ def profile_on(
     with tempfile.TemporaryDirectory() as folder:
 
         def job_of(target: RemoteTarget) -> Job:
-            profile, files = device or target.profile or AUTO, bundle_files(bundle, _BUNDLE)
-            name = profile if isinstance(profile, str) else _PROFILE
-            if isinstance(profile, DeviceProfile):
-                files[_PROFILE] = Path(folder) / f"{target.name}.yaml"
-                save_profile(profile, files[_PROFILE], "")
-            elif profile == AUTO:
-                own = own_profiles(artifacts).glob("[!.]*.yaml")
-                files |= {f"{_PROFILES}/{file.name}": file for file in own if file.stem != "host"}
+            name, files = _device_files(device, target, artifacts, Path(folder))
             if target.address == LOCAL:
-                name = str(files.get(_PROFILE, name))
                 run = [str(location.run or bundle.folder), "--artifacts", str(artifacts)]
-                return Job([["profile", *run, "--device", name, *options]], {})
-            return Job([*checks, ["profile", _BUNDLE, "--device", name, *options]], files)
+                return Job([["profile", *run, "--device", str(files.get(name, name)), *options]], {})
+            command = ["profile", _BUNDLE, "--device", name, *options]
+            return Job([*checks, command], {**bundle_files(bundle, _BUNDLE), **files})
 
         def take(target: RemoteTarget, result: JobResult) -> None:
             parse_output(target, result, "rows")
             report = parse_report(Path(target.name), result.outputs[-1].encode())
             if target.address != LOCAL:  # of this machine, the command itself has written it
-                suffix = re.sub(r"[^A-Za-z0-9.]+", "-", target.name).strip("-")
+                suffix = f"on-{re.sub(r'[^A-Za-z0-9.]+', '-', target.name).strip('-')}"
+                parts = [report.question, "" if report.device == target.name else suffix]
                 update: dict[str, Any] = {
                     "bundle": str(bundle.folder),
                     "host": report.host | {"address": target.address},
+                    "question": "-".join(filter(None, parts)),
                 }
-                update["question"] = "-".join(filter(None, [report.question, f"on-{suffix}"]))
                 report = seal_report(report.model_copy(update=update))
                 write_report(report, location)
             reports[target.name] = DeviceReport(target, report, report_files(report, location))
 
         errors = run_on(targets, job_of, take, artifacts / PACKS_FOLDER, progress)
+    for target_name, entry in reports.items():
+        # This work would disturb a measurement of this machine, so it waits for the end of all.
+        reports[target_name] = _with_estimates(entry, location, device, artifacts, progress)
     return [reports[target.name] for target in targets if target.name in reports], errors
+
+
+def _with_estimates(
+    entry: DeviceReport, location: Location, device: DeviceProfile | str | None, artifacts: Path, progress: Progress
+) -> DeviceReport:
+    """Write a report again with estimates beside its rows, and add their errors to the profile of the device."""
+    report, bundle, own = entry.report, location.open_bundle(), own_profiles(artifacts)
+    if report.device == _HOST or not report.on_target:
+        return entry  # there are no facts of this device
+    profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, own)
+    with bar(progress, f"estimating {entry.target.name}", None):
+        checks = check_estimates(bundle, profile, report.rows)
+    if not checks:
+        return entry
+    if entry.target.profile is not None and profile.name == entry.target.profile.name:
+        save_profile(add_checks(profile, bundle.name, checks), own / f"{profile.name}.yaml", PROFILE_COMMENT)
+    report = seal_report(report.model_copy(update={"estimate_checks": tuple(checks)}))
+    return DeviceReport(entry.target, report, write_report(report, location))
+
+
+def _run_on_one(target: RemoteTarget, job: Job, key: str, packs: Path, progress: Progress) -> dict[str, Any]:
+    """Run a job on one device, and return the JSON of its last command. Raises the device's error."""
+    if target.address == LOCAL:
+        raise InputError(f"--on {LOCAL}: leave it out; without --on, this machine is used")
+    documents: list[dict[str, Any]] = []
+
+    def take(target: RemoteTarget, result: JobResult) -> None:
+        documents.append(parse_output(target, result, key))
+
+    for error in run_on([target], lambda _: job, take, packs, progress).values():
+        raise error
+    return documents[0]
+
+
+def verify_on(
+    target: RemoteTarget, bundle: Bundle, options: Sequence[str], packs: Path, progress: Progress
+) -> Verification:
+    """Verify a bundle on a device. With ``--write`` in ``options``, add the device's records to targets.json here."""
+    job = Job([["verify", _BUNDLE, *options, "--json"]], bundle_files(bundle, _BUNDLE))
+    document = _run_on_one(target, job, "files", packs, progress)
+    verification = Verification.model_validate(document | {"bundle": str(bundle.folder)}, strict=False)
+    if verification.recorded is not None and verification.recorded.records:
+        path = bundle.folder / TARGETS_FILE
+        write_json(path, bundle.records.of(bundle.manifest).with_new(verification.recorded.records))
+        recorded = verification.recorded.model_copy(update={"file": str(path)})
+        verification = verification.model_copy(update={"recorded": recorded})
+    return verification
+
+
+def gate_on(
+    target: RemoteTarget,
+    bundles: tuple[Bundle, Bundle],
+    device: DeviceProfile | str | None,
+    options: Sequence[str],
+    eval_data: Path | None,
+    artifacts: Path,
+    progress: Progress,
+) -> Gate:
+    """Compare a bundle with its baseline on a device.
+
+    Args:
+        target: the device.
+        bundles: the candidate, which is verified there first, and the baseline.
+        device: as for :func:`profile_on`.
+        options: further options of ``gate``.
+        eval_data: labelled file that both are scored on.
+        artifacts: folder of the runs.
+        progress: shows what happens.
+    """
+    candidate, baseline = bundles
+    with tempfile.TemporaryDirectory() as folder:
+        name, files = _device_files(device, target, artifacts, Path(folder))
+        files |= {**bundle_files(candidate, _BUNDLE), **bundle_files(baseline, _BASELINE)}
+        command = ["gate", _BUNDLE, "--against", _BASELINE, "--device", name, *options, "--json"]
+        if eval_data is not None:
+            rows = f"{_ROWS}{''.join(eval_data.suffixes)}"
+            files[rows] = eval_data
+            command += ["--eval-data", rows]
+        job = Job([["verify", _BUNDLE, "--json"], command], files)
+        gate = Gate.model_validate(_run_on_one(target, job, "checks", artifacts / PACKS_FOLDER, progress), strict=False)
+    update = {
+        "candidate": str(candidate.folder),
+        "baseline": str(baseline.folder),
+        "host": gate.host | {"address": target.address},
+    }
+    return gate.model_copy(update=update)
+
+
+def add_device(
+    name: str, address: str, bundles: Sequence[Bundle], base: DeviceProfile | None, artifacts: Path, progress: Progress
+) -> tuple[DeviceProfile, Path]:
+    """Write the profile of a device to the user's profiles, and return it with its path.
+
+    Args:
+        name: of the profile and of the device for ``--on``.
+        address: [USER@]HOST for ssh.
+        bundles: of the models to calibrate with; the estimates are compared with measurements of the first one.
+        base: profile to copy instead of calibrating, as for a GPU; None: calibrate the device's processor.
+        artifacts: folder of the runs.
+        progress: shows what happens.
+
+    Raises InputError: the name cannot be used, or belongs to another device.
+    """
+    file = own_profiles(artifacts) / f"{name}.yaml"
+    if re.fullmatch(NAME_PATTERN, name) is None or name in (LOCAL, AUTO, _HOST) or name in shipped_names("profiles"):
+        raise InputError(f"--name {name}: use letters, digits, '.', '_' and '-', and no name of a shipped profile")
+    if file.is_file() and load_profile(str(file)).address != address:
+        raise InputError(f"--name {name}: {file} is another device; choose another name, or remove the file")
+    check_address("HOST", address)
+    target = RemoteTarget(name, address)
+    if base is None:
+        files, command = dict[str, Path](), ["calibrate", f"{_BUNDLE}0", "--device", _HOST, "--validate", "--json"]
+        for number, bundle in enumerate(bundles):
+            files |= bundle_files(bundle, f"{_BUNDLE}{number}")
+            command += ["--also", f"{_BUNDLE}{number}"] if number else []
+        document = _run_on_one(target, Job([command], files), "profile", artifacts / PACKS_FOLDER, progress)
+        measured = DeviceProfile.model_validate(document["profile"], strict=False)
+        assert measured.calibration is not None
+        memory = Fact[int](value=document["host"]["memory_bytes"], source="the device's system", verified=True)
+        base = measured.model_copy(update={"match": measured.calibration.processor, "memory_bytes": memory})
+    profile = base.model_copy(update={"name": name, "title": name, "address": address})
+    save_profile(profile, file, PROFILE_COMMENT)
+    return profile, file
+
+
+def clean_device(address: str) -> int:
+    """Stop the jobs of a device, remove everything that ``--on`` has written there, and return its size in bytes."""
+    connection = Connection(address)
+    try:
+        connection.find_python()
+        return int(connection.call("clean", {})["bytes"])
+    finally:
+        connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +59,9 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
             return Target(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
         names = [card.name for card in cards]
         if card is not None and board:
-            names = [f"{card.name} on {board[0]}, which is none of the part numbers {', '.join(device.boards)}"]
+            names = [f"{card.name} on {board[0]}, which has none of the part numbers {', '.join(device.boards)}"]
         elif card is not None:
-            names = [f"{card.name}, on an unknown module: /proc/device-tree is hidden, as in most containers"]
+            names = [f"{card.name} on an unknown module: /proc/device-tree cannot be read, as in most containers"]
     else:
         for card in cards:
             name = card.name
@@ -72,14 +73,21 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
                 name += f" with {format_bytes(actual)}"
             names.append(name)
     present = ", ".join(names) or "no NVIDIA card"
-    return Target(False, f"{device.title} is not present on this host ({present})", next(iter(cards), None))
+    return Target(False, f"this host has no {device.title} ({present})", next(iter(cards), None))
 
 
-def recognize_device(own: Path) -> DeviceProfile:
-    """Return the profile of this machine: the first one that names its processor, card or board, else ``host``.
+AUTO = "auto"
+"""Device name of the profile that names this machine."""
 
-    The user's profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor.
+
+def resolve_device(name: str | None, own: Path, note: Callable[[str], None] | None = None) -> DeviceProfile:
+    """Return a device profile as :func:`load_profile` does.
+
+    ``auto`` is the first profile that names this machine's card, board or processor, else ``host``. The user's
+    profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor.
     """
+    if name != AUTO:
+        return load_profile(name, own, note)
     own_names = [path.stem for path in sorted(own.glob("[!.]*.yaml"))]
     profiles = [load_profile(name, own) for name in dict.fromkeys([*own_names, *shipped_names("profiles")])]
     named = [profile for profile in profiles if profile.match is not None or profile.boards]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cli.in_process import Edgeformer, in_process
 from tests.devices.sshd import Sshd, start_sshd
 
 
@@ -23,3 +26,15 @@ def device(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
     sshd.install_here()
     monkeypatch.setenv("EDGEFORMER_SSH", sshd.ssh)
     return sshd
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run in a folder of its own, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(finished_run, tmp_path / "artifacts" / "small"))
+
+
+@pytest.fixture
+def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    return in_process(monkeypatch, capsys)

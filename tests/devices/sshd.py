@@ -68,7 +68,14 @@ class Sshd:
         self.process.wait()
 
 
-def start_sshd(folder: Path, name: str, *options: str, environment: str = "") -> Sshd:
+def start_sshd(
+    folder: Path,
+    name: str,
+    *options: str,
+    environment: str = "",
+    launcher: tuple[str, ...] = (),
+    home: Path | None = None,
+) -> Sshd:
     """Start a server, or skip the test with the reason.
 
     Args:
@@ -76,12 +83,15 @@ def start_sshd(folder: Path, name: str, *options: str, environment: str = "") ->
         name: of the device.
         options: lines of the server's configuration.
         environment: further variables of sessions: ``PATH=/usr/bin``.
+        launcher: command that starts the server's command.
+        home: folder of the user who logs in; None: a new one.
     """
     program = shutil.which("sshd") or "/usr/sbin/sshd"
     if not Path(program).exists() or shutil.which("ssh-keygen") is None:
         pytest.skip("needs OpenSSH's server: apt-get install openssh-server")
-    home, log = folder / "home", folder / "log"
-    home.mkdir(parents=True)
+    home, log = home or folder / "home", folder / "log"
+    folder.mkdir(parents=True)
+    home.mkdir(exist_ok=True)
     for key in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     with socket.socket() as free:
@@ -102,7 +112,7 @@ def start_sshd(folder: Path, name: str, *options: str, environment: str = "") ->
     ]  # fmt: skip
     config = folder / "ssh_config"
     config.write_text("\n".join(client) + "\n")
-    process = subprocess.Popen([program, "-D", "-f", str(folder / "sshd_config"), "-E", str(log)])
+    process = subprocess.Popen([*launcher, program, "-D", "-f", str(folder / "sshd_config"), "-E", str(log)])
     sshd, deadline, problem = Sshd(name, home, config, log, process), time.monotonic() + _STARTS_WITHIN_S, ""
     while time.monotonic() < deadline and process.poll() is None:
         login = subprocess.run(["ssh", "-F", str(config), "-o", "BatchMode=yes", name, "true"], capture_output=True)

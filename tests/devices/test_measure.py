@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from edgeformer.artifacts.report import read_report
-from tests.cli.in_process import Edgeformer, in_process
+from tests.cli.in_process import Edgeformer
 from tests.devices.sshd import Sshd
 
 ONE_ROW = ("--batch", "1", "--seq", "64", "--artifact", "onnx-fp32")
-
-
-@pytest.fixture
-def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run in a folder of its own, which is the working directory."""
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(finished_run, tmp_path / "artifacts" / "small"))
-
-
-@pytest.fixture
-def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    return in_process(monkeypatch, capsys)
 
 
 def test_a_report_comes_back(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:

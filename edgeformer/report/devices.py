@@ -1,0 +1,215 @@
+"""Reports of one model on several devices, side by side: times, verdicts, and the artifact to deploy on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.report import Report, Row, read_report
+from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, format_value
+from edgeformer.report.context import shape_text, verdict_sentence, verdict_status
+from edgeformer.report.documents import render_template
+from edgeformer.runtimes import provider_facts
+
+Record = dict[str, Any]
+
+
+def name_reports(paths: Sequence[Path]) -> dict[str, Report]:
+    """Read reports, and return them by the address that they were measured at, else by their paths.
+
+    Raises as :func:`read_report` does.
+    """
+    reports = {path: read_report(path) for path in paths}
+    addresses = [report.host.get("address") for report in reports.values()]
+    return {
+        address if (address := report.host.get("address")) and addresses.count(address) == 1 else str(path): report
+        for path, report in reports.items()
+    }
+
+
+def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | None = None) -> Record:
+    """Compare measured rows of several devices.
+
+    Args:
+        reports: name of the device → its report.
+        errors: name → why there is no report.
+
+    Returns:
+        ``devices``: name, machine, profile, verdict and ``choice``, the artifact that costs least within the limits.
+        ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
+        and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
+    """
+    names = ["artifact", "phase", "batch", "seq"]
+    measured = {
+        name: [row for row in report.rows if row.where == "host" and row.phase != "cold"]
+        for name, report in reports.items()
+    }
+    if any(len({attrgetter(*names)(row) for row in rows}) < len(rows) for rows in measured.values()):
+        names += ["provider", "threads"]
+    key_of = attrgetter(*names)
+    rows_of = {name: {key_of(row): row for row in rows} for name, rows in measured.items()}
+    rows: list[Record] = []
+    for key in dict.fromkeys(key for by_key in rows_of.values() for key in by_key):
+        cells: dict[str, Record] = {}
+        for name, by_key in rows_of.items():
+            if key in by_key:
+                latency = by_key[key].latency_ms
+                cells[name] = {"status": latency.status, "p50_ms": latency.p50, "stable": latency.stable}
+        times = [cell["p50_ms"] for cell in cells.values() if cell["status"] == "measured" and cell["p50_ms"]]
+        for cell in cells.values():
+            cell["ratio"] = cell["p50_ms"] / min(times) if times and cell["p50_ms"] else None
+        row = next(by_key[key] for by_key in rows_of.values() if key in by_key)
+        report = next(report for name, report in reports.items() if key in rows_of[name])
+        shape = shape_text(row.model_copy(update={"threads": None}), report)
+        identity = {"provider": None, "threads": None, **dict(zip(names, key, strict=True))}
+        rows.append({**identity, "shape": shape, "devices": cells})
+    devices = [
+        {
+            "name": name,
+            "machine": " with ".join(str(report.host[part]) for part in ("cpu", "gpu") if report.host.get(part)),
+            "cores": report.host.get("cores"),
+            "threads": report.host.get("threads"),
+            "profile": report.device,
+            "verdict": report.verdict.status,
+            "verdict_text": verdict_status(report),
+            "sentence": verdict_sentence(report),
+            "choice": _choose_artifact(report),
+            "error": None,
+        }
+        for name, report in reports.items()
+    ]
+    missing = dict.fromkeys(devices[0] if devices else (), None)
+    devices += [{**missing, "name": name, "error": error} for name, error in (errors or {}).items()]
+    run = next((report.run for report in reports.values()), None)
+    runs = sorted({report.run for report in reports.values()})
+    notes = [f"the reports are of different runs: {', '.join(runs)}"] if len(runs) > 1 else []
+    return {"run": run, "devices": devices, "rows": rows, "notes": notes}
+
+
+def _choose_artifact(report: Report) -> Record | None:
+    """Return the artifact to deploy: the pick of a search, else the fastest that breaks no limit; None: there is none.
+
+    The fastest at the shape of the latency limit, or at the smallest measured one without such a limit.
+    """
+    if report.search is not None:
+        if report.search.pick is None:
+            return None
+        pick = report.search.candidates[report.search.pick]
+        return {
+            "artifact": pick.artifact,
+            "p50_ms": pick.latency_ms,
+            "size_bytes": pick.size_bytes,
+            "by": report.search.minimize,
+        }
+    failed = {check.artifact for check in report.verdict.checks if check.status == "fail"} | report.left_out.keys()
+    shapes = {(check.batch, check.seq) for check in report.verdict.checks if check.name == "latency"}
+    rows = [row for row in report.rows if row.where == "host" and row.phase != "cold" and row.artifact not in failed]
+    rows = [row for row in rows if row.latency_ms.status == "measured"]
+    smallest = min(((row.batch, row.seq) for row in rows), key=lambda shape: shape[0] * shape[1], default=None)
+    rows = [row for row in rows if (row.batch, row.seq) in shapes] or [r for r in rows if (r.batch, r.seq) == smallest]
+    if not rows:
+        return None
+    fastest: Row = min(rows, key=lambda row: row.latency_ms.p50 or 0.0)
+    p50_ms, size_bytes = fastest.latency_ms.p50, fastest.size_bytes
+    return {"artifact": fastest.artifact, "p50_ms": p50_ms, "size_bytes": size_bytes, "by": "latency"}
+
+
+_DEVICES: Columns[Record] = Columns(
+    [
+        Column("name", heading="device"),
+        Column("machine", leaves=2),
+        Column("threads", number=True, leaves=3),
+        Column("profile", leaves=1),
+        Column("verdict", mark=True),
+        Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
+        Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
+        Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
+        Column("error", flows=True, dash=""),
+    ]
+)
+
+
+def _cell_text(row: Record, name: str) -> str:
+    """Return the p50 on a device, with its ratio to the fastest one; a dash if it was not measured there."""
+    cell = row["devices"].get(name)
+    if cell is None or cell["p50_ms"] is None:
+        return DASH
+    ratio = f" ({cell['ratio']:.1f}×)" if cell["ratio"] is not None and cell["ratio"] > 1 else ""
+    return f"{format_value(cell['p50_ms'], 'ms')}{ratio}{' unstable' if cell['stable'] is False else ''}"
+
+
+def _row_columns(comparison: Record) -> Columns[Record]:
+    """Return the columns of the rows: a column per device."""
+    names = [device["name"] for device in comparison["devices"] if device["error"] is None]
+    return Columns(
+        [
+            Column("artifact"),
+            Column("shape", heading="batch × tokens", number=True),
+            Column("runtime", lambda row: row["provider"] and provider_facts(row["provider"]).label),
+            Column("threads", number=True),
+            *(Column(name, text=lambda row, name=name: _cell_text(row, name), number=True) for name in names),  # type: ignore[misc]
+        ]
+    ).drop_empty(comparison["rows"], "runtime", "threads")
+
+
+def comparison_tables(comparison: Record) -> list[TerminalTable[Record]]:
+    """Return the devices and the rows as tables for the terminal."""
+    devices = _DEVICES.drop_empty(comparison["devices"], "error")
+    return [
+        devices.terminal(f"{comparison['run']} on {len(comparison['devices'])} devices", comparison["devices"]),
+        _row_columns(comparison).terminal(
+            "Typical call (p50), and how many times the fastest device", comparison["rows"]
+        ),
+    ]
+
+
+def markdown_comparison(comparison: Record) -> str:
+    """Return the devices and the rows in GitHub-flavoured Markdown."""
+    devices = _DEVICES.drop_empty(comparison["devices"], "error")
+    tables = devices.markdown(comparison["devices"]), _row_columns(comparison).markdown(comparison["rows"])
+    return "\n\n".join(tables)
+
+
+def csv_comparison(comparison: Record) -> str:
+    """Return a line per row and device."""
+    cells = [
+        {**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()
+    ]  # fmt: skip
+    names = (
+        "device",
+        "artifact",
+        "phase",
+        "batch",
+        "seq",
+        "provider",
+        "threads",
+        "status",
+        "p50_ms",
+        "stable",
+        "ratio",
+    )
+    columns: Columns[Record] = Columns(map(Column, names))
+    return columns.csv(cells).rstrip("\n")
+
+
+def write_comparison(comparison: Record, path: Path) -> None:
+    """Write the page. It loads nothing."""
+    names = [device["name"] for device in comparison["devices"] if device["error"] is None]
+    slowest = max(
+        (cell["p50_ms"] or 0.0 for row in comparison["rows"] for cell in row["devices"].values()), default=0.0
+    )
+    devices = _DEVICES.drop_empty(comparison["devices"], "error")
+    write_text(
+        path,
+        render_template(
+            "devices.html",
+            comparison=comparison,
+            names=names,
+            devices=devices.html(comparison["devices"]),
+            cell_text=_cell_text,
+            slowest=slowest,
+        ),
+    )

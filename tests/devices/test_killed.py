@@ -1,0 +1,74 @@
+"""Connections that are killed at every step: nothing half-written on either side, and the second call succeeds."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.devices.killed import check_clean, check_reports, run_and_kill
+from tests.devices.sshd import Sshd
+
+KILLS = 50
+VERIFY = ["verify", "small", "--on", "kitchen-pi", "--json"]
+PROFILE = ["profile", "small", "--on", "kitchen-pi", "--batch", "1", "--seq", "64", "--artifact", "onnx-fp32", "--json"]
+CLEAN = ["devices", "clean", "kitchen-pi", "--json"]
+
+
+def never(_: int) -> bool:
+    return False
+
+
+@pytest.mark.slow
+def test_a_connection_killed_at_each_step(device: Sshd, run: Path) -> None:
+    """The k-th line of progress is the step."""
+    cwd = run.parents[1]
+    for step in range(1, 40):
+        (run / "bundle" / "README.md").write_text(f"step {step}")  # another job, and a file to send
+        first, was_killed = run_and_kill(device, cwd, VERIFY, lambda lines, step=step: lines >= step)  # type: ignore[misc]
+        print(step, was_killed, first.returncode, first.stderr.splitlines()[-1:], flush=True)
+        if not was_killed:
+            assert step > 5
+            break
+        if first.returncode != 2:
+            assert first.returncode == 1 and "error" in json.loads(first.stdout)
+        second, _ = run_and_kill(device, cwd, VERIFY, never)
+        assert second.returncode == 2 and "README.md" in second.stdout, second.stderr  # which bundle.json lists
+    run_and_kill(device, cwd, CLEAN, never)
+    check_clean(device)
+
+
+@pytest.mark.torture
+def test_connections_killed_at_random_moments(device: Sshd, run: Path) -> None:
+    cwd, choose, measured_s, results = run.parents[1], random.Random(1), 15.0, []
+    for number in range(KILLS):
+        moment = time.monotonic() + choose.uniform(0.3, measured_s)
+        started = time.monotonic()
+        first, was_killed = run_and_kill(device, cwd, PROFILE, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
+        assert check_reports(run) <= 1
+        killed_s = time.monotonic() - started
+        second, _ = run_and_kill(device, cwd, PROFILE, never)
+        results.append((number, was_killed, first.returncode, second.returncode, round(killed_s, 1)))
+        print(results[-1], flush=True)
+        assert second.returncode == 0, second.stderr
+        assert check_reports(run) == 1
+        (run / "reports" / "host-onnx-fp32-on-kitchen-pi.json").unlink()
+    assert sum(was_killed for _, was_killed, *_ in results) > KILLS / 2
+    run_and_kill(device, cwd, CLEAN, never)
+    check_clean(device)
+
+
+@pytest.mark.torture
+def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
+    cwd, choose = run.parents[1], random.Random(2)
+    for number in range(5):
+        run_and_kill(sshd, cwd, CLEAN, never)
+        check_clean(sshd)
+        moment = time.monotonic() + choose.uniform(1, 60)
+        first, was_killed = run_and_kill(sshd, cwd, VERIFY, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
+        second, _ = run_and_kill(sshd, cwd, VERIFY, never)
+        print(number, was_killed, first.returncode, second.returncode, flush=True)
+        assert second.returncode == 0, second.stderr
