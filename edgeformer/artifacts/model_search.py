@@ -1,0 +1,69 @@
+"""Result of `edgeformer search`: the models that were tried, all their artifacts, and the recommendation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.report import Search
+from edgeformer.artifacts.workspace import read_manifest
+
+SEARCH_FILE = "search.json"
+
+
+class SearchedModel(Frozen):
+    """One model of the search."""
+
+    name: str
+    description: str
+    run: str = Field(description="name of its run")
+    status: Literal["waiting", "skipped", "failed", "measured"]
+    reason: str | None = Field(None, description="why it was skipped or has failed")
+    parameters: int | None = None
+    predicted_low_s: float | None = Field(None, description="predicted seconds of training; None: not predictable")
+    predicted_high_s: float | None = None
+    train_s: float | None = Field(None, description="measured seconds of training; None: not trained")
+
+
+class ScoredTest(Frozen):
+    """Score of a recommended artifact on the test rows."""
+
+    candidate: str = Field(description="model/artifact")
+    score: float
+    rows: int
+    low: float | None = Field(None, description="lower end of the 95 % interval; None: this metric has none")
+    high: float | None = None
+
+
+class ModelSearch(Frozen):
+    """Models in the order of the search, the candidates of all of them, and the recommendation."""
+
+    format_version: Literal[1] = 1
+    name: str
+    data: str = Field(description="the data file or the recipe that was searched for")
+    source: str | None = Field(None, description="pretrained encoder that some models start from")
+    device: str
+    host: str = Field(description="processor that trained and measured")
+    created: str
+    models: tuple[SearchedModel, ...]
+    search: Search | None = Field(None, description="None: no model has been measured yet")
+    tests: tuple[ScoredTest, ...] = Field((), description="a row for each artifact that was ever recommended")
+
+    @property
+    def picked(self) -> str | None:
+        """The recommended ``model/artifact``."""
+        search = self.search
+        return search.candidates[search.pick].artifact if search is not None and search.pick is not None else None
+
+    def test_of(self, candidate: str) -> ScoredTest | None:
+        """Return the test score of ``model/artifact``, if it was recommended."""
+        return next((test for test in self.tests if test.candidate == candidate), None)
+
+
+def read_model_search(folder: Path) -> ModelSearch | None:
+    """Return the search in a folder, None if there is none. Raises ArtifactError for a damaged file."""
+    path = folder / SEARCH_FILE
+    return read_manifest(ModelSearch, path) if path.is_file() else None

@@ -1,0 +1,107 @@
+"""Command search: find the smallest model that is good enough for a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+from typer import Option
+
+from edgeformer.artifacts.errors import InputError, needs_extra
+from edgeformer.cli import options as opt
+from edgeformer.cli.options import advanced
+
+
+def command(
+    data: Path = typer.Argument(
+        ..., metavar="DATA|RECIPE", help="File of labelled texts as for init, or a recipe of a classifier."
+    ),
+    device: str = Option("host", help="Device profile that the artifacts are judged for (edgeformer list devices)."),
+    source: str | None = Option(
+        None,
+        metavar="PATH|NAME",
+        help="Pretrained encoder (folder, or name on the hub): adds models that start from it.",
+    ),
+    min_accuracy: float | None = Option(
+        None, metavar="X", min=0.0, max=1.0, help="Smallest score on the validation rows, e.g. 0.85."
+    ),
+    max_latency: str | None = Option(None, metavar="TIME", help="Limit of the median latency, e.g. 5ms."),
+    max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
+    minimize: Literal["latency", "size"] = advanced("latency", help="Quantity to minimize."),
+    budget: str | None = Option(
+        None, metavar="TIME", help="Longest duration, e.g. 2h; models that may take longer are skipped. Default: none."
+    ),
+    every: bool = Option(False, "--all", help="Train every model, also after one that keeps the limits."),
+    models: str | None = advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
+    name: str | None = Option(None, help="Name of the search. Default: the name of DATA or of the recipe."),
+    text: opt.TextColumn = None,
+    label: opt.LabelColumn = None,
+    encoding: opt.Encoding = None,
+    folder: opt.DataFolder = None,
+    tokenizer: opt.TokenizerFile = None,
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
+) -> None:
+    """Find the smallest model that is good enough for a [b]device[/b].
+
+    Models are trained from the cheapest to the most expensive: linear, small and light encoders with shared layers,
+    and with --source a pretrained encoder and its folded form. Each is exported in FP32, INT8 and INT4 and measured.
+    With --min-accuracy the search ends at the first model that keeps all limits. The Pareto front of score, latency and
+    size is printed, and drawn on one HTML page.
+
+    Scores are of the validation rows; only the recommended artifact is scored on the test rows. The same command
+    continues an interrupted search, and answers other limits from what is trained. Exit code 3: no artifact keeps them.
+
+    Examples:
+      edgeformer search reviews.csv --device raspberry-pi-5 --min-accuracy 0.85 --max-latency 20ms
+      edgeformer search tickets.csv --device host --source path/to/all-MiniLM-L6-v2 --budget 2h --all
+      edgeformer search recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json --device host
+    """
+    from edgeformer.artifacts.documents import shipped_names
+    from edgeformer.artifacts.model_search import ModelSearch
+    from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
+    from edgeformer.benchmark.search import CandidateLimits
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.data.sources import Columns
+    from edgeformer.report.model_search import PAGE_FILE, print_model_search, write_page
+
+    progress = show_progress()
+    with needs_extra("train", "search"):
+        from edgeformer.model_search.driver import ModelSearchOptions, search_models
+        from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
+    limits = CandidateLimits(
+        min_accuracy,
+        opt.parse_value("--max-latency", max_latency, parse_milliseconds) if max_latency is not None else None,
+        opt.parse_value("--max-size", max_size, parse_bytes) if max_size is not None else None,
+    )
+    budget_s = opt.parse_value("--budget", budget, parse_milliseconds) / 1000 if budget is not None else None
+    options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
+
+    is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
+    if is_recipe:
+        if text or label or encoding:
+            raise InputError("--text, --label, --encoding: are of a data file; a recipe names its columns itself")
+        recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
+        search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
+    else:
+        if folder or tokenizer:
+            raise InputError("--data, --tokenizer: are of a recipe; for a data file leave them out")
+        columns = Columns(text, None, label, encoding)
+        search_name, ladder = name or data.name.partition(".")[0], ladder_of_file(data, columns, source, progress)
+
+    def on_change(result: ModelSearch, search_folder: Path) -> None:
+        write_page(result, search_folder)
+
+    result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, on_change)
+    page = artifacts / f"{search_name}-search" / PAGE_FILE
+    if as_json:
+        opt.print_json(result)
+    else:
+        print_model_search(result, page, opt.stdout())
+        if result.picked is not None:
+            model, _, artifact = result.picked.partition("/")
+            run = next(entry.run for entry in result.models if entry.name == model)
+            opt.say_next(f"edgeformer profile {run} --artifact {artifact} --on HOST", "measures it on the device")
+    if result.picked is None:
+        raise typer.Exit(3)

@@ -1,0 +1,321 @@
+"""Train, export and profile the models of a search, each step as an edgeformer command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
+from edgeformer.artifacts.files import write_json, write_text
+from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel, read_model_search
+from edgeformer.artifacts.progress import SILENT, Progress, forward_event
+from edgeformer.artifacts.report import Report
+from edgeformer.artifacts.units import format_duration
+from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, read_manifest
+from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_searches
+from edgeformer.bundle import Bundle
+from edgeformer.model_search.ladder import TEACHER, LadderModel
+from edgeformer.run import read_run
+from edgeformer.system.host import cpu_name, now
+from edgeformer.system.lock import lock_folder
+from edgeformer.tasks import get_task
+from edgeformer.tasks.risk_control import share_interval
+
+_PRECISIONS = ("--int8", "--int4")
+_DONE = (0, 3)
+"""Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
+
+
+@dataclass(frozen=True)
+class ModelSearchOptions:
+    """What is searched for.
+
+    Attributes:
+        limits: what a candidate must keep.
+        minimize: quantity of which the recommended artifact has least.
+        budget_s: seconds for this call; a model that is predicted to take longer than what is left is skipped.
+        tries_all: also train the models that come after one that keeps the limits.
+        models: names of the ladder; empty: all.
+    """
+
+    limits: CandidateLimits = field(default_factory=CandidateLimits)
+    minimize: Literal["latency", "size"] = "latency"
+    budget_s: float | None = None
+    tries_all: bool = False
+    models: tuple[str, ...] = ()
+
+
+def search_models(
+    name: str, data: str, ladder: Sequence[LadderModel], source: str | None, device: str, artifacts: Path,
+    options: ModelSearchOptions, progress: Progress = SILENT,
+    on_change: Callable[[ModelSearch, Path], None] = lambda result, folder: None,
+) -> ModelSearch:  # fmt: skip
+    """Search the ladder and return the result, which is also in ``<artifacts>/<name>-search/search.json``.
+
+    Models are trained in the order of the ladder until one keeps the limits. What an earlier call has finished is used
+    again; what it began is continued. Selection uses validation rows; the recommended artifact, and no other, is scored
+    on the test rows.
+
+    Args:
+        name: of the search; the runs are called ``<name>-<model>``.
+        data: the data file or the recipe, for the result.
+        ladder: of :mod:`edgeformer.model_search.ladder`.
+        source: the pretrained encoder of the ladder, for the result.
+        device: profile that the artifacts are judged for.
+        on_change: called after each model with the result so far and its folder.
+
+    Raises:
+        InputError: unknown model names, or a search of this name with other data.
+        InterruptedRun: Ctrl-C; the same call goes on later.
+    """
+    unknown = sorted({*options.models} - {model.name for model in ladder})
+    if unknown:
+        available = ", ".join(model.name for model in ladder)
+        hint = "" if source is not None else "; those that need a pretrained encoder need --source"
+        raise InputError(f"--models: there is no {', '.join(unknown)}; available: {available}{hint}")
+    folder = artifacts / f"{name}-search"
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, "is being searched"):
+        work = _ModelSearch(name, ladder, device, artifacts, folder, options, progress)
+        work.prepare(data, source)
+        work.plan()
+        on_change(work.result, folder)
+        for model in ladder:
+            if work.is_measured(model):
+                continue
+            if not work.is_wanted(model):
+                work.skip(model, "not among --models")
+            elif work.can_stop():
+                work.skip(model, f"not needed: {work.result.picked} keeps the limits (--all trains it too)")
+            else:
+                work.try_model(model)
+                on_change(work.result, folder)
+        work.score_on_test()
+        on_change(work.result, folder)
+        return work.result
+
+
+class _ModelSearch:
+    """A search at work: ``result`` is what is known so far, and always what search.json holds."""
+
+    result: ModelSearch
+
+    def __init__(
+        self, name: str, ladder: Sequence[LadderModel], device: str, artifacts: Path, folder: Path,
+        options: ModelSearchOptions, progress: Progress,
+    ) -> None:  # fmt: skip
+        self._name, self._device, self._artifacts, self._folder = name, device, artifacts, folder
+        self._options, self._progress = options, progress
+        self._ladder = {model.name: model for model in ladder}
+        self._started = time.monotonic()
+        self._reports: dict[str, Report] = {}
+
+    def prepare(self, data: str, source: str | None) -> None:
+        """Write the recipes, and take over what an earlier call has measured."""
+        recipes = {model.name: self._recipe_text(model) for model in self._ladder.values()}
+        for model_name, text in recipes.items():
+            path = self._recipe(model_name)
+            if path.is_file() and path.read_text(encoding="utf-8") != text:
+                raise InputError(
+                    f"{path}: an earlier search of this name had another recipe (other data, or another version); "
+                    "choose another --name"
+                )
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, text)
+        earlier = read_model_search(self._folder)
+        known = {model.name: model for model in earlier.models} if earlier is not None else {}
+        models = [
+            known.get(model.name)
+            or SearchedModel(
+                name=model.name, description=model.description, run=f"{self._name}-{model.name}", status="waiting"
+            )
+            for model in self._ladder.values()
+        ]
+        self.result = ModelSearch(
+            name=self._name, data=data, source=source, device=self._device, host=cpu_name() or "unknown processor",
+            created=now(), models=tuple(models), tests=earlier.tests if earlier is not None else (),
+        )  # fmt: skip
+        for model in self._ladder.values():
+            path = self._report(model.name)
+            if path.is_file() and self._is_current(path, model.name):
+                self._reports[model.name] = read_manifest(Report, path)
+            elif self._searched(model.name).status != "waiting":
+                self._update(model.name, status="waiting", reason=None)
+        self._rank()
+
+    def plan(self) -> None:
+        """Predict the training time of every model that is not trained."""
+        for model in self._ladder.values():
+            if self.is_wanted(model) and self._searched(model.name).predicted_low_s is None:
+                if (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file():
+                    continue
+                plan = self._run("plan", str(self._recipe(model.name)), "--device", "host")
+                times = plan["time"]
+                self._update(model.name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
+
+    def is_wanted(self, model: LadderModel) -> bool:
+        """Return whether the user wants this model."""
+        return not self._options.models or model.name in self._options.models
+
+    def is_measured(self, model: LadderModel) -> bool:
+        """Return whether the artifacts of a model are measured."""
+        return model.name in self._reports
+
+    def skip(self, model: LadderModel, reason: str) -> None:
+        """Record why a model is not tried."""
+        self._update(model.name, status="skipped", reason=reason)
+
+    def can_stop(self) -> bool:
+        """Return whether a model keeps the limits, so that no larger one is needed."""
+        return not self._options.tries_all and self._options.limits.score is not None and self.result.picked is not None
+
+    def try_model(self, model: LadderModel) -> None:
+        """Train, export and profile a model, and rank all candidates again. A failure is a result."""
+        if model.has_teacher:
+            self._train(self._ladder[TEACHER], for_model=model.name)
+            if self._searched(TEACHER).train_s is None:
+                self.skip(model, f"its teacher {TEACHER} is not trained: {self._searched(TEACHER).reason}")
+                return
+        self._train(model, for_model=model.name)
+        searched = self._searched(model.name)
+        if searched.status in ("skipped", "failed"):
+            return
+        try:
+            self._run("export", searched.run, *_PRECISIONS, "--keep-going", "--replace")
+            report = self._run(
+                "profile", searched.run, "--device", self._device, "--search", "--runtime", "onnxruntime"
+            )
+        except EdgeformerError as error:
+            self._update(model.name, status="failed", reason=str(error))
+            return
+        write_json(self._report(model.name), report)
+        self._reports[model.name] = read_manifest(Report, self._report(model.name))
+        self._update(model.name, status="measured", reason=None)
+        self._rank()
+
+    def score_on_test(self) -> None:
+        """Score the recommended artifact on the test rows, unless an earlier call did."""
+        picked, search = self.result.picked, self.result.search
+        if search is None or picked is None or self.result.test_of(picked) is not None:
+            return
+        model, _, artifact = picked.partition("/")
+        evaluation = self._run("evaluate", self._searched(model).run, "--artifact", artifact)
+        row = next(row for row in evaluation["rows"] if row["artifact"] == artifact and row["exit"] is None)
+        score, count, interval = row[search.metric], row["n"], {}
+        if get_task(read_run(self._artifacts / self._searched(model).run).task).metric.is_share:
+            low, high = share_interval(round(score * count), count, (1 - CONFIDENCE) / 2)
+            interval = {"low": low, "high": high}
+        test = ScoredTest(candidate=picked, score=score, rows=count, **interval)
+        self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
+
+    def _train(self, model: LadderModel, for_model: str) -> None:
+        """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
+        searched, folder = self._searched(model.name), self._artifacts / f"{self._name}-{model.name}"
+        arguments = ["train", str(self._recipe(model.name)), "--name", folder.name]
+        if (folder / RUN_FILE).is_file():
+            manifest = read_run(folder)
+            if manifest.status == "finished":
+                self._update(model.name, train_s=manifest.seconds, parameters=manifest.parameters)
+                return
+            arguments.append("--resume")
+        if self._options.budget_s is not None and searched.predicted_high_s is not None:
+            left_s = self._options.budget_s - (time.monotonic() - self._started)
+            if searched.predicted_high_s > left_s:
+                reason = (
+                    f"training may take {format_duration(searched.predicted_high_s)}, and "
+                    f"{format_duration(max(0.0, left_s))} of the budget is left"
+                )
+                self.skip(model, reason)
+                return
+        purpose = f", which {for_model} needs" if for_model != model.name else ""
+        self._progress.message(f"{model.name}: {model.description}{purpose}")
+        try:
+            trained = self._run(*arguments)
+        except EdgeformerError as error:
+            self._update(model.name, status="failed", reason=str(error))
+            return
+        changes = {"train_s": trained["seconds"], "parameters": trained["parameters"]}
+        self._update(model.name, **changes, status="waiting", reason=None)
+
+    def _rank(self) -> None:
+        """Rank the candidates of all models that were measured."""
+        searches = {name: report.search for name, report in self._reports.items() if report.search is not None}
+        search = None
+        if searches:
+            order = [name for name in self._ladder if name in searches]
+            search = combine_searches(
+                {name: searches[name] for name in order}, self._options.limits, self._options.minimize
+            )
+        self._save(self.result.model_copy(update={"search": search}))
+
+    def _run(self, *arguments: str) -> dict[str, Any]:
+        """Run a command and return its JSON. Raises EdgeformerError with its message, and InterruptedRun."""
+        command = [sys.executable, "-m", "edgeformer", *arguments, "--artifacts", str(self._artifacts), "--json"]
+        environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
+        lines: deque[str] = deque(maxlen=20)
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
+            process = subprocess.Popen(
+                command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment,
+                encoding="utf-8", errors="replace",
+            )  # fmt: skip
+            assert process.stderr is not None
+            try:
+                for line in process.stderr:
+                    rest = forward_event(line, self._progress)
+                    if rest is not None:
+                        lines.append(rest.strip())
+                process.wait()
+            except KeyboardInterrupt:
+                process.wait()  # the terminal has interrupted it too; it ends when its state is saved
+                raise InterruptedRun("interrupted; the same command continues the search") from None
+            if process.returncode == InterruptedRun.exit_code:
+                raise InterruptedRun("interrupted; the same command continues the search")
+            if process.returncode not in _DONE:
+                message = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines))
+                raise EdgeformerError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
+            stdout.seek(0)
+            return dict(json.load(stdout))
+
+    def _is_current(self, report: Path, model: str) -> bool:
+        """Return whether a report is of the bundle that the model's run has now."""
+        bundle = self._artifacts / f"{self._name}-{model}" / BUNDLE_FOLDER
+        if not (bundle / BUNDLE_FILE).is_file():
+            return False
+        subject = read_manifest(Report, report).subject
+        return subject is not None and subject.manifest_sha256 == Bundle.open(bundle).manifest.manifest_sha256
+
+    def _recipe(self, model: str) -> Path:
+        return self._folder / "recipes" / f"{model}.yaml"
+
+    def _report(self, model: str) -> Path:
+        return self._folder / f"{model}.{self._device}.json"
+
+    def _recipe_text(self, model: LadderModel) -> str:
+        sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
+        if model.has_teacher:
+            teacher = str((self._artifacts / f"{self._name}-{TEACHER}").resolve())
+            sections["training"] = {**sections["training"], "teacher": teacher}
+        body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120)
+        return f"# {model.description}; written by edgeformer search\n{body}"
+
+    def _searched(self, name: str) -> SearchedModel:
+        return next(model for model in self.result.models if model.name == name)
+
+    def _update(self, name: str, **changes: Any) -> None:
+        models = [model.model_copy(update=changes) if model.name == name else model for model in self.result.models]
+        self._save(self.result.model_copy(update={"models": tuple(models)}))
+
+    def _save(self, result: ModelSearch) -> None:
+        self.result = result
+        write_json(self._folder / SEARCH_FILE, result)

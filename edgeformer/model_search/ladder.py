@@ -1,0 +1,132 @@
+"""The models of a search, from the cheapest to the most expensive, each as the sections of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from edgeformer.artifacts.documents import read_yaml
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.recipe import Recipe
+from edgeformer.data.sources import Columns
+from edgeformer.models.pretrained.source import open_source
+from edgeformer.training.init import DraftOptions, draft
+
+TEACHER = "pretrained"
+"""Model that teaches the others."""
+
+_WORDS = {"kind": "trained", "algorithm": "words"}
+_WIDTHS: dict[str, dict[str, Any]] = {
+    "small": {"hidden_size": 128, "layers": 2, "iterations": 2, "heads": 4, "ffn_size": 512},
+    "light": {"hidden_size": 256, "layers": 3, "iterations": 2, "heads": 4, "ffn_size": 1024},
+}
+_ENCODER = {"kind": "encoder", "vocab_size": 8000, "residual_scale": 0.5}
+_ENCODER_TRAINING = {
+    "epochs": 5, "batch_size": 64, "precision": "auto", "optimizer": {"lr": 6e-4, "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup": 0.06}, "label_smoothing": 0.05,
+}  # fmt: skip
+_FINE_TUNING = {
+    "epochs": 2, "batch_size": 32, "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear"},
+}  # fmt: skip
+_ITERATIONS = 2
+_FOLD = {
+    "iterations": _ITERATIONS, "init": "stepwise", "order": "immediate", "own": "norms", "weights": "teacher",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LadderModel:
+    """A model that the search may train.
+
+    Attributes:
+        name: in tables, and the end of its run's name.
+        description: for people.
+        sections: of its recipe, without name and teacher; paths are absolute.
+        has_teacher: whether it learns from the run of :data:`TEACHER`.
+    """
+
+    name: str
+    description: str
+    sections: Mapping[str, Any]
+    has_teacher: bool = False
+
+
+def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: Progress) -> list[LadderModel]:
+    """Return the models for a file of labelled texts as for ``init``. Raises InputError: unusable data or source."""
+    with TemporaryDirectory() as folder:
+
+        def drafted(name: str, start: str | None) -> dict[str, Any]:
+            out = Path(folder) / f"{name}.yaml"
+            sections = dict(read_yaml(draft(data, DraftOptions(out, columns, start, "search"), progress).path).content)
+            sections["data"]["parts"]["train"][0]["path"] = str(data.resolve())
+            return sections
+
+        scratch = drafted("scratch", None)
+        pretrained = None
+        if source is not None:
+            pretrained = drafted("pretrained", source)
+            pretrained["model"]["source"] = _absolute(source)
+    return _ladder(scratch, pretrained)
+
+
+def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
+    """Return the models for the data of a recipe, whose own tokenizer and training stay where they fit.
+
+    Raises InputError: the recipe does not train a classifier.
+    """
+    if recipe.task not in ("classification", "multi-label-classification"):
+        raise InputError(f"{recipe.name}: search trains classifiers, and this recipe's task is {recipe.task}")
+    content = recipe.model_dump(mode="json", exclude_unset=True)
+    shared = {key: value for key, value in content.items() if key not in ("name", "description", "target")}
+    if recipe.model.kind == "encoder":
+        scratch = shared
+    else:
+        scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": _ENCODER_TRAINING}
+    pretrained = None
+    if recipe.model.kind == "pretrained":
+        model = {key: value for key, value in content["model"].items() if key != "fold"}
+        training = {k: v for k, v in content["training"].items() if k not in ("teacher", "distillation")}
+        pretrained = {**shared, "model": model, "training": training}
+    if source is not None:
+        data = {**shared["data"], "cleaning": "none"}
+        pretrained = {
+            **shared, "data": data, "model": {"kind": "pretrained", "source": _absolute(source)},
+            "training": _FINE_TUNING,
+        }  # fmt: skip
+        pretrained.pop("tokenizer", None)
+    return _ladder(scratch, pretrained)
+
+
+def _ladder(scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None) -> list[LadderModel]:
+    """Return all models; those that need a pretrained encoder only if there is one."""
+    data = {**scratch["data"], "max_length": max(scratch["data"].get("max_length", 128), 128)}
+    linear = {**scratch, "data": data, "tokenizer": _WORDS, "model": {"kind": "linear"}, "training": {}}
+    encoders = {name: {**scratch, "model": {**scratch["model"], **width}} for name, width in _WIDTHS.items()}
+    ladder = [LadderModel("linear", "words and word pairs, logistic regression", linear)]
+    for name, sections in encoders.items():
+        width = _WIDTHS[name]
+        title = f"encoder of {width['layers']} shared layers × {width['iterations']}, width {width['hidden_size']}"
+        ladder.append(LadderModel(name, title, sections))
+    if pretrained is not None:
+        layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
+        folded = {
+            **pretrained,
+            "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}},
+            "training": {
+                **pretrained["training"],
+                "optimizer": {"lr": 1.5e-4},
+                "distillation": {"weight": 0.7, "temperature": 2.0, "states": 1.0},
+            },
+        }
+        ladder.append(LadderModel("folded", "the pretrained encoder folded into shared layers × 2", folded, True))
+        ladder.append(LadderModel(TEACHER, "the pretrained encoder, fine-tuned", pretrained))
+    return ladder
+
+
+def _absolute(source: str) -> str:
+    """Return a folder as an absolute path; a name on the hub stays."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source

@@ -1,0 +1,72 @@
+"""One search over the candidates of several models: limits, front and recommendation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.report import Search
+from edgeformer.benchmark.search import CandidateLimits, combine_searches
+from tests.benchmark.search_cases import accuracy, artifact, bundle, estimate, row, run
+
+
+def search_of(score: float, ms: float, size: int, **changes: Any) -> Search:
+    """The search of a model with one artifact, measured on the device."""
+    return run(bundle(artifact("onnx-int8", validation=accuracy(score))), [row("onnx-int8", ms, size=size, **changes)])
+
+
+SEARCHES = {
+    "linear": search_of(0.82, 0.1, 200),
+    "light": search_of(0.86, 2.0, 11_000),
+    "pretrained": search_of(0.91, 9.0, 23_000),
+}
+
+
+@pytest.mark.parametrize(
+    ("limits", "picked"),
+    [
+        (CandidateLimits(), "linear/onnx-int8"),
+        (CandidateLimits(score=0.80), "linear/onnx-int8"),
+        (CandidateLimits(score=0.85), "light/onnx-int8"),
+        (CandidateLimits(score=0.90), "pretrained/onnx-int8"),
+        (CandidateLimits(score=0.90, latency_ms=5.0), None),
+        (CandidateLimits(score=0.85, size_bytes=10_000), None),
+    ],
+)
+def test_the_cheapest_model_within_the_limits_is_recommended(limits: CandidateLimits, picked: str | None) -> None:
+    result = combine_searches(SEARCHES, limits, "latency")
+    assert (None if result.pick is None else result.candidates[result.pick].artifact) == picked
+    assert [candidate.on_front for candidate in result.candidates] == [True, True, True]
+
+
+def test_a_dominated_candidate_is_not_on_the_front() -> None:
+    result = combine_searches({**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, CandidateLimits(), "latency")
+    assert [c.artifact for c in result.candidates if not c.on_front] == ["slow/onnx-int8"]
+
+
+def test_refusals_name_figure_and_limit() -> None:
+    result = combine_searches(SEARCHES, CandidateLimits(0.85, 5.0, 10_000), "latency")
+    reasons = {candidate.artifact: candidate.reason for candidate in result.candidates}
+    assert reasons == {
+        "linear/onnx-int8": "accuracy 0.8200 is below 0.85",
+        "light/onnx-int8": "size 10.7 KiB is over 9.8 KiB",
+        "pretrained/onnx-int8": "latency 9.00 ms is over 5.00 ms; size 22.5 KiB is over 9.8 KiB",
+    }
+    assert result.reason.startswith("none of 3 candidates is known to have accuracy ≥ 0.85")
+
+
+def test_an_estimate_keeps_a_limit_with_its_whole_range_only() -> None:
+    manifest = bundle(artifact("onnx-int8", validation=accuracy(0.9)))
+    estimated = run(manifest, [estimate("onnx-int8", 3.0, 6.0)], on_target=False)
+    for limit_ms, unknown, is_feasible in ((7.0, (), True), (5.0, ("latency",), True), (2.0, (), False)):
+        (candidate,) = combine_searches(
+            {"light": estimated}, CandidateLimits(latency_ms=limit_ms), "latency"
+        ).candidates
+        assert (candidate.unknown, candidate.feasible) == (unknown, is_feasible)
+
+
+def test_the_smallest_file_can_be_searched_for() -> None:
+    searches = {"wide": search_of(0.9, 1.0, 900), "small": search_of(0.9, 3.0, 300)}
+    result = combine_searches(searches, CandidateLimits(), "size")
+    assert result.pick is not None and result.candidates[result.pick].artifact == "small/onnx-int8"
