@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import create_model
 
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.documents import apply_overrides, find, read_yaml, resolve_paths, validate
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.manifest import Precision, client_dtype
@@ -35,6 +36,7 @@ class ModelSpec(ABC):
         kind: value of ``model.kind`` in a recipe, whose task is one of ``tasks``.
         model_type, architecture: names in config.json.
         adapter_module: module that defines ``ADAPTER``, a ModelAdapter. It is imported on first use.
+        training_type: section ``training`` of recipes; None: that of the task.
         completed: required keys that a recipe may omit because :meth:`complete` fills them in.
     """
 
@@ -44,6 +46,7 @@ class ModelSpec(ABC):
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     adapter_module: ClassVar[str]
+    training_type: ClassVar[type[Frozen] | None] = None
     completed: ClassVar[tuple[str, ...]] = ()
     tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "edge", "onnx")
 
@@ -93,7 +96,7 @@ def text_client_config(config: Mapping[str, Any], precision: Precision, **sizes:
 
     ``sizes``: ``layers`` that a text passes, ``heads``, ``hidden_size``, and ``iterations`` of the loop graph.
     """
-    optional = ("id2label", "label2id", "thresholds")
+    optional = ("id2label", "label2id", "thresholds", "sentence_transformers")
     return {
         "model_type": CLIENT_TYPE,
         "architectures": config["architectures"],
@@ -123,10 +126,13 @@ def model_spec_of(recipe: Recipe) -> ModelSpec:
 
 @cache
 def recipe_type(task: str, kind: str) -> Any:
-    """Return the recipe class of a task with the ``model`` section of a model kind."""
+    """Return the recipe class of a task with the ``model`` section of a model kind, and perhaps its ``training``."""
     base, model_spec = get_task(task).recipe_type, REGISTRY.find(kind)
     assert model_spec is not None
-    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, model=(model_spec.config_type, ...))
+    sections: dict[str, Any] = {"model": (model_spec.config_type, ...)}
+    if model_spec.training_type is not None:
+        sections["training"] = (model_spec.training_type, model_spec.training_type())
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **sections)
 
 
 def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[str], None] | None = None) -> Recipe:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Causality
 from edgeformer.artifacts.recipe import TrainingConfig
@@ -114,7 +115,7 @@ class ModelAdapter(ABC):
 
     def decoder(self, model: Any) -> Any:
         """Return the model as :class:`~edgeformer.runtimes.torch.session.TorchEngine` takes it. Raises InputError."""
-        raise InputError("this model reads whole texts and writes none")
+        raise InputError("this model reads whole texts and does not write text")
 
     def trim(self, model: Any, kept: Tensor) -> nn.Module:
         """Return a model with the rows ``kept`` (int64 [n]) of the token table; other tensors are shared."""
@@ -132,6 +133,36 @@ class ModelAdapter(ABC):
                         setattr(module, name, 0.0)
                     elif isinstance(getattr(module, name, None), nn.Dropout):
                         getattr(module, name).p = 0.0
+
+
+@dataclass(frozen=True)
+class FitSize:
+    """Size of a fit, as far as it is known: weights, multiplications of an iteration, and memory without reserve."""
+
+    parameters: int
+    operations: int
+    memory: MemoryBreakdown
+
+
+class FittedAdapter(ModelAdapter):
+    """Torch half of a model kind that is fitted to all training rows at once, on the CPU, instead of in steps."""
+
+    @abstractmethod
+    def sized(self, recipe: Any, prepared: Prepared) -> tuple[Any, nn.Module]:
+        """Return the recipe with sizes that follow from the training rows, and the unfitted model of these sizes."""
+
+    @abstractmethod
+    def fit(
+        self, model: Any, recipe: Any, prepared: Prepared, iterations: int, advance: Callable[[float], bool]
+    ) -> None:
+        """Set the weights, after at most so many iterations.
+
+        ``advance`` gets the mean loss with penalties after each; the fit ends where it returns False.
+        """
+
+    @abstractmethod
+    def fit_size(self, recipe: Any, rows: int, tokens: int) -> FitSize:
+        """Predict the size of :meth:`fit` for ``rows`` training rows of ``tokens`` tokens together."""
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ import yaml
 from tabulate import tabulate
 
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
-from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.artifacts.units import format_duration, markdown, markdown_line
 from edgeformer.models import model_spec_of
 from edgeformer.tasks import get_task
@@ -55,6 +55,11 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
             f"{manifest.epochs} epochs, {manifest.steps:,} steps, {format_duration(manifest.seconds)} in "
             f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {weights}, chosen by validation "
             f"{getattr(recipe.training, 'select_by', 'loss')}; seed {recipe.seed}"
+        )
+    if manifest.steps and isinstance(recipe.training, FitConfig):
+        training = (
+            f"fitted in {manifest.steps} iterations, {format_duration(manifest.seconds)} on "
+            f"{markdown(str(manifest.host.get('cpu')))}"
         )
     facts += [f"**Training:** {training}", f"**Data:** split {markdown(data.split)}; {markdown(counts)}"]
     overlaps = [

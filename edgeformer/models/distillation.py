@@ -1,4 +1,4 @@
-"""Training loss of a classifier: cross-entropy, and distillation from a teacher if the recipe names one."""
+"""Training loss of a text encoder: cross-entropy or squared error, and distillation if the recipe names a teacher."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.workspace import RECIPE_FILE, TOKENIZER_FILE
+from edgeformer.data.rows import SCORE_UNIT
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import Batch, Loss, Losses
@@ -25,12 +26,13 @@ _MAX_CACHED_ROWS = 1_000_000
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
-    """Return the loss of a classifier, summed over the rows; ``prepared`` is None if memory is planned without data.
+    """Return the loss of a text encoder, summed over the rows; ``prepared`` is None if memory is planned without data.
 
-    Labels [B] give cross-entropy; labels 0 and 1 [B, C] of rows with several labels give binary cross-entropy, averaged
-    over the labels. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states): KL
-    between student and teacher at temperature T, times T²; the squared distance of their states is averaged over real
-    tokens and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK].
+    Labels [B] give cross-entropy, and so do ``targets`` [B, S] of tokens; labels 0 and 1 [B, C] of rows with several
+    labels give binary cross-entropy, averaged over the labels; numbers of regression, in millionths, give the squared
+    error. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states): KL of
+    student and teacher at temperature T, times T²; the squared distance of their states is averaged over real tokens
+    and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK].
 
     Raises:
         RecipeError: the teacher is missing, or has other tokens or labels.
@@ -43,10 +45,11 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         added = prepared.tokenizer.get_added_tokens_decoder()
         special = torch.tensor(sorted(token_id for token_id, token in added.items() if token.special))
         unk = special_ids(prepared.tokenizer).unk
+    activation = getattr(recipe.data, "activation", None)  # of regression
     teacher = None if getattr(training, "teacher", None) is None else _Teacher(recipe, prepared)
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
-        ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch["labels"]
+        ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
         if dropout:
             selected = torch.rand(ids.shape, device=ids.device) < dropout
             ids = torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
@@ -56,7 +59,12 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
             # The teacher sees every row without any dropout.
             teacher_logits, teacher_states = teacher.outputs(batch, len(states))
         logits = logits.float()
-        if labels.ndim == 1:
+        if labels is None:
+            return Losses(cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()))
+        if activation is not None:
+            scores = logits[:, 0].sigmoid() if activation == "sigmoid" else logits[:, 0]
+            label_loss = (scores - labels.float() * SCORE_UNIT).square().sum()
+        elif labels.ndim == 1:
             label_loss = cross_entropy(logits, labels)
         else:
             summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
@@ -91,31 +99,34 @@ class _Teacher:
         folder = Path(recipe.training.teacher)
         where = f"training.teacher: {folder}"
         if not (folder / RECIPE_FILE).is_file():
-            raise RecipeError(f"{where}: is no run; name the folder of a finished classification run")
+            raise RecipeError(f"{where}: not a run; give the folder of a finished classification run")
         teacher: Any = read_run_recipe(folder)
         if teacher.task != recipe.task or teacher.data.labels != recipe.data.labels:
-            raise RecipeError(f"{where}: its labels are not those of this recipe ({', '.join(recipe.data.labels)})")
+            raise RecipeError(
+                f"{where}: its labels differ from those of this recipe ({', '.join(recipe.data.labels)}); use the "
+                "same labels in the same order"
+            )
         positions = teacher.model.max_positions
         if positions < recipe.data.max_length:
-            raise RecipeError(f"{where}: takes {positions} tokens; set data.max_length: {positions}")
+            raise RecipeError(f"{where}: accepts at most {positions} tokens; set data.max_length: {positions}")
         if recipe.training.distillation.states:
             remedy = "set training.distillation.states: 0"
             if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
-                raise RecipeError(f"{where}: states can be compared between pretrained encoders only; {remedy}")
+                raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
             (states, width), (student_states, student_width) = (
                 (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
             )
             if width != student_width or states % student_states:
                 raise RecipeError(
-                    f"{where}: its {states} states are {width} wide, which do not match {student_states} of "
-                    f"{student_width}; {remedy}, or fold into another number"
+                    f"{where}: its {states} states of width {width} do not match {student_states} of width "
+                    f"{student_width}; {remedy}, or fold into another number of layers"
                 )
         self.model = model_spec_of(teacher).adapter.build(teacher).eval().requires_grad_(False)
         self._cache: dict[bytes, NDArray[np.float32]] | None = None
         if prepared is not None:
             tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
             if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
-                raise RecipeError(f"{where}: reads other tokens; use its tokenizer and its data.cleaning")
+                raise RecipeError(f"{where}: tokenizes differently; use its tokenizer and its data.cleaning")
             load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
             self._cache = {}
 

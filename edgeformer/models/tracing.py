@@ -205,7 +205,7 @@ def extract_outputs(model: onnx_ir.Model, outputs: Mapping[str, str]) -> onnx_ir
     copy = model.clone()
     graph = copy.graph
     selected = [value for value in graph.outputs if value.name in outputs]
-    assert len(selected) == len(outputs), f"{sorted(outputs)} are not all outputs"
+    assert len(selected) == len(outputs), f"some outputs are missing: {sorted(outputs)}"
     graph.outputs[:] = selected
     passes.RemoveUnusedNodesPass()(copy)
     for value in selected:
@@ -383,7 +383,9 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
             dtype = _FLOAT if in_float32 else _HALF
             node.attributes["to"] = onnx_ir.AttrInt64("to", int(dtype))
         elif not tensors:
-            raise EdgeformerError(f"FP16: the type of {node.op_type} {node.name!r} does not follow from its operands")
+            raise EdgeformerError(
+                f"FP16: the type of {node.op_type} {node.name!r} cannot be inferred from its operands"
+            )
         else:
             only_moves_half = node.op_type in _MOVES and types == {_HALF}
             dtype = _FLOAT if _FLOAT in types or (in_float32 and not only_moves_half and results) else _HALF

@@ -71,6 +71,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
         if state[name].shape != expected[name].shape
     ]
     if problems:
-        raise ArtifactError(f"{path}: does not fit the run's recipe: {'; '.join(sorted(problems)[:5])}")
+        raise ArtifactError(f"{path}: does not match the recipe of the run: {'; '.join(sorted(problems)[:5])}")
     model.load_state_dict(state)
     model.eval()

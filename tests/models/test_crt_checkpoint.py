@@ -56,7 +56,7 @@ def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, pref
 
 @pytest.mark.parametrize("content", [None, [], {"model": {}}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}])
 def test_content_without_a_state_dict(content: object) -> None:
-    with pytest.raises(ArtifactError, match="checkpoint: holds no state dict"):
+    with pytest.raises(ArtifactError, match="checkpoint: has no state dict"):
         extract_state_dict(content, "checkpoint")
 
 
@@ -81,9 +81,9 @@ def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("trm.lin1.0.weight", None, r"is no CRT checkpoint: trm\.lin1\.0\.weight is missing"),
+        ("trm.lin1.0.weight", None, r"not a CRT checkpoint: trm\.lin1\.0\.weight is missing"),
         ("loop_encodings", (4, 32), "loop_encodings has 2 dimensions, not 4"),
-        ("lm_head.weight", (60, 30), "width 30 is no multiple"),
+        ("lm_head.weight", (60, 30), "width 30 is not a multiple"),
         ("intermediate_heads.loop_9.weight", (60, 32), "exits"),  # a head after the last loop
     ],
 )

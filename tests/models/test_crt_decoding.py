@@ -150,7 +150,7 @@ def test_limits_of_decoding(decoder: Decoder[Tensor], ids: Array) -> None:
     with pytest.raises(ValueError, match="read one first"):
         decoder.advance(2)
     decoder.read_rows(ids)
-    with pytest.raises(InputError, match="321 tokens; the model takes at most 320"):
+    with pytest.raises(InputError, match="321 tokens, and the model takes at most 320"):
         decoder.read_rows(ids[:, :65])
     decoder.read_rows(ids[:, :64])
     assert logits_after(decoder, 2).shape == (1, 60)

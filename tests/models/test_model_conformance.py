@@ -27,6 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 32, "embedding_size": 16, "embedding_cycles": 1, "attention_heads": 4, "ffn_size": 48,
         "loops": 3, "cycles": 2, "dilations": [1, 4], "exits": [1], "heads": "shared",
     },
+    "linear": {"ngrams": [1, 3]},
     "pretrained": {
         "source": "unused", "fold": {"layers": 2, "iterations": 2, "own": "norms"}, "pooling": "mean",
         "architecture": {
@@ -40,6 +41,14 @@ BUILT_IN = [model_spec.kind for model_spec in REGISTRY.built_in()]
 with installed(*MODELS):
     SIZES |= {model_spec.kind: import_module(type(model_spec).__module__).TINY for model_spec in REGISTRY.announced()}
 KINDS = [*BUILT_IN, *(kind for kind in SIZES if kind not in BUILT_IN)]
+ENCODERS: dict[str, dict[str, Any]] = {
+    "mpnet": {"max_position_embeddings": 82, "pad_token_id": 1},
+    "deberta-v2": {
+        "relative_attention": True, "position_biased_input": False, "share_att_key": True, "type_vocab_size": 0,
+        "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "position_buckets": 16,
+    },
+}  # fmt: skip
+"""Further pretrained encoders with layers of their own, whose positions are relative."""
 
 REVIEWS = {"kind": "synthetic-reviews", "rows": 150}
 LABELLED = {"parts": {"train": [REVIEWS]}, "split": "random-split", "labels": ["a", "b"], "max_length": 32}
@@ -51,15 +60,16 @@ TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule":
 DATA = {"classification": (LABELLED, "wordpiece"), "language-modeling": (TEXT, "bpe")}
 
 
-def recipe_of(model_spec: ModelSpec, task: str) -> Any:
+def recipe_of(model_spec: ModelSpec, task: str, **changes: Any) -> Any:
     data, algorithm = DATA[task]
+    is_fitted = model_spec.training_type is not None
     document = {
         "name": f"tiny-{model_spec.kind}",
         "task": task,
         "data": data,
-        "tokenizer": {"kind": "trained", "algorithm": algorithm},
-        "model": {"kind": model_spec.kind, "vocab_size": 320, "max_positions": 80, **SIZES[model_spec.kind]},
-        "training": TRAINING,
+        "tokenizer": {"kind": "trained", "algorithm": "words" if is_fitted else algorithm},
+        "model": {"kind": model_spec.kind, "vocab_size": 320, "max_positions": 80, **SIZES[model_spec.kind], **changes},
+        "training": {} if is_fitted else TRAINING,
     }
     return recipe_type(task, model_spec.kind).model_validate(document, strict=False)
 
@@ -70,10 +80,14 @@ def _averaging() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ENCODERS)])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    model_spec = next(model_spec for model_spec in REGISTRY.all() if model_spec.kind == request.param)
-    return Case(recipe_of(model_spec, model_spec.tasks[0]), tmp_path_factory.mktemp("cache"))
+    kind, changes = request.param, {}
+    if kind in ENCODERS:
+        architecture = {**SIZES["pretrained"]["architecture"], "model_type": kind, **ENCODERS[kind]}
+        kind, changes = "pretrained", {"architecture": architecture}
+    model_spec = next(model_spec for model_spec in REGISTRY.all() if model_spec.kind == kind)
+    return Case(recipe_of(model_spec, model_spec.tasks[0], **changes), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)

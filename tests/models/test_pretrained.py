@@ -68,9 +68,8 @@ BERT_CONFIG = {
 ORDERS = {"cycle": [0, 1, 0, 1], "immediate": [0, 0, 1, 1]}
 
 
-def save_classifier(architecture: str, folder: Path) -> tuple[Any, Path]:
+def save_model(name: str, sizes: dict[str, Any], folder: Path) -> tuple[Any, Path]:
     """Save a small random classifier of transformers; return it and its folder."""
-    name, sizes = ARCHITECTURES[architecture]
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
     torch.manual_seed(0)
@@ -87,12 +86,12 @@ def save_classifier(architecture: str, folder: Path) -> tuple[Any, Path]:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def classifier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    return save_classifier(request.param, tmp_path_factory.mktemp(request.param))
+    return save_model(*ARCHITECTURES[request.param], tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    return save_classifier("bert", tmp_path_factory.mktemp("bert"))
+    return save_model(*ARCHITECTURES["bert"], tmp_path_factory.mktemp("bert"))
 
 
 def recipe_of(folder: Path, **model: Any) -> Any:
@@ -149,6 +148,66 @@ def test_logits_equal_transformers(classifier: tuple[Any, Path], pairs: bool) ->
     assert (load(folder, pairs=pairs)(ids, mask) - expected).abs().max() < 1e-5
     if with_types:  # and the second type matters
         assert (model(input_ids=ids, attention_mask=mask).logits - expected).abs().max() > 1e-4
+
+
+@torch.inference_mode()
+def test_states_equal_transformers(classifier: tuple[Any, Path]) -> None:
+    """After every layer, also for texts that reach the largest distances."""
+    model, folder = classifier
+    ids = torch.randint(4, VOCABULARY, (2, 30), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = PAD, 0
+    outputs = model.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    loaded = load(folder)
+    _, states = loaded(ids, mask, states=True)
+    for state, expected in zip(states, outputs.hidden_states[1:], strict=True):
+        last = state is states[-1]  # ModernBERT's last norm belongs to its states
+        assert ((loaded.final_norm(state) if last else state) - expected)[mask.bool()].abs().max() < 1e-5
+
+
+def variant(kind: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    name, sizes = ARCHITECTURES[kind]
+    return name, {**sizes, **changes}
+
+
+VARIANTS = {
+    "distances without buckets": variant("deberta-v2", position_buckets=-1, max_relative_positions=6),
+    "many buckets": variant("deberta-v2", position_buckets=30),
+    "absolute positions, types": variant("deberta-v2", position_biased_input=True, type_vocab_size=2),
+    "types without positions": variant("deberta-v2", type_vocab_size=2, norm_rel_ebd="none", pos_att_type="p2c|c2p"),
+    "mean pooling": variant(
+        "modernbert", classifier_pooling="mean", classifier_bias=True, classifier_activation="relu"
+    ),
+    "biases": variant("modernbert", attention_bias=True, mlp_bias=True, norm_bias=True, num_hidden_layers=3),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("name", "sizes"), VARIANTS.values(), ids=VARIANTS)
+def test_variants_equal_transformers(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = save_model(name, sizes, tmp_path)
+    ids, mask, _ = pairs_of_texts()
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    assert (load(folder)(ids, mask) - expected).abs().max() < 1e-5
+
+
+@torch.inference_mode()
+def test_older_modernbert_configurations(tmp_path: Path) -> None:
+    """As ModernBERT's and Ettin's own files have it: two bases of rotary angles, every third layer global."""
+    model, folder = save_model(*variant("modernbert", num_hidden_layers=4, global_attn_every_n_layers=3), tmp_path)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    ids, mask, _ = pairs_of_texts()
+    answers = []
+    for local_theta in (10_000.0, 20.0):
+        older = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types")}
+        older |= {"global_rope_theta": 160_000.0, "local_rope_theta": local_theta, "global_attn_every_n_layers": 3}
+        older |= {"position_embedding_type": "sans_pos"}
+        path.write_text(json.dumps(older), encoding="utf-8")
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        answers.append(model(input_ids=ids, attention_mask=mask).logits)
+        assert (load(folder)(ids, mask) - answers[-1]).abs().max() < 1e-5
+    assert (answers[0] - answers[1]).abs().max() > 1e-3
 
 
 @torch.inference_mode()
@@ -273,10 +332,10 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
     weights = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
     steps: list[tuple[str, bytes, str]] = [
         ("tokenizer_config.json", b"{}", r"config\.json: missing"),
-        ("config.json", b'{"model_type": "gpt2"}', "model_type 'gpt2' is not known here; it can be albert, bert"),
+        ("config.json", b'{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported are albert, bert"),
         ("config.json", b'{"model_type": "bert"}', r"config\.json: vocab_size: field required"),
         ("config.json", json.dumps(BERT_CONFIG).encode(), r"has no model\.safetensors.*safe_serialization"),
-        ("model.safetensors", b"no weights", "describes a model that is larger than the 10 bytes of its weights"),
+        ("model.safetensors", b"no weights", "describes a larger model than the 10 bytes of its weights"),
         ("model.safetensors", weights, r"has no tokenizer\.json"),
     ]
     for name, content, message in steps:
@@ -289,17 +348,17 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
     ("model", "message"),
     [
         ({"pairs": True, "separator": None}, "needs separator"),
-        ({"fold": {"layers": 5, "iterations": 2}}, "has 4 layers"),
+        ({"fold": {"layers": 5, "iterations": 2}}, "must be at most 4"),
         (
             {"architecture": {**BERT_CONFIG, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}},
-            "shared already",
+            "shares its layers already",
         ),
         ({"architecture": {"model_type": "t5"}}, "model_type: input should be 'albert', 'bert'"),
         (
             {"architecture": {**BERT_CONFIG, "num_hidden_layers": "many"}},
             "num_hidden_layers: input should be a valid integer",
         ),
-        ({"max_positions": 10}, "the source takes at most 9 tokens"),
+        ({"max_positions": 10}, "max_positions: must be at most 9"),
     ],
 )
 def test_impossible_models_are_refused(model: dict[str, Any], message: str) -> None:
@@ -314,11 +373,11 @@ def test_impossible_models_are_refused(model: dict[str, Any], message: str) -> N
         ({"hidden_size": 0}, "hidden_size: input should be greater than or equal to 1"),
         ({"type_vocab_size": "x"}, "type_vocab_size: input should be a valid integer"),
         ({"id2label": {"a": "x"}}, "id2label must name the classes 0, 1, 2"),
-        ({"is_decoder": True}, "is_decoder is True, which is not computed here"),
+        ({"is_decoder": True}, "is_decoder is True, which is not supported"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"quantization_config": {"quant_method": "x"}}, "quantization_config is there"),
-        ({"max_position_embeddings": 400_000_000}, "describes a model that is larger than the"),
-        ({"num_hidden_layers": 400_000_000}, "describes a model that is larger than the"),
+        ({"quantization_config": {"quant_method": "x"}}, "quantization_config exists"),
+        ({"max_position_embeddings": 400_000_000}, "describes a larger model than the"),
+        ({"num_hidden_layers": 400_000_000}, "describes a larger model than the"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -336,7 +395,7 @@ def test_impossible_config_files_are_refused(tmp_path: Path, changes: dict[str, 
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"layer_norm_eps": "x"}, {"hidden_act": "zzz"}])
 def test_errors_of_transformers_are_reported(changes: dict[str, Any]) -> None:
-    with pytest.raises(ArtifactError, match="transformers cannot make a model of it: "):
+    with pytest.raises(ArtifactError, match="transformers cannot build the model: "):
         load_components(None, {**BERT_CONFIG, **changes}, 2)
 
 
@@ -348,25 +407,27 @@ def test_unused_encoder_weights_are_refused(bert: tuple[Any, Path], tmp_path: Pa
     assert load_components(folder, config, CLASSES)[1] == frozenset()
     distances = {"bert.encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(9, 8)}
     save_file({**weights, **distances}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ArtifactError, match=r"no encoder of its config\.json uses: .*distance_embedding\.weight"):
+    with pytest.raises(
+        ArtifactError, match=r"an encoder of its config\.json does not use: .*distance_embedding\.weight"
+    ):
         load_components(folder, config, CLASSES)
-    with pytest.raises(ArtifactError, match=r"no encoder of its config\.json uses: .*word_embeddings"):
+    with pytest.raises(ArtifactError, match=r"an encoder of its config\.json does not use: .*word_embeddings"):
         load_components(folder, {**config, "vocab_size": 10}, CLASSES)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
-    with pytest.raises(ArtifactError, match=f"{folder}: transformers cannot make a model of it"):
+    with pytest.raises(ArtifactError, match=f"{folder}: transformers cannot build the model"):
         load_components(folder, config, CLASSES)
 
 
 def test_paths_are_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
-    with pytest.raises(InputError, match="is a file; name the folder that it is in"):
+    with pytest.raises(InputError, match="is a file; give its folder"):
         open_source(str(file))
     monkeypatch.chdir(tmp_path)
     for name in ("./models", "../x/y", "some/where/else", "models/x.safetensors", "~/m", "a\\b"):
-        with pytest.raises(InputError, match="is no folder here, and no name of the hub's, which are OWNER/NAME"):
+        with pytest.raises(InputError, match=r"not a folder, and not a name on the hub \(OWNER"):
             open_source(name)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="not a folder"):
         open_source("x" * 5000)
-    with pytest.raises((InputError, RecipeError), match=r"nowhere/at/all: is no folder here"):
+    with pytest.raises((InputError, RecipeError), match=r"nowhere/at/all: not a folder"):
         load_recipe("quickstart", ["model={kind: pretrained, source: nowhere/at/all}"])

@@ -102,7 +102,7 @@ class CRTAdapter(ModelAdapter):
         finally:
             model.train(was_training)
         if largest_later_change <= TOLERANCE:
-            raise ValueError("changed tokens change no output at all; the model's weights are degenerate")
+            raise ValueError("changes of the input change no output, so the weights of the model are degenerate")
         return Causality(
             leaks=max(largest_change.values()) > TOLERANCE,
             largest_change={str(loop): value for loop, value in largest_change.items()},

@@ -41,7 +41,7 @@ def extract_state_dict(content: object, where: str) -> dict[str, Tensor]:
         weights = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(weights, Mapping) or not weights or not all(isinstance(v, Tensor) for v in weights.values()):
         raise ArtifactError(
-            f"{where}: holds no state dict; expected name → tensor, bare or under {', '.join(map(repr, WRAPPERS))}"
+            f"{where}: has no state dict; expected name → tensor, at the top or under {', '.join(map(repr, WRAPPERS))}"
         )
     return {_PREFIXES.sub("", str(name)): tensor for name, tensor in weights.items()}
 
@@ -52,7 +52,7 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
     def size(name: str, dimension: int, dimensions: int) -> int:
         tensor = weights.get(name)
         if tensor is None:
-            raise ArtifactError(f"{where}: is no CRT checkpoint: {name} is missing")
+            raise ArtifactError(f"{where}: not a CRT checkpoint: {name} is missing")
         if tensor.ndim != dimensions:
             raise ArtifactError(f"{where}: {name} has {tensor.ndim} dimensions, not {dimensions}")
         return int(tensor.shape[dimension])
@@ -63,7 +63,9 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
     exits = numbers(r"intermediate_heads\.loop_(\d+)\.weight$")
     hidden = size("lm_head.weight", 1, 2)
     if hidden % ATTENTION_HEADS:
-        raise ArtifactError(f"{where}: width {hidden} is no multiple of the public code's {ATTENTION_HEADS} heads")
+        raise ArtifactError(
+            f"{where}: width {hidden} is not a multiple of the {ATTENTION_HEADS} heads of the public code"
+        )
     try:
         return CRTConfig(
             kind="crt",

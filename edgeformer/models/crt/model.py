@@ -357,8 +357,8 @@ class CachedLoops:
     def __init__(self, model: CRT) -> None:
         if not model.causal:
             raise InputError(
-                "cached decoding needs a causal model: in this one a token's state depends on the tokens after it "
-                "(model.causal: false), so no state can be cached"
+                "cached decoding needs a causal model, but here a token's state depends on later tokens "
+                "(model.causal: false)"
             )
         self._model = model
         self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device

@@ -21,20 +21,20 @@ class EncoderConfig(ModelConfig):
     hidden_size: PositiveInt = Field(description="width")
     layers: PositiveInt = Field(description="layers with distinct weights")
     iterations: PositiveInt = Field(description="applications of all layers")
-    heads: PositiveInt = Field(description="attention heads; they divide the width")
+    heads: PositiveInt = Field(description="attention heads, a divisor of hidden_size")
     ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
     residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
-    dropout: Probability = 0.1
+    dropout: Probability = Field(0.1, description="dropout in training")
     attention: Literal["sdpa"] = "sdpa"
-    max_positions: PositiveInt = Field(512, description="rows of the rotary table: the longest input it takes")
-    rope_theta: PositiveFloat = 10_000.0
-    norm_eps: PositiveFloat = 1e-6
+    max_positions: PositiveInt = Field(512, description="longest input in tokens: rows of the rotary table")
+    rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
+    norm_eps: PositiveFloat = Field(1e-6, description="ε of the norms")
 
     @model_validator(mode="after")
     def _check_head_size(self) -> Self:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
             raise ValueError(
-                f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even head size (rotary pairs)"
+                f"hidden_size {self.hidden_size} must be heads ({self.heads}) × an even number, for rotary positions"
             )
         return self
 
@@ -42,8 +42,7 @@ class EncoderConfig(ModelConfig):
         """Raise ValueError for settings of pretrained layers."""
         if getattr(training, "layer_decay", 1.0) != 1.0:
             raise ValueError(
-                "training.layer_decay: is for pretrained layers, and model.kind: encoder has none; leave it out or "
-                "set it to 1"
+                "training.layer_decay applies to pretrained encoders only; leave it out, or use model.kind: pretrained"
             )
 
 
@@ -51,7 +50,9 @@ class Encoder(ModelSpec):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
     kind: ClassVar[str] = "encoder"
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
+    tasks: ClassVar[tuple[str, ...]] = (
+        "classification", "multi-label-classification", "token-classification", "regression",
+    )  # fmt: skip
     config_type: ClassVar[type[ModelConfig]] = EncoderConfig
     model_type: ClassVar[str] = "edgeformer-encoder"
     architecture: ClassVar[str] = "EncoderClassifier"

@@ -42,7 +42,7 @@ class EncoderAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
     def build(self, recipe: Any) -> EncoderClassifier:
-        return EncoderClassifier(recipe.model, recipe.classes)
+        return EncoderClassifier(recipe.model, recipe.classes, per_token=recipe.per_token)
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)
@@ -75,6 +75,7 @@ class EncoderAdapter(ModelAdapter):
         states: dict[str, onnx_ir.Value] = {}
         for exit_ in model.exits:
             last_layers = (_ANSWER, _LAYER) if exit_ < model.iterations else (_ANSWER,)
+            last_layers = (_LAYER,) if model.per_token else last_layers
             answer, *states_after = composer.iterate(h, arguments, *last_layers)
             logits[exit_logits(exit_)] = composer.call(_READOUT, {"state": answer})["logits"]
             h = states_after[0] if states_after else answer
@@ -110,7 +111,7 @@ def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
     examples = {**tensors, **{name.replace(".", "_"): weight for name, weight in weights.items()}}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in examples])
-    for piece, queries in ((_LAYER, None), (_ANSWER, 1)):
+    for piece, queries in ((_LAYER, None), *(() if model.per_token else ((_ANSWER, 1),))):
 
         def forward(*arguments: Tensor, queries: int | None = queries) -> Tensor:
             layer_weights = dict(zip(weights, arguments[len(tensors) :], strict=True))

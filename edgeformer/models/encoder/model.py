@@ -93,17 +93,19 @@ class EncoderLayer(nn.Module):
 
 
 class EncoderClassifier(nn.Module):
-    """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS].
+    """Token and type embeddings → R × (N shared layers, h ← F(h) + α·h) → RMSNorm → linear head on [CLS], or on all.
 
     Row 0 of two type embeddings is used. With the final norm they are the 3·d parameters that the paper counts beyond
-    layers, token table and head. input_ids and attention_mask int64 [B, S] → logits float32 [B, classes].
+    layers, token table and head. input_ids and attention_mask int64 [B, S] → logits float32 [B, classes], or
+    [B, S, classes] with an answer ``per_token``.
     """
 
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(self, config: EncoderConfig, classes: int) -> None:
+    def __init__(self, config: EncoderConfig, classes: int, *, per_token: bool = False) -> None:
         super().__init__()
+        self.per_token = per_token
         self.exits = range(1, config.iterations + 1)
         self.iterations, self.residual_scale = config.iterations, config.residual_scale
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -127,7 +129,7 @@ class EncoderClassifier(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return logits float32 [B, classes]; without a mask every token is real."""
+        """Return the logits in float32; without a mask every token is real."""
         h = self.embed(input_ids)
         for iteration in range(1, self.iterations + 1):
             h = self.iterate(h, attention_mask, answer=iteration == self.iterations)
@@ -140,12 +142,12 @@ class EncoderClassifier(nn.Module):
     def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
         """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
 
-        For the ``answer`` the last layer computes [CLS] only, [B, 1, d], which the readout reads.
+        For the ``answer`` the last layer computes only what the readout reads: [CLS], [B, 1, d], or all.
         """
         cos, sin, mask = self.layer_arguments(h, attention_mask)
-        start, last = h, len(self.layers) - 1
+        start, last, queries = h, len(self.layers) - 1, None if self.per_token else 1
         for number, layer in enumerate(self.layers):
-            h = layer(h, cos, sin, mask, 1 if answer and number == last else None)
+            h = layer(h, cos, sin, mask, queries if answer and number == last else None)
         return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
 
     def layer_arguments(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -154,20 +156,20 @@ class EncoderClassifier(nn.Module):
         return self.cos[:length, None], self.sin[:length, None], mask
 
     def readout(self, h: Tensor) -> Tensor:
-        """h [B, S, d] → logits float32 [B, classes]."""
-        return self.head(self.norm(h[:, 0])).float()
+        """h [B, S, d] → logits float32 [B, classes] or [B, S, classes]."""
+        return self.head(self.norm(h if self.per_token else h[:, 0])).float()
 
     def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """Return logits [B, classes] after every iteration, through the only head, then the float32 states.
+        """Return the logits after every iteration, through the only head, then the float32 states.
 
-        Only the last exit is trained. The last state is [B, 1, d], because the model computes only [CLS] there.
+        Only the last exit is trained. If the model reads [CLS], the last state is [B, 1, d]: only that is computed.
         """
         h = self.embed(input_ids)
         logits, states = [], []
         for iteration in range(1, self.iterations + 1):
             answer = self.iterate(h, attention_mask, answer=True)
             logits.append(self.readout(answer))
-            h = answer if iteration == self.iterations else self.iterate(h, attention_mask)
+            h = answer if self.per_token or iteration == self.iterations else self.iterate(h, attention_mask)
             states.append(h.float())
         return (*logits, *states)
 

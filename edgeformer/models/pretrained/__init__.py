@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen, first_problem
-from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probability
+from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probability, SpanData
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
@@ -24,24 +24,24 @@ Pooling = Literal["cls", "mean", "max"]
 class FoldConfig(Frozen):
     """Some layers of a pretrained stack, applied repeatedly: the recurrence of paper A on pretrained weights."""
 
-    layers: PositiveInt = Field(description="layers that are kept and shared by all iterations")
-    iterations: PositiveInt
+    layers: PositiveInt = Field(description="number of layers, shared by all iterations")
+    iterations: PositiveInt = Field(description="applications of the layers")
     init: Literal["stepwise", "average"] = Field(
         "stepwise",
-        description="stepwise: every n-th layer of the stack; average: the mean of the layers that each one replaces",
+        description="stepwise: every n-th layer of the stack; average: the mean of the layers that it replaces",
     )
     weights: Literal["source", "teacher"] = Field(
         "source",
-        description="origin of the layers: the source, or training.teacher, a run that started from that source",
+        description="origin of the layers: the source, or training.teacher, a run that was fine-tuned from this source",
     )
     order: Literal["cycle", "immediate"] = Field(
-        "cycle", description="cycle applies layers 1 2 3 1 2 3, as in paper A; immediate 1 1 2 2 3 3"
+        "cycle", description="cycle: layers 1 2 3 1 2 3, as in paper A; immediate: 1 1 2 2 3 3"
     )
     own: Literal["none", "norms", "adapters"] = Field(
         "none",
-        description="parameters of each application: none; biases and norms; a low-rank matrix for every shared one",
+        description="parameters of each application: none; biases and norms; a low-rank matrix for each shared matrix",
     )
-    rank: PositiveInt = Field(8, description="rank of own: adapters")
+    rank: PositiveInt = Field(8, description="rank of the matrices of own: adapters")
 
 
 class PretrainedConfig(ModelConfig):
@@ -60,10 +60,10 @@ class PretrainedConfig(ModelConfig):
     pairs: bool = Field(
         False, description="texts may be pairs: tokens after the first separator get the second token type"
     )
-    separator: int | None = Field(None, description="token between the texts of a pair")
+    separator: int | None = Field(None, description="number of the token between the texts of a pair")
     dropout: Probability | None = Field(None, description="default: as in the source")
     attention_dropout: Probability | None = Field(None, description="default: as in the source")
-    fold: FoldConfig | None = None
+    fold: FoldConfig | None = Field(None, description="replace the layers by fewer shared ones")
 
     @property
     def sizes(self) -> EncoderFile:
@@ -75,31 +75,41 @@ class PretrainedConfig(ModelConfig):
         try:
             sizes = self.sizes
         except ValidationError as error:
-            raise ValueError(f"architecture: {first_problem(error)}; take it out to have it read") from None
+            raise ValueError(
+                f"architecture: {first_problem(error)}; remove the key to read it from the source"
+            ) from None
         if self.max_positions > sizes.positions:
-            raise ValueError(f"max_positions: the source takes at most {sizes.positions} tokens")
+            raise ValueError(f"max_positions: must be at most {sizes.positions}, the limit of the source")
         if self.pairs and self.separator is None:
-            raise ValueError("pairs: true needs separator, the number of the token between two texts")
+            raise ValueError("pairs: true needs separator: the number of the token between two texts")
         if self.fold is not None and self.fold.layers > sizes.depth:
-            raise ValueError(f"fold.layers: the source has {sizes.depth} layers")
+            raise ValueError(f"fold.layers: must be at most {sizes.depth}, the layers of the source")
         if self.fold is not None and sizes.model_type in ("albert", "modernbert"):
             raise ValueError(
-                "fold: the layers of albert are shared already, those of modernbert differ in what they attend to; "
-                "fold another encoder"
+                f"fold: not possible with {sizes.model_type}: albert shares its layers already, and the layers of "
+                "modernbert differ in their attention; use another source"
             )
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError if the teacher whose layers are folded is missing."""
+        """Raise ValueError if the teacher whose layers are folded is missing, or tokens are pooled that are answers."""
+        if isinstance(data, SpanData) and (self.pooling is not None or self.pairs):
+            raise ValueError(
+                "model.pooling and model.pairs: a token classifier answers for every token of one text; leave them out"
+            )
         if self.fold is not None and self.fold.weights == "teacher" and getattr(training, "teacher", None) is None:
-            raise ValueError("model.fold.weights: teacher needs training.teacher, a run whose layers are folded")
+            raise ValueError(
+                "model.fold.weights: teacher needs training.teacher: a run that was fine-tuned from this source"
+            )
 
 
 class Pretrained(ModelSpec):
     """A pretrained encoder."""
 
     kind: ClassVar[str] = "pretrained"
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification", "embedding")
+    tasks: ClassVar[tuple[str, ...]] = (
+        "classification", "multi-label-classification", "token-classification", "regression", "embedding",
+    )  # fmt: skip
     config_type: ClassVar[type[ModelConfig]] = PretrainedConfig
     model_type: ClassVar[str] = "edgeformer-pretrained"
     architecture: ClassVar[str] = "PretrainedEncoder"

@@ -35,7 +35,8 @@ class PretrainedAdapter(ModelAdapter):
     def build(self, recipe: Any) -> PretrainedEncoder:
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
-        components, _ = load_components(None, config.architecture, getattr(recipe, "classes", None), **overrides)
+        classes, per_token = getattr(recipe, "classes", None), recipe.per_token
+        components, _ = load_components(None, config.architecture, classes, per_token=per_token, **overrides)
         return PretrainedEncoder(components, config, trained=False)
 
     def pinned(self, recipe: Any) -> Any:
@@ -51,8 +52,8 @@ class PretrainedAdapter(ModelAdapter):
         source = open_source(config.source)
         if config.weights_sha256 is not None and source.weights_sha256() != config.weights_sha256:
             raise ArtifactError(
-                f"{source.folder}: the weights are not those that the recipe was made for (model.weights_sha256); "
-                "remove that key to use them anyway"
+                f"{source.folder}: the weights changed since the recipe was made (model.weights_sha256); remove that "
+                "key to use them anyway"
             )
         different = sorted(
             key
@@ -61,19 +62,25 @@ class PretrainedAdapter(ModelAdapter):
         )
         if different:
             raise ArtifactError(
-                f"{source.folder}: is not the model that model.architecture describes ({', '.join(different[:4])}); "
-                "remove that key from the recipe to read it from the source"
+                f"{source.folder}: differs from model.architecture in {', '.join(different[:4])}; remove that key "
+                "from the recipe to read it from the source"
             )
         if recipe.tokenizer.kind == "trained":
             raise InputError(
-                "tokenizer.kind: trained: the token vectors of a pretrained model belong to its own tokenizer; remove "
-                "tokenizer from the recipe to use that one"
+                "tokenizer.kind: trained is not possible with pretrained token vectors, which belong to their own "
+                "tokenizer; remove tokenizer from the recipe"
             )
         classes = getattr(recipe, "classes", None)
-        components, missing = load_components(source.folder, source.config, classes, **_dropouts(config))
+        dropouts = _dropouts(config)
+        components, missing = load_components(
+            source.folder, source.config, classes, per_token=recipe.per_token, **dropouts
+        )
         table = components.words.weight.detach()
         if len(table) < config.vocab_size:
-            raise ArtifactError(f"{source.folder}: has {len(table)} token vectors, its tokenizer {config.vocab_size}")
+            raise ArtifactError(
+                f"{source.folder}: has {len(table)} token vectors, but its tokenizer has {config.vocab_size} tokens; "
+                "copy or download the model again"
+            )
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
         has_classifier = components.head is not None
@@ -85,8 +92,8 @@ class PretrainedAdapter(ModelAdapter):
             is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
             if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
                 raise RecipeError(
-                    f"model.fold.weights: {folder} is not this source as it is, read with pooling {config.pooling}; "
-                    "name a teacher that is, or take the layers of the source (weights: source)"
+                    f"model.fold.weights: {folder} was not trained from this source without changes and with pooling "
+                    f"{config.pooling}; use such a teacher, or fold.weights: source"
                 )
             unfolded = PretrainedEncoder(components, config.model_copy(update={"fold": None}), trained=True)
             load_weights(unfolded, folder / MODEL_FOLDER / WEIGHTS)  # also into the components, whose layers it shares
@@ -132,7 +139,7 @@ class PretrainedAdapter(ModelAdapter):
             # The loop graph takes its number if layers depend on it.
             has_number = any(hasattr(module, "own_parts") for module in model.modules())
             loop_number = {"loop": torch.zeros(1, dtype=torch.int64)} if has_number else {}
-            readout = state if model.head.pooling == "cls" else text
+            readout = state if model.head.pooling in ("cls", "tokens") else text
             readout_axes = {name: axes[name] for name in readout}
             specs = {
                 "embed": text_spec(
@@ -151,7 +158,10 @@ class PretrainedAdapter(ModelAdapter):
         if separator is not None:
             rows = (kept == separator).nonzero()
             if not len(rows):
-                raise InputError(f"--vocab-trim: model.separator {separator} is no special token, and was trimmed away")
+                raise InputError(
+                    f"--vocab-trim: model.separator {separator} is not a special token, and trimming would remove it; "
+                    "leave --vocab-trim out"
+                )
             trimmed.embeddings.separator = int(rows)
         return trimmed.train(model.training)
 

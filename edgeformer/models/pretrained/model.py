@@ -41,7 +41,8 @@ Weights = Mapping[str, Tensor]
 class Head(nn.Module):
     """States of a text → one vector: pooling, then a dense layer and classes if there are any.
 
-    ``dense_dropout`` comes before ``dense``, ``dropout`` before ``out``.
+    ``pooling`` ``tokens``: each token has an answer. ``dense_dropout`` comes before ``dense``, ``dropout``
+    before ``out``.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Head(nn.Module):
         self.out = out
 
     def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """h [B, S, d], attention_mask int64 [B, S] or None (all real) → float32 [B, classes or d]."""
-        if self.pooling == "cls":
+        """h [B, S, d], attention_mask int64 [B, S] or None (all real) → float32 [B, classes or d], or per token."""
+        if self.pooling == "tokens":
+            x = h
+        elif self.pooling == "cls":
             x = h[:, 0]
         elif attention_mask is None:
             x = h.mean(1) if self.pooling == "mean" else h.amax(1)
@@ -106,7 +109,12 @@ class Components:
 
 
 def load_components(
-    folder: Path | None, architecture: Mapping[str, Any], classes: int | None, **overrides: Any
+    folder: Path | None,
+    architecture: Mapping[str, Any],
+    classes: int | None,
+    *,
+    per_token: bool = False,
+    **overrides: Any,
 ) -> tuple[Components, frozenset[str]]:
     """Load the components of the model in ``folder``; also return the names of missing weights, which are fresh.
 
@@ -116,13 +124,15 @@ def load_components(
         folder: None: all weights are fresh, from torch's global generator, and none counts as missing.
         architecture: content of config.json, some keys of which ``overrides`` replace.
         classes: of the classifier; None: no head.
+        per_token: the classifier reads every token.
 
     Raises:
         MissingDependencyError: transformers is not installed.
         ArtifactError: transformers cannot build the configuration, or the weights are damaged or another encoder's.
     """
     with needs_extra("hf", "a pretrained encoder"):
-        from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSequenceClassification
+        import transformers
+        from transformers import AttentionInterface
     AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
     options = {**architecture, **overrides}
@@ -130,17 +140,19 @@ def load_components(
     if classes is not None and len(options.get("id2label") or {}) != classes:
         options = {key: value for key, value in options.items() if key not in ("id2label", "label2id")}
         options["num_labels"] = classes
-    auto_model: Any = AutoModel if classes is None else AutoModelForSequenceClassification
+    head = "TokenClassification" if per_token else "SequenceClassification"
+    auto_model: Any = getattr(transformers, "AutoModel" if classes is None else f"AutoModelFor{head}")
     # Silence transformers' reports about fresh heads, and its progress bars.
     logging: Any = import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.for_model(kind, **options)
+        config = transformers.AutoConfig.for_model(kind, **options)
         attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
         if folder is None:
-            return map_components(auto_model.from_config(config, attn_implementation=attention)), frozenset()
+            model = auto_model.from_config(config, attn_implementation=attention)
+            return map_components(model, per_token=per_token), frozenset()
         model, report = auto_model.from_pretrained(
             str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
@@ -150,16 +162,16 @@ def load_components(
         unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
         if unused:
             raise ArtifactError(
-                f"{folder}: has weights that no encoder of its config.json uses: {', '.join(unused[:4])}; it computes "
-                "something that is not computed here, or its config.json is another model's"
+                f"{folder}: has weights that an encoder of its config.json does not use: {', '.join(unused[:4])}; its "
+                "architecture is not supported, or config.json belongs to another model"
             )
-        return map_components(model), frozenset({*report["missing_keys"], *mismatched})
+        return map_components(model, per_token=per_token), frozenset({*report["missing_keys"], *mismatched})
     except EdgeformerError:
         raise
     except Exception as error:  # invalid settings raise many types, even ZeroDivisionError
         lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
-        reason = f"it knows no {error}" if isinstance(error, KeyError) else " ".join(lines)
-        raise ArtifactError(f"{folder or kind}: transformers cannot make a model of it: {reason}") from None
+        reason = f"it does not support {error}" if isinstance(error, KeyError) else " ".join(lines)
+        raise ArtifactError(f"{folder or kind}: transformers cannot build the model: {reason}") from None
     finally:
         logging.set_verbosity(level)
         if has_bars:
@@ -232,8 +244,8 @@ LAYOUTS: Mapping[str, Layout] = {
 """``model_type`` → layout. MiniLM's is BERT's or RoBERTa's, multilingual E5's XLM-RoBERTa's, Ettin's ModernBERT's."""
 
 
-def map_components(model: Any) -> Components:
-    """Map a transformers model (a bare encoder or a sequence classifier) to components; norms become float32 ones."""
+def map_components(model: Any, *, per_token: bool = False) -> Components:
+    """Map a transformers model to components; norms become float32 ones. It is a bare encoder or a classifier."""
     from transformers.activations import ACT2FN
 
     for module in list(model.modules()):
@@ -260,13 +272,14 @@ def map_components(model: Any) -> Components:
 
     head = None
     if model is not encoder:
+        token_dropout = "classifier_dropout_prob" if kind == "albert" else "classifier_dropout"
         head = Head(
-            getattr(config, "classifier_pooling", "cls"),
-            head_parts[layout.dense],
+            "tokens" if per_token else getattr(config, "classifier_pooling", "cls"),
+            head_parts.get(layout.dense),  # of token classifiers, only ModernBERT's has one
             ACT2FN[getattr(config, layout.activation, layout.activation)],
-            head_parts[layout.out],
-            dropout(layout.out_dropout),
-            dense_dropout=dropout(layout.dense_dropout),
+            model.classifier if per_token else head_parts[layout.out],
+            dropout(token_dropout if per_token else layout.out_dropout),
+            dense_dropout=0.0 if per_token else dropout(layout.dense_dropout),
             norm=head_parts.get(layout.head_norm),
         )
     return Components(
@@ -336,7 +349,7 @@ class Embeddings(nn.Module):
     """Sum of token, position and token-type vectors, normalised, and projected to the layers' width if needed.
 
     With ``config.pairs`` the tokens after the first separator have the second type. Otherwise the first one's vector is
-    added to the position table in advance.
+    added to the position table in advance, or to the token table.
     """
 
     def __init__(self, components: Components, config: PretrainedConfig) -> None:
@@ -345,10 +358,10 @@ class Embeddings(nn.Module):
         self.positions: nn.Parameter | None = None
         self.types: nn.Embedding | None = None
         if components.positions is not None:
-            table = components.positions.weight.detach()[: config.max_positions].clone()
-            if components.types is not None and not config.pairs:
-                table += components.types.weight.detach()[0]
-            self.positions = nn.Parameter(table)
+            self.positions = nn.Parameter(components.positions.weight.detach()[: config.max_positions].clone())
+        if components.types is not None and not config.pairs:
+            table = self.words.weight if self.positions is None else self.positions
+            table.data += components.types.weight.detach()[0]
         if config.pairs and components.types is not None:
             self.types = table_of(components.types.weight)
         self.norm, self.dropout = components.norm, nn.Dropout(components.dropout)
@@ -373,7 +386,8 @@ class PretrainedEncoder(nn.Module):
     A stage is one iteration of a folded model, else one layer. Without ``trained`` weights, a fold skips slow
     computations on them.
 
-    Shapes: input_ids and attention_mask int64 [B, S] → float32 [B, classes], or [B, d] of an embedding.
+    Shapes: input_ids and attention_mask int64 [B, S] → float32 [B, classes], [B, S, classes] of a token classifier, or
+    [B, d] of an embedding.
     """
 
     inputs = ("input_ids",)

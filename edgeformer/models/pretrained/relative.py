@@ -65,7 +65,8 @@ class BucketInputs(LayerInputs):
     def between_tokens(self, h: Tensor) -> Tensor:
         """Return the bucket of query position minus key position, int64 [S, S]."""
         positions = torch.arange(h.shape[1], device=h.device)
-        return self.buckets[positions[:, None] - positions[None, :] + len(self.buckets) // 2]
+        distances = positions[:, None] - positions[None, :] + len(self.buckets) // 2
+        return self.buckets.index_select(0, distances.flatten()).view_as(distances)
 
 
 class BiasInputs(BucketInputs):

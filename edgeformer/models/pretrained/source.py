@@ -33,17 +33,22 @@ Architecture = Literal[
 _PADDED_POSITIONS = ("roberta", "xlm-roberta")
 WEIGHTS = "model.safetensors"
 AS_ONNX = (
-    "to measure it nevertheless, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), "
-    "then run: edgeformer import onnx OUT/model.onnx -o BUNDLE"
+    "to measure it anyway, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), then "
+    "run: edgeformer import onnx OUT/model.onnx -o BUNDLE"
 )
 """Remedy for every model whose computation is not implemented."""
 _FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json", "vocab.txt", "*.safetensors", "model.safetensors.index.json",
-    "modules.json", "*_Pooling/config.json", "sentence_bert_config.json",
+    "modules.json", "*_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+_ACTIVATIONS: Mapping[str, Literal["identity", "sigmoid"]] = {
+    "torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}  # fmt: skip
+"""Functions of sentence-transformers that make a score of a model's output."""
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _IGNORED_KEYS = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
-_ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification)$")
+_ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification|ForTokenClassification)$")
 _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
@@ -96,7 +101,7 @@ class EncoderFile(_ConfigFile):
         if self.id2label is not None and self.id2label.keys() != {str(n) for n in range(len(self.id2label))}:
             raise ValueError("id2label must name the classes 0, 1, 2 … without a gap")
         if self.model_type in _PADDED_POSITIONS and (self.pad_token_id is None or self.pad_token_id < 0):
-            raise ValueError("pad_token_id is missing, or negative")
+            raise ValueError("pad_token_id is missing or negative")
         return self
 
     @property
@@ -120,6 +125,39 @@ class SentenceFile(_ConfigFile):
     do_lower_case: bool | None = None
 
 
+class SentenceSettings(_ConfigFile):
+    """config_sentence_transformers.json.
+
+    Attributes:
+        model_type: ``CrossEncoder`` for a model that scores pairs.
+        activation_fn: function that makes its scores.
+        prompts: name → text that is put in front of a text.
+    """
+
+    model_type: str | None = None
+    activation_fn: str | None = None
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.default_prompt_name and self.default_prompt_name not in (self.prompts or {}):
+            raise ValueError(f"lacks its default prompt {self.default_prompt_name!r}; copy the model again")
+        return self
+
+    @property
+    def default_prompt(self) -> str:
+        """Text that sentence-transformers puts in front of every text."""
+        return (self.prompts or {}).get(self.default_prompt_name or "", "")
+
+    @property
+    def retrieval_prompts(self) -> dict[str, str]:
+        """Texts in front of a ``query`` and of a ``document``, as far as the file has them."""
+        prompts = {name: prompt for name, prompt in (self.prompts or {}).items() if prompt}
+        names = {"document": next((name for name in _DOCUMENT_PROMPTS if name in prompts), ""), "query": "query"}
+        return {kind: prompts[name] for kind, name in names.items() if name in prompts}
+
+
 def _validate(model: type[M], content: Any, path: Path) -> M:
     """Validate a file's content. Raises ArtifactError that names its first invalid key."""
     try:
@@ -135,7 +173,7 @@ def read_object(path: Path, kind: type[Any] = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: missing or damaged: {error}") from None
     if not isinstance(content, kind):
-        raise ArtifactError(f"{path}: damaged: no JSON {'object' if kind is dict else 'list'}")
+        raise ArtifactError(f"{path}: damaged: not a JSON {'object' if kind is dict else 'list'}")
     return content
 
 
@@ -147,9 +185,11 @@ class Source:
         config: its config.json without keys that do not describe the model; ``sizes``: what is read of it here.
         max_positions: tokens of the longest text.
         labels: names of its classes, in order; empty if its config.json names none.
-        other_head: its class, if that is neither a bare encoder, a pretraining encoder nor a sequence classifier.
+        tags_tokens: it is a token classifier; ``classifies``: a sequence classifier.
+        other_head: its class, if that is neither one of these, nor a bare encoder or a pretraining one.
         has_code: config.json names code, which is not run.
         pooling, normalize, max_length: how a sentence-transformers folder makes embeddings and cuts texts.
+        settings: its prompts, and the activation function of a cross-encoder.
     """
 
     name: str
@@ -160,11 +200,31 @@ class Source:
     max_positions: int
     labels: tuple[str, ...]
     classifies: bool
+    tags_tokens: bool
     other_head: str | None
     has_code: bool
     pooling: str | None
     normalize: bool
     max_length: int | None
+    settings: SentenceSettings
+
+    def activation(self) -> Literal["identity", "sigmoid"]:
+        """Return the function that makes a score of the only output. Raises InputError for another function.
+
+        Cross-encoders of sentence-transformers name it in one of three places, by version; a cross-encoder without one
+        has a sigmoid, and any other model none.
+        """
+        section = self.config.get("sentence_transformers")
+        named = self.settings.activation_fn or (section.get("activation_fn") if isinstance(section, dict) else None)
+        named = named or self.config.get("sbert_ce_default_activation_function")
+        if named is None:
+            return "sigmoid" if self.settings.model_type == "CrossEncoder" else "identity"
+        if named not in _ACTIVATIONS:
+            raise InputError(
+                f"{self.folder}: its activation function {str(named)[:80]!r} is not computed here; it can be "
+                f"{' or '.join(_ACTIVATIONS)}; {AS_ONNX}"
+            )
+        return _ACTIVATIONS[named]
 
     def read_tokenizer(self, *, pairs: bool) -> tuple[int, int | None]:
         """Return the number of tokens (the weights may have more rows), and the one between the texts of a pair.
@@ -176,7 +236,7 @@ class Source:
         tokenizer.no_truncation()
         single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
         if pairs and (len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]):
-            raise InputError(f"{self.tokenizer}: puts no separator between the texts of a pair; use pairs: false")
+            raise InputError(f"{self.tokenizer}: adds no separator between the texts of a pair; use pairs: false")
         vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         return vocabulary, int(single.ids[-1]) if pairs else None
 
@@ -202,7 +262,7 @@ def open_source(name: str) -> Source:
     kind = config.get("model_type")
     if kind not in get_args(Architecture):
         allowed = ", ".join(get_args(Architecture))
-        raise InputError(f"{config_path}: model_type {kind!r} is not known here; it can be {allowed}; {AS_ONNX}")
+        raise InputError(f"{config_path}: model_type {kind!r} is not supported; supported are {allowed}; {AS_ONNX}")
     sizes = _validate(EncoderFile, config, config_path)
     unsupported = {
         "is_decoder": sizes.is_decoder,
@@ -225,13 +285,13 @@ def open_source(name: str) -> Source:
             "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
         }
     for key in (key for key, is_set in unsupported.items() if is_set):
-        value = f"is {config.get(key)!r}" if key != "quantization_config" else "is there: the weights are quantised"
-        raise InputError(f"{config_path}: {key} {value}, which is not computed here; take another encoder; {AS_ONNX}")
+        value = f"is {config.get(key)!r}" if key != "quantization_config" else "exists: the weights are quantised"
+        raise InputError(f"{config_path}: {key} {value}, which is not supported; use another encoder; {AS_ONNX}")
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(
-            f"{folder}: has no {WEIGHTS}; other formats could run code and are not read. If you trust it, "
-            "load it with transformers and write it again with save_pretrained(…, safe_serialization=True)"
+            f"{folder}: has no {WEIGHTS}; other formats are not read, because they can run code; if you trust the "
+            "model, load it with transformers and save it with save_pretrained(…, safe_serialization=True)"
         )
     # The largest tables and matrices, at one byte per number: no file may make the process allocate far more memory.
     weights_bytes = sum(path.stat().st_size for path in weights)
@@ -242,15 +302,17 @@ def open_source(name: str) -> Source:
     classes = max(len(sizes.id2label or ()), sizes.num_labels or 0)
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
     if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
-        raise ArtifactError(
-            f"{config_path}: describes a model that is larger than the {weights_bytes:,} bytes of its weights"
-        )
+        raise ArtifactError(f"{config_path}: describes a larger model than the {weights_bytes:,} bytes of its weights")
     if not (folder / TOKENIZER_FILE).is_file():
         raise InputError(
-            f"{folder}: has no {TOKENIZER_FILE}; write one with transformers: "
+            f"{folder}: has no {TOKENIZER_FILE}; write it with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     pooling, normalize, max_length = _read_sentence_model(folder)
+    settings_path = folder / "config_sentence_transformers.json"
+    settings = SentenceSettings()
+    if settings_path.is_file():
+        settings = _validate(SentenceSettings, read_object(settings_path), settings_path)
     heads, labels = sizes.architectures or [], sizes.id2label or {}
     other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
     return Source(
@@ -262,11 +324,13 @@ def open_source(name: str) -> Source:
         max_positions=sizes.positions,
         labels=tuple(str(labels[key]) for key in sorted(labels, key=int)),
         classifies=any("ForSequenceClassification" in head for head in heads),
+        tags_tokens=any("ForTokenClassification" in head for head in heads) and pooling is None,
         other_head=other_heads[0] if other_heads and pooling is None else None,  # sentence-transformers uses no head
         has_code="auto_map" in config,
         pooling=pooling,
         normalize=normalize,
         max_length=max_length,
+        settings=settings,
     )
 
 
@@ -282,7 +346,9 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
             normalize = True
         elif kind == "Pooling":
             if not _FOLDER_NAME.fullmatch(module.path):
-                raise InputError(f"{modules_path}: path {module.path[:60]!r} must be the name of a folder of it")
+                raise InputError(
+                    f"{modules_path}: path {module.path[:60]!r} must be a folder in the folder of the model"
+                )
             path = folder / module.path / CONFIG_FILE
             config, prefix = read_object(path), "pooling_mode_"
             flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
@@ -294,15 +360,15 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
                 raise InputError(f"{path}: pooling must be one of {allowed}, not {listed or 'none'}; {AS_ONNX}")
             pooling = modes.pop()
         elif kind != "Transformer":
-            raise InputError(f"{modules_path}: has a module {kind[:60]!r}, which is not known here; {AS_ONNX}")
+            raise InputError(f"{modules_path}: the module {kind[:60]!r} is not supported; {AS_ONNX}")
     path = folder / "sentence_bert_config.json"
     settings = _validate(SentenceFile, read_object(path), path) if path.is_file() else SentenceFile()
     if settings.do_lower_case:
         normalizer, capitals = tokenizer_from_file(folder / TOKENIZER_FILE).normalizer, "ABXYZÀÉÖЖ"
         if normalizer is None or normalizer.normalize_str(capitals) != normalizer.normalize_str(capitals.lower()):
             raise InputError(
-                f"{path}: do_lower_case is true, but {TOKENIZER_FILE} does not lower texts, and nothing else here "
-                "would; give its normalizer a Lowercase"
+                f"{path}: do_lower_case is true, but {TOKENIZER_FILE} does not lower texts; add a Lowercase to its "
+                "normalizer"
             )
     return pooling, normalize, settings.max_seq_length
 
@@ -315,15 +381,15 @@ def _find_folder(name: str) -> Path:
             return path
         is_file = path.is_file()
     except (OSError, ValueError) as error:  # too long, for instance
-        raise InputError(f"{name[:60]}…: is no folder: {error.__class__.__name__}") from None
+        raise InputError(f"{name[:60]}…: not a folder: {error.__class__.__name__}") from None
     if is_file:
-        raise InputError(f"{name}: is a file; name the folder that it is in, {path.parent}")
+        raise InputError(f"{name}: is a file; give its folder {path.parent}")
     if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
-        raise InputError(f"{name}: is no folder here, and no name of the hub's, which are OWNER/NAME")
+        raise InputError(f"{name}: not a folder, and not a name on the hub (OWNER/NAME)")
     with needs_extra("hf", "a model of the hub"):
         from huggingface_hub import snapshot_download
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:  # the client raises many types, ValueError for an impossible name among them
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{name}: is no folder here, and cannot be had from the hub: {reason[0]}") from None
+        raise InputError(f"{name}: not a folder, and the hub does not answer with it: {reason[0]}") from None

@@ -1,0 +1,74 @@
+"""Linear classifier: TF-IDF of n-grams of tokens, and logistic regression. It is fitted in seconds on any CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.data_config import PositiveFloat, PositiveInt
+from edgeformer.artifacts.manifest import Precision
+from edgeformer.artifacts.recipe import FitConfig, ModelConfig
+from edgeformer.models import ModelSpec, text_client_config
+
+Order = Annotated[int, Field(ge=1, le=8)]
+
+
+class LinearConfig(ModelConfig):
+    """Weights of n-grams of tokens: ``ngrams`` [1, 2] are tokens and pairs of neighbours."""
+
+    derived: ClassVar[tuple[str, ...]] = ("slots",)
+
+    kind: Literal["linear"]
+    vocab_size: PositiveInt = Field(30_000, description="number of tokens; the maximum for a trained tokenizer")
+    max_positions: PositiveInt = Field(4096, description="longest input in tokens")
+    ngrams: Annotated[tuple[Order, Order], Field(strict=False)] = Field(
+        (1, 2), description="fewest and most tokens of an n-gram"
+    )
+    minimum_count: PositiveInt = Field(2, description="training texts that an n-gram must occur in to get a weight")
+    slots: PositiveInt | None = Field(None, description="rows of the table of weights; set when training starts")
+
+    @model_validator(mode="after")
+    def _orders_rise(self) -> Self:
+        if self.ngrams[0] > self.ngrams[1]:
+            raise ValueError(f"ngrams: from {self.ngrams[0]} to {self.ngrams[1]} is empty; write the smaller one first")
+        return self
+
+
+class LinearTraining(FitConfig):
+    """Settings of the logistic regression, which L-BFGS solves over all rows at once."""
+
+    regularization: PositiveFloat = Field(
+        4.0, description="C of scikit-learn: inverse strength of the penalty on squared weights"
+    )
+    tolerance: PositiveFloat = Field(1e-6, description="relative decrease of the loss at which the fit ends")
+
+
+class Linear(ModelSpec):
+    """TF-IDF and logistic regression."""
+
+    kind: ClassVar[str] = "linear"
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
+    config_type: ClassVar[type[ModelConfig]] = LinearConfig
+    training_type: ClassVar[type[Frozen] | None] = LinearTraining
+    model_type: ClassVar[str] = "edgeformer-linear"
+    architecture: ClassVar[str] = "LinearClassifier"
+    adapter_module: ClassVar[str] = "edgeformer.models.linear.adapter"
+    tags: ClassVar[tuple[str, ...]] = ("linear", "tf-idf", "edge", "onnx")
+
+    def loops(self, config: LinearConfig) -> int:
+        return 1
+
+    def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
+        return text_client_config(config, precision, layers=1, heads=1, hidden_size=1, iterations=1)
+
+    def card_line(self, config: LinearConfig) -> str:
+        shortest, longest = config.ngrams
+        orders = f"{longest} tokens" if shortest == longest else f"{shortest} to {longest} tokens"
+        return f"logistic regression on n-grams of {orders} that occur in {config.minimum_count} texts or more"
+
+
+MODEL = Linear()
