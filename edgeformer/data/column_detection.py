@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
@@ -15,11 +17,14 @@ from edgeformer.data.rows import comparison_key, format_names
 from edgeformer.data.sources import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
+    SPANS,
     TEXT_COLUMNS,
     Columns,
     columns_of,
+    file_source,
     matching_column,
     plain_name,
+    read,
 )
 
 MAX_LABELS = 200
@@ -74,6 +79,33 @@ class DetectedColumns:
     rows: int
 
 
+def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
+    """Return labels of a file of texts with spans; None: it is another file. Raises DataError if it is damaged."""
+    check_file(path)
+    source = file_source(path, SPANS, columns=columns)
+    kind = suffix_format(path)
+    if kind == "jsonl" and columns.text_pair is None:
+        spans = next((values.get(str(source.label)) for _, values in file_records(source)), None)
+        if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
+            return None
+    elif kind != "conll":
+        return None
+    facts = [ColumnFacts(source.text), ColumnFacts(str(source.label))]
+    labels: Counter[str] = Counter()
+    rows = 0
+    for row in read(source):
+        rows += 1
+        text: Any = row.text
+        facts[0].add(str(text))
+        facts[1].filled += bool(text.spans)
+        facts[1].example = facts[1].example or "; ".join(text[span.start : span.end] for span in text.spans)
+        labels.update(span.label for span in text.spans)
+    facts[1].values = dict(labels)
+    if not labels:
+        raise DataError(f"{path}: none of its {rows:,} texts has a labelled span; label some of them")
+    return DetectedColumns(source, tuple(facts), dict(sorted(labels.items())), rows)
+
+
 def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     """Read all rows of a file and detect its text and label columns, unless the user names them. Raises DataError."""
     source = _detect_layout(path, columns)
@@ -95,14 +127,17 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     if text is None:
         free = [fact for fact in facts.values() if fact.filled and fact.name not in (label, second)]
         if not free:
-            raise DataError(f"{path}: no column looks like text; name it: --text COLUMN")
+            raise DataError(f"{path}: no column looks like text; choose one: --text COLUMN")
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
         text = matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
         text = text or max(free, key=lambda fact: fact.mean_characters).name
     counts = facts[label].values
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
         number = f"more than {MAX_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
-        raise DataError(f"{path}: column {label!r} holds {number} different labels; name another one: --label COLUMN")
+        raise DataError(
+            f"{path}: column {label!r} has {number} different labels, and 2 to {MAX_LABELS} are possible; choose "
+            "another column: --label COLUMN"
+        )
     are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
     labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
     names = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
@@ -130,7 +165,7 @@ def _detect_layout(path: Path, columns: Columns) -> FileSource:
         return FileSource.model_validate(layout)
     first = rows[0]
     if len(first) < 2:
-        raise DataError(f"{path}: has one column; a classifier needs a text and a label, in two columns")
+        raise DataError(f"{path}: has one column, but a classifier needs two: a text and a label")
     names = columns.by_option().values()
     complete = [cells for cells in rows if len(cells) == len(first)]
     repeats = any(cells[0].strip() and cells[0] in cells[1:] for cells in zip(*complete, strict=True))
@@ -152,8 +187,8 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
     ]
     if not likely or len(facts) < 2:
         raise DataError(
-            f"{path}: no column looks like labels (2 to {MAX_LABELS} values that come again); columns: "
-            f"{format_names(facts)}; name it: --label COLUMN"
+            f"{path}: no column looks like labels (2 to {MAX_LABELS} different values, each in two rows on average); "
+            f"columns: {format_names(facts)}; choose one: --label COLUMN"
         )
     longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
     by_name = [[fact for fact in likely if plain_name(fact.name) in names] for names in _LABEL_NAMES]

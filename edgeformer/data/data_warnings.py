@@ -27,6 +27,16 @@ def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFi
     return [_finding("empty texts", part, rows, f"{_count(rows)} without a text: left out", examples)] if rows else []
 
 
+def inexact_spans(counts: Mapping[str, int]) -> list[DataFinding]:
+    """Return warnings about spans of each set that no prediction can equal, because a word crosses their border."""
+    message = "begin or end inside a word of the tokenizer: read as the words that they touch (see data.pieces)"
+    return [
+        _finding("inexact spans", name, count, f"{count:,} {'span' if count == 1 else 'spans'} {message}")
+        for name, count in counts.items()
+        if count
+    ]
+
+
 def load_with_findings(
     config: DataConfig, names: Iterable[str] | None = None
 ) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
@@ -72,7 +82,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
 
     findings: list[DataFinding] = []
     if len(repeated):
-        together = "; all rows of a text are in the same set" if config.split == "stratified" else ""
+        together = "; rows with the same text stay in one set" if config.split == "stratified" else ""
         message = f"{_count(len(repeated))} with the text of an earlier row: kept{together}"
         place_pairs = [[_place(examples[row].where) for row in pair] for pair in repetition_pairs]
         repetition_examples = [f"{place} as in {first_place}" for place, first_place in place_pairs]
@@ -84,15 +94,14 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
             shortened = repr(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
             both = []
             for n in (row, other):
-                several = [label for bit, label in enumerate(config.labels) if labels[n] >> bit & 1]
-                names = several if config.separator is not None else [config.labels[labels[n]]]
+                names = config.label_names(int(labels[n]))
                 label = repr(f"{config.separator} ".join(names)) if names else "no label"
                 both.append(f"{_place(examples[n].where)} {label}")
             contradictions.append(f"{', '.join(both)}: {shortened}")
         count = int(np.isin(first, contradicted).sum())
         message = (
-            f"{len(contradicted):,} {'text' if len(contradicted) == 1 else 'texts'} with two labels or more, in "
-            f"{_count(count)}: kept, and no model can be right on all of them"
+            f"{len(contradicted):,} {'text has' if len(contradicted) == 1 else 'texts have'} different labels in "
+            f"{_count(count)}: kept, although no model can be right on all of them"
         )
         findings.append(_finding("contradictions", name, count, message, contradictions))
     return findings
@@ -106,13 +115,17 @@ def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dic
 
 
 def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
-    """Return warnings about labels without rows and about uneven labels."""
+    """Return warnings about labels without rows and about uneven labels; none for rows with scores."""
+    if not config.labels:
+        return []
     findings, labels, train = [], config.labels, counts["train"]
     learned = [label for label in labels if train.get(label)]
     for name, rows in counts.items():
         missing = [label for label in (labels if name == "train" else learned) if not rows.get(label)]
         if missing:
-            effect = "the model does not learn it" if name == "train" else "no score says how well it is told"
+            effect = (
+                "the model cannot learn it" if name == "train" else "how well the model recognises it is not scored"
+            )
             message = f"no row has the label {', '.join(map(repr, missing))}: {effect}"
             findings.append(_finding("labels without rows", name, 0, message))
     rarest, commonest = min(learned, key=train.__getitem__), max(learned, key=train.__getitem__)
@@ -135,7 +148,7 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
         return []
     trained = {comparison_key(text) for text in sets["train"].texts}
     rows = sum(comparison_key(text) in trained for text in sets["validation"].texts)
-    message = f"{_count(rows)} of {len(sets['validation']):,} stand in the training set, too: its scores flatter"
+    message = f"{_count(rows)} of {len(sets['validation']):,} are also in the training set, so its scores are too good"
     return [_finding("seen texts", "validation", rows, message)] if rows else []
 
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from typing_extensions import Self, TypeVar
 
-from edgeformer.artifacts.data_config import DataConfig, DataSection
+from edgeformer.artifacts.data_config import DataConfig, DataSection, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.data.rows import LabelledTexts, Text, label_sets
+from edgeformer.data.rows import LabelledTexts, Text, label_sets, query_numbers
 from edgeformer.data.tokenization import boundary_id
 
 if TYPE_CHECKING:
@@ -122,12 +122,17 @@ def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress
     return replace(encoded, labels=texts.labels, empty=texts.empty)
 
 
-def decode_labels(rows: Encoded, data: DataSection) -> Encoded:
+def decode_labels(rows: Encoded, data: DataSection, texts: Sequence[Text] = ()) -> Encoded:
     """Return the rows with labels as scores need them: [n, C] of 0 and 1 if a row can have several of C labels.
 
-    Files and caches store one number per row.
+    Files and caches store one number per row. Scores of documents become [n, 2] with the number of each row's query, if
+    the ``texts`` of the rows are given.
     """
-    if not isinstance(data, DataConfig) or data.separator is None:
+    if not isinstance(data, DataConfig) or isinstance(data, SpanData):
+        return rows
+    if not data.labels and (queries := query_numbers(texts)) is not None:
+        return replace(rows, labels=np.stack([rows.labels, queries], axis=1))
+    if data.separator is None:
         return rows
     return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
 

@@ -101,7 +101,7 @@ def prepare_text(
 def text_file(path: Path, config: TextConfig, columns: Columns | None = None) -> list[str]:
     """Read the long paragraphs of a file: plain text, or a table with a text column. Raises DataError."""
     if columns is not None and (columns.label or columns.text_pair):
-        raise DataError(f"{path}: a language model reads texts without labels or second texts; name the text only")
+        raise DataError(f"{path}: a language model reads texts only; leave out --label and --pair")
     return list(_long_paragraphs(config, (file_source(path, labelled=False, columns=columns),), str(path)))
 
 
@@ -126,8 +126,8 @@ def _long_paragraphs(
             break
     if not long_rows:
         raise DataError(
-            f"{where}: none of its {rows_read} paragraphs has more than {config.min_characters} characters; give it "
-            "longer ones (a text file has one paragraph per line), or lower data.min_characters"
+            f"{where}: none of its {rows_read} paragraphs has more than {config.min_characters} characters; use "
+            "longer paragraphs (in a text file each line is one), or reduce data.min_characters"
         )
 
 

@@ -7,7 +7,6 @@ labels are integers in caches, fingerprints and golden inputs.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,21 +19,38 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, TokenizerConfig
+from edgeformer.artifacts.data_config import (
+    DataConfig,
+    DataSection,
+    PairsConfig,
+    Source,
+    SpanData,
+    TokenizerConfig,
+)
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.data_warnings import (
     empty_texts,
+    inexact_spans,
     label_findings,
     load_with_findings,
     rows_per_label,
     seen_findings,
 )
-from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode, encode_texts
-from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled
-from edgeformer.data.sources import Columns, load_part, pairs_source, part_rows, read, replacement_source
+from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode
+from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled, score_of
+from edgeformer.data.sources import (
+    Columns,
+    label_columns,
+    load_part,
+    pairs_source,
+    part_rows,
+    read,
+    replacement_source,
+)
+from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.splits import (
     check_classes,
     cut_stream,
@@ -43,7 +59,7 @@ from edgeformer.data.splits import (
     split,
     unknown_set,
 )
-from edgeformer.data.storage import Pieces, StoredRows
+from edgeformer.data.storage import Pieces, StoredFacts, StoredRows
 from edgeformer.data.streaming import Stream, TextPieces, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
@@ -51,8 +67,6 @@ _ROWS_AT_ONCE = 1 << 20
 _BINS = 40
 _SHOWN_SHARE = 0.99
 """Share of texts in the bins of equal width: a few very long texts would hide the distribution of the rest."""
-_SCORE_UNIT = 1e-6
-_MAX_SCORE = 1e6
 
 
 def prepare(
@@ -71,8 +85,8 @@ def prepare(
         (part,) = set_sources["test"]
         missing, protocol = ("validation", "given") if part == "test" else ("test", "glue-dev")
         raise DataError(
-            f"data.split: imported has one part, {part}, for validation and test: training would select its epoch on "
-            f"the set that it reports; add the part {missing}, or hold out a tenth of train: --set "
+            f"data.split: imported would use the part {part} for validation and for the test, so training would "
+            f"select its epoch by the reported set; add the part {missing}, or hold out a tenth of train: --set "
             f"data.split={protocol}"
         )
     skipped: list[str] = []
@@ -91,22 +105,34 @@ def prepare(
             stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
 
     def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
-        truncated, words = 0, Counter[int]()
+        truncated, inexact, words = 0, 0, Counter[int]()
         for texts, labels in pieces:
-            encoded, _ = encode_texts(tokenizer, texts, data.max_length)
+            encoded = encode_stored(LabelledTexts(texts, np.array(labels, dtype=np.int64)), tokenizer, data)
             truncated += encoded.truncated
+            inexact += encoded.inexact if isinstance(encoded, TokenRows) else 0
             words += count_values(count_words(texts, data.cleaning))
-            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": np.array(labels, dtype=np.int64)}
+            targets = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
+            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **targets}
         text_words = {str(number): texts for number, texts in words.items()}
-        facts |= {"truncated": truncated, "empty": len(skipped), "text_words": text_words}
+        facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": text_words}
+
+    def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
+        rows = Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated)
+        if "targets" not in pieces:
+            return rows
+        return TokenRows(rows.ids, rows.offsets, rows.labels, 0, targets=pieces["targets"], inexact=facts.inexact)
+
+    settings: dict[str, object] = {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length}
+    if isinstance(data, SpanData):
+        settings |= {"classes": data.classes, "pieces": data.pieces}
 
     tokenizer, stored = store_training_set(
         stream,
         tokenizer_config,
         partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
         encode_pieces,
-        lambda pieces, facts: Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated),
-        {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length},
+        build,
+        settings,
         {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"},
         cache,
         progress,
@@ -114,7 +140,8 @@ def prepare(
     train = stored if data.stream else decode_labels(stored.in_memory(), data)
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
         encoded = {
-            name: decode_labels(encode(rows, tokenizer, data.max_length, progress), data) for name, rows in sets.items()
+            name: decode_labels(encode_stored(rows, tokenizer, data, progress), data, rows.texts)
+            for name, rows in sets.items()
         }
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}
@@ -137,11 +164,25 @@ def prepare(
             encoded,
             split=data.split,
             label_rows=counts,
-            findings=(*empty_texts("train", stored.facts.empty), *findings, *label_findings(data, counts)),
+            findings=(
+                *empty_texts("train", stored.facts.empty),
+                *findings,
+                *label_findings(data, counts),
+                *inexact_spans(
+                    {"train": stored.facts.inexact} | {n: getattr(encoded[n], "inexact", 0) for n in encoded}
+                ),
+            ),
             text_words=lengths_of_sets({"train": train_words, **words}),
             text_tokens=lengths_of_sets(tokens),
         ),
     )
+
+
+def encode_stored(texts: LabelledTexts, tokenizer: Tokenizer, data: DataConfig, progress: Progress = SILENT) -> Encoded:
+    """Encode texts as they are stored: one row each with its label as a number, or windows with a class per token."""
+    if isinstance(data, SpanData):
+        return encode_spans(tokenizer, texts, data, progress.advance)
+    return encode(texts, tokenizer, data.max_length, progress)
 
 
 def data_findings(data: DataSection) -> list[DataFinding]:
@@ -189,7 +230,7 @@ def _cut_texts(
     """Yield :func:`_pool_texts` with the set of each. Raises DataError if the number of rows has changed."""
     for pair, number in zip_longest(_pool_texts(data, skipped), set_of_row.data):
         if pair is None or number is None:
-            raise DataError("data.parts: a file changed while it was read. Start again when nothing writes to it")
+            raise DataError("data.parts: a file changed while it was read; start again when nothing writes to it")
         yield pair, number
 
 
@@ -267,35 +308,28 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
 def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:
     """Read the rows with a text of a labelled file for a model with the data section ``data``. Raises DataError."""
     skipped: list[str] = []
-    rows = read(replacement_source(path, data.parts, columns), data.labels, data.separator, skipped=skipped)
+    source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
+    rows = read(source, data.labels, data.separator, skipped=skipped)
     texts = label_rows(rows, data.labels)
     if not len(texts):
-        raise DataError(f"{path}: no row of it has a text")
+        raise DataError(f"{path}: no row has a text")
     return replace(texts, empty=len(skipped))
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
     """Read scored pairs as flat rows of the set ``name``. Raises DataError."""
     texts: list[str] = []
-    scores: list[float] = []
+    scores: list[int] = []
     for row in (row for source in sources for row in read(source)):
         if isinstance(row.text, str):
             raise DataError(
-                f"{row.where}: is one text, not a pair; set the source's text_pair: to the column of the other"
-            )
-        try:
-            score = float(str(row.label))
-        except ValueError:
-            score = math.nan
-        if not abs(score) <= _MAX_SCORE:
-            raise DataError(
-                f"{row.where}: the score {str(row.label)[:40]!r} is no number up to {_MAX_SCORE:g}; repair this row"
+                f"{row.where}: has one text, not a pair; set text_pair: of the source to the column of the second text"
             )
         texts += row.text
-        scores.append(score)
+        scores.append(score_of(row))
     if len(set(scores)) < 2:
-        raise DataError(f"{name}: all {len(scores)} pairs have the same score; give pairs that differ in similarity")
-    return LabelledTexts([*texts], np.rint(np.repeat(np.array(scores), 2) / _SCORE_UNIT).astype(np.int64))
+        raise DataError(f"{name}: all {len(scores)} pairs have the same score; scores must differ to be ranked")
+    return LabelledTexts([*texts], np.repeat(np.array(scores, dtype=np.int64), 2))
 
 
 def read_texts(sources: Iterable[Source]) -> LabelledTexts:

@@ -22,16 +22,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from edgeformer.artifacts.data_config import FileSource, HubSource
+from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, parse_tag
 from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
-from edgeformer.data.rows import Record, format_names
+from edgeformer.data.rows import Record, format_names, tag_runs
 
 FORMATS = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet",
-    ".txt": "text", ".text": "text",
+    ".txt": "text", ".text": "text", ".conll": "conll",
 }  # fmt: skip
 COMPRESSIONS = (".xz", ".gz", ".bz2")
-WITH_OPTION = ("evaluate", "exits", "init", "predict")
+WITH_OPTION = ("evaluate", "exits", "init", "predict", "search")
 """Commands with the option ``--encoding``. Elsewhere files are UTF-8, or the recipe states their encoding."""
 Line = tuple[int, str]
 """Line number from 1, and text with its line end."""
@@ -55,6 +55,7 @@ _LIKELY_ENCODINGS = (
 """Encodings that are suggested, in order of preference among equally good ones."""
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16  # start of a file that is searched for its delimiter
 _WRONG_BYTE = re.compile("[\udc80-\udcff]")  # an invalid byte, as surrogateescape represents it
+_TAG = re.compile(r"O|[BIESLU]-.+")
 _DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?")  # line of some spreadsheets before the header
 
 
@@ -78,8 +79,8 @@ class _Unpacked(io.RawIOBase):
             position = self._packed.tell()
             if self._window_bytes > MAX_RATIO * (position - self._window_start):
                 raise DataError(
-                    f"{self._path}: unpacks to more than {MAX_RATIO} times its size, which no text does; it is not "
-                    "read on; if you trust it, unpack it and name the unpacked file"
+                    f"{self._path}: unpacks to more than {MAX_RATIO} times its size, which is unusual for text, so "
+                    "reading was stopped; if you trust the file, unpack it and use the unpacked file"
                 )
             self._window_start, self._window_bytes = position, 0
         return len(content)
@@ -115,14 +116,12 @@ def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
         except UnicodeError as error:
             reason = getattr(error, "reason", error)
             raise DataError(
-                f"{path}: not {encoding} text ({reason}, in or behind line {number}); state another encoding"
+                f"{path}: not {encoding} text ({reason}, in or after line {number}); use another encoding"
             ) from None
         if not line:
             return
         if len(line) > MAX_LINE:
-            raise DataError(
-                f"{path}, line {number}: is longer than {MAX_LINE >> 20} MiB; break it into lines, one text each"
-            )
+            raise DataError(f"{path}, line {number}: longer than {MAX_LINE >> 20} MiB; split it into one line per text")
         wrong = None if line.isascii() else _WRONG_BYTE.search(line)
         if wrong is not None or (number == 1 and line.count("\0") * 3 > len(line)):
             raw, problem = line.encode(encoding, "surrogateescape"), "every second byte is 0"
@@ -134,8 +133,8 @@ def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
             raise DataError(
                 f"{path}, line {number}: not {encoding.upper()} text ({problem}); "
                 f"{f'it is likely {likely}: ' if likely else ''}save the file as UTF-8, or state its encoding: "
-                f"--encoding {likely or 'NAME'} ({', '.join(WITH_OPTION)}), or encoding: {likely or 'NAME'} in a "
-                "recipe's source"
+                f"--encoding {likely or 'NAME'} ({', '.join(WITH_OPTION)}), or encoding: {likely or 'NAME'} of the "
+                "source in a recipe"
             )
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
@@ -161,10 +160,10 @@ def check_file(path: Path) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; name a file in it")
+        raise DataError(f"{path}: is a folder; give a file in it")
     folder = path.parent
     if not folder.is_dir():
-        raise DataError(f"{path}: no such file, and no folder {folder} (this command was started in {Path.cwd()})")
+        raise DataError(f"{path}: no such file, and no folder {folder} (working directory: {Path.cwd()})")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     hint = did_you_mean(path.name, names)
     raise DataError(f"{path}: no such file; {hint}files in {folder}: {', '.join(names[:12]) or 'none'}")
@@ -188,11 +187,10 @@ def format_of_source(source: FileSource) -> str:
             if name in (None, "text"):
                 name = "csv"
             if name in ("jsonl", "parquet"):
-                raise DataError(f"{path}: is {name}, which has no delimiter and no header; leave both keys out")
+                raise DataError(f"{path}: the format {name} has no delimiter and no header; leave both keys out")
     if name is None:
         raise DataError(
-            f"{path}: its suffix does not tell the format; set the source's format: to one of "
-            "tsv, csv, jsonl, parquet, text"
+            f"{path}: the suffix names no format; set format: of the source to tsv, csv, jsonl, parquet or text"
         )
     # TSV has tabs; a .tsv file with another delimiter has quotes as CSV.
     return "csv" if name == "tsv" and source.delimiter not in (None, "\t") else name
@@ -205,31 +203,33 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
     kind = format_of_source(source)
     if kind == "parquet":
         if source.encoding is not None:
-            raise DataError(f"{path}: is Parquet, whose texts are UTF-8; leave out the encoding {source.encoding}")
+            raise DataError(f"{path}: Parquet texts are always UTF-8; leave out the encoding {source.encoding}")
         try:
             yield from class_records(_parquet_rows(path), str(path), labels)
         except (DataError, MissingDependencyError):
             raise
         except Exception as error:  # pyarrow's errors have no common base class
-            raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}") from None
+            raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}; write it again") from None
         return
     if kind == "text" and source.label is not None and source.label_value is None:
         raise DataError(
-            f"{path}: plain text has no label column; set the source's label_value: to the label of its lines"
+            f"{path}: plain text has no label column; set label_value: of the source to the label of all its lines"
         )
     if kind == "text" and source.text_pair is not None:
-        raise DataError(f"{path}: plain text has one column, and no second text; give pairs as TSV, CSV or JSONL")
+        raise DataError(f"{path}: plain text has one column; give pairs as TSV, CSV or JSONL")
     with open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
             delimiter, lines = detect_delimiter(lines, source.delimiter)
             name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
-            remedy = f'put a text that holds {name} in double quotes ("...")'
+            remedy = f'put a text that contains {name} in double quotes ("...")'
             yield from _table_records(path, _csv_rows(path, lines, delimiter), remedy, header=source.header)
         elif kind == "tsv":
             rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines if line.rstrip("\r\n"))
-            remedy = "a tab inside a text needs CSV or JSONL, because TSV has no quoting"
+            remedy = "a text that contains a tab needs CSV or JSONL, because TSV has no quotes"
             yield from _table_records(path, rows, remedy, header=source.header)
+        elif kind == "conll":
+            yield from _conll_records(path, lines, source)
         else:
             for number, line in lines:
                 if not line.strip():
@@ -245,6 +245,43 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
                 if not isinstance(values, dict):
                     raise DataError(f'{where}: must be a JSON object ({{"text": …}}), not {type(values).__name__}')
                 yield where, values
+
+
+def _conll_records(path: Path, lines: Iterator[Line], source: FileSource) -> Iterator[Record]:
+    """Yield each sentence as its text, the tokens joined by spaces, and its labelled spans. Raises DataError.
+
+    Columns are separated by tabs, or else by white space. Comments (``#`` and no tag) are left out.
+    """
+    column = {"text": 0, "label": -1}
+    column |= {key: int(name) - 1 for key in column if (name := str(getattr(source, key))).isdecimal()}
+    tokens: list[str] = []
+    tags: list[Tag] = []
+    first = 0
+    for number, line in itertools.chain(lines, [(0, "")]):
+        content = line.rstrip("\r\n")
+        cells = content.split("\t") if "\t" in content else content.split()
+        if not any(cells) or cells[0] == "-DOCSTART-":
+            if tokens:
+                ends = [*itertools.accumulate(len(token) + 1 for token in tokens)]
+                spans = [
+                    {"start": ends[begin] - len(tokens[begin]) - 1, "end": ends[end - 1] - 1, "label": label}
+                    for label, begin, end in tag_runs(tags)
+                ]
+                yield f"{path}, line {first}", {source.text: " ".join(tokens), source.label or "spans": spans}
+            tokens, tags = [], []
+            continue
+        tag = cells[column["label"]] if column["label"] < len(cells) else ""
+        if len(cells) < 2 or not "".join(cells[column["text"] : column["text"] + 1]) or not _TAG.fullmatch(tag):
+            if cells[0].startswith("#"):
+                continue
+            raise DataError(
+                f"{path}, line {number}: has no token and tag (O, B-LABEL, I-LABEL; also E-, S-, L-, U-) in "
+                f"its columns: {format_names(map(repr, cells), 5)}; repair the line, or set the source's text: and "
+                "label: to the numbers of the two columns"
+            )
+        first = first if tokens else number
+        tokens.append(cells[column["text"]])
+        tags.append(parse_tag(tag))
 
 
 def first_lines(path: Path, encoding: str | None = None) -> list[str]:
@@ -307,20 +344,19 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
     for number, cells in rows:
         if not names:
             if len(cells) > MAX_COLUMNS:
-                raise DataError(f"{path}, line 1: names {len(cells):,} columns; at most {MAX_COLUMNS:,} are read")
+                raise DataError(f"{path}, line 1: has {len(cells):,} columns; at most {MAX_COLUMNS:,} are possible")
             names = [str(place) for place in range(1, len(cells) + 1)]
             if header:
                 repeated = next((name for name, count in Counter(cells).items() if count > 1 and name), None)
                 if repeated is not None:
                     raise DataError(
-                        f"{path}, line 1: column {format_names([repeated])!r} is there twice; the first line must "
-                        "name each column once"
+                        f"{path}, line 1: column {format_names([repeated])!r} occurs twice; rename one of them"
                     )
                 names = [name or f"column {place}" for place, name in enumerate(cells, start=1)]
                 continue
         if len(cells) != len(names):
             first = "the header" if header else "the first row"
-            columns = f"{len(cells)} columns, {first} {len(names)} ({format_names(names)})"
+            columns = f"{len(cells)} columns, but {first} has {len(names)} ({format_names(names)})"
             raise DataError(f"{path}, line {number}: has {columns}; {remedy}")
         yield f"{path}, line {number}", dict(zip(names, cells, strict=True))
 
@@ -354,8 +390,8 @@ def _parquet_rows(path: Path) -> Any:
     unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
         raise DataError(
-            f"{path}: holds {metadata.num_rows:,} rows, unpacked {unpacked:,} bytes, in {size:,} bytes, as no text "
-            "does; it is not read; if you trust it, write it anew as JSONL"
+            f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes unpacked are unusual for text in {size:,} "
+            "bytes, so the file is not read; if you trust it, write it again as JSONL"
         )
     options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
     return datasets.load_dataset("parquet", data_files=str(path), **options)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import FileSource, HubSource
+from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, Tag
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
 Record = tuple[str, Mapping[str, object]]
@@ -24,6 +25,8 @@ Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
 MAX_LABELS = 62
 """Maximum number of labels if a row can have several: each is one bit of an int64."""
+SCORE_UNIT, MAX_SCORE = 1e-6, 1e6
+"""Unit in which scores are stored as integers, as caches, fingerprints and golden inputs need them; largest score."""
 _MAX_NAME = 80  # maximum length of a column name or label in a message
 
 
@@ -36,6 +39,25 @@ class Unreadable(str):
         text = super().__new__(cls, value_json)
         text.problem = problem
         return text
+
+
+class Span(NamedTuple):
+    """A labelled part of a text: the characters ``start`` to ``end``, counted in Unicode code points."""
+
+    start: int
+    end: int
+    label: str
+
+
+class SpanText(str):
+    """A text with its labelled ``spans``, ascending and disjoint."""
+
+    spans: tuple[Span, ...]
+
+    def __new__(cls, text: str, spans: tuple[Span, ...]) -> Self:
+        spanned = super().__new__(cls, text)
+        spanned.spans = spans
+        return spanned
 
 
 @dataclass(frozen=True)
@@ -71,11 +93,11 @@ def rows_of(
         for kind, name in columns:
             if name not in values:
                 hint = f"{did_you_mean(name, list(values))}columns: {format_names(values) if values else 'none'}"
-                raise DataError(f"{where}: no column {name!r}; {hint}; set the source's {kind}: to one of them")
+                raise DataError(f"{where}: no column {name!r}; {hint}; set {kind}: of the source to one of them")
         if label is None and (source.label is not None or source.label_value is not None):
             raise DataError(
-                f"{where}: has no label in column {source.label!r}; fill it in, "
-                "or set skip_unlabelled: true for this source to leave such rows out"
+                f"{where}: has no label in column {source.label!r}; fill it in, or set skip_unlabelled: true for this "
+                "source to leave such rows out"
             )
         texts = []
         for column in text_columns:
@@ -85,17 +107,77 @@ def rows_of(
                     value.encode("utf-8")
                 except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
                     problem = (
-                        f"character {error.start + 1} is half of a surrogate pair "
-                        f"(U+{ord(value[error.start]):04X}), not text; repair or remove this row"
+                        f"character {error.start + 1} is half of a surrogate pair (U+{ord(value[error.start]):04X}), "
+                        "which is not text; correct or remove this row"
                     )
             elif value is not None or not blanks:
                 name = "nothing" if value is None else f"a value of type {type(value).__name__}"
-                problem = f"column {column!r} holds {name}; it must hold text"
+                problem = f"column {column!r} has {name} instead of text; correct or remove this row"
             if problem is not None and not blanks:
                 raise DataError(f"{where}: {problem}")
             text = "" if value is None else str(value)
             texts.append(text if problem is None else Unreadable(json.dumps(value, default=str), problem))
         yield Row(texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, where, values if blanks else None)
+
+
+def span_rows(records: Iterable[Record], source: SpanSource, labels: Sequence[str] = ()) -> Iterator[Row]:
+    """Make rows of texts with labelled spans; the labels of a row are those of its spans.
+
+    Raises DataError: as :func:`rows_of`, or a span that is damaged, overlaps a second span, or has a label that is not
+    among ``labels`` (empty: any).
+    """
+    records, copies = itertools.tee(records)
+    for (where, values), row in zip(records, rows_of(copies, source.model_copy(update={"label": None})), strict=True):
+        items = values.get(str(source.label))
+        if not isinstance(items, (list, tuple)):
+            raise DataError(
+                f"{where}: has no list of spans under {source.label!r}; keys: {format_names(values)}; a text without "
+                "spans has an empty list"
+            )
+        spans = []
+        for item in items:
+            fields = {key: item.get(key) for key in Span._fields} if isinstance(item, Mapping) else {}
+            start, end, label = fields.get("start"), fields.get("end"), fields.get("label")
+            if type(start) is not int or type(end) is not int or not isinstance(label, str) or not label:
+                shown = json.dumps(item, default=str, ensure_ascii=False)[:80]
+                raise DataError(f'{where}: {shown} is no span; it must be {{"start": 0, "end": 3, "label": "NAME"}}')
+            if not 0 <= start < end <= len(row.text):
+                raise DataError(
+                    f"{where}: the span {start} to {end} ({label}) is empty or outside the text of {len(row.text)} "
+                    "characters; offsets count Unicode code points from 0, and end is behind the last one"
+                )
+            if labels and label not in labels:
+                hint = did_you_mean(label, labels)
+                raise DataError(
+                    f"{where}: label {label[:_MAX_NAME]!r} is not in the set; {hint}allowed: {', '.join(labels)}; "
+                    "change the span, or data.labels"
+                )
+            spans.append(Span(start, end, label))
+        spans.sort()
+        for span, following in itertools.pairwise(spans):
+            if following.start < span.end:
+                both = " and ".join(f"{each.start} to {each.end} ({each.label})" for each in (span, following))
+                raise DataError(f"{where}: the spans {both} overlap; a character can be in one span only: remove one")
+        names = tuple(dict.fromkeys(span.label for span in spans))
+        yield Row(SpanText(str(row.text), tuple(spans)), names, where)
+
+
+def tag_runs(tags: Iterable[Tag]) -> list[tuple[str, int, int]]:
+    """Return label, begin and end of each span of a sequence of tags, leniently, as conlleval and seqeval do.
+
+    A span also begins without a B: behind O or another label. It ends where no token of its label follows.
+    """
+    runs: list[tuple[str, int, int]] = []
+    begin: int | None = None
+    last: Tag = "O", ""
+    for index, (position, label) in enumerate([*tags, ("O", "")]):
+        begins = position != "O" and (position in "BS" or last[0] in "OES" or label != last[1])
+        if begin is not None and (begins or position == "O"):
+            runs.append((last[1], begin, index))
+            begin = None
+        begin = index if begins else begin
+        last = position, label
+    return runs
 
 
 def _label(
@@ -118,8 +200,8 @@ def _label(
     items: Sequence[object] = value if is_list and isinstance(value, (list, tuple)) else (value,)
     if not all(isinstance(item, (str, int) if is_list else (str, int, float)) for item in items):
         raise DataError(
-            f"{where}: column {source.label!r} holds a value of type {type(value).__name__}; a label is a name or a "
-            "number, several labels are a list of them"
+            f"{where}: column {source.label!r} has a value of type {type(value).__name__}; a label must be a name or "
+            "a number, several labels a list of them"
         )
     if separator is not None and isinstance(value, str):
         return tuple(name for part in value.split(separator) if (name := part.strip()))
@@ -130,6 +212,11 @@ def _label(
     )
     label: Label = labels[0] if separator is None else labels
     return label
+
+
+def first_text(text: Text) -> str:
+    """Return a text, or the first of a pair."""
+    return text if isinstance(text, str) else text[0]
 
 
 def join_pair(text: Text) -> str:
@@ -217,30 +304,37 @@ def hash_texts(digest: Any, texts: Iterable[Text]) -> None:
             content = part.encode("utf-8")
             digest.update(len(content).to_bytes(8, "little"))
             digest.update(content)
+            if isinstance(part, SpanText):
+                digest.update(json.dumps(part.spans).encode("utf-8"))
 
 
 def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] | None, remedy: str) -> None:
     """Raise DataError if the set ``name`` is not the one whose fingerprint training recorded in ``trained_on``."""
     if trained_on and trained_on.get(name, fingerprint) != fingerprint:
         raise DataError(
-            f"the {name} set is not the one of this model's training; its data changed since. Restore the data, or "
-            f"{remedy}"
+            f"the {name} set differs from the one of this model's training, so its data changed since; restore the "
+            f"data, or {remedy}"
         )
 
 
 def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
-    """Read the rows into memory, labelled as by :func:`labelled`. Raises DataError."""
+    """Read the rows into memory, labelled as by :func:`labelled`; without ``labels`` scored. Raises DataError."""
     return LabelledTexts.of(list(labelled(rows, labels)))
 
 
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
     """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
 
+    Without ``labels``, the label of a row is a score (:func:`score_of`).
+
     A label is matched by name, else read as an index; never as an index if a class is named by the index of another
     class: with labels called "1" … "5" a "4" could mean the fourth or the fifth.
 
     Raises DataError: an unknown label, or a row without a label.
     """
+    if not labels:
+        yield from ((row.text, score_of(row)) for row in rows)
+        return
     by_name = {name: index for index, name in enumerate(labels)}
     # isdecimal alone would accept digits of other scripts, which are names.
     numeric = [name for name in labels if name.isascii() and name.isdecimal() and len(name) < 10]
@@ -254,19 +348,47 @@ def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text,
                 index = int(name) if int(name) < len(labels) else None
             if index is None or label is None:
                 quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
-                problem = "has no label" if label is None else f"label {quoted} is not in the set"
+                problem = "has no label" if label is None else f"label {quoted} is not in data.labels"
                 hint = did_you_mean(name, by_name) if label is not None else ""
                 ranges = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
                 raise DataError(
-                    f"{row.where}: {problem}; {hint}allowed: {', '.join(labels)}{ranges}; change the row, or "
+                    f"{row.where}: {problem}; {hint}allowed: {', '.join(labels)}{ranges}; correct the row, or change "
                     "data.labels"
                 )
             indices.append(index)
         yield row.text, sum({1 << index for index in indices}) if isinstance(row.label, tuple) else indices[0]
 
 
+def score_of(row: Row) -> int:
+    """Return the number in the label of a row, in millionths. Raises DataError for anything else."""
+    try:
+        score = float(str(row.label))
+    except ValueError:
+        score = math.nan
+    if not abs(score) <= MAX_SCORE:
+        raise DataError(
+            f"{row.where}: the score {str(row.label)[:40]!r} is not a number between −{MAX_SCORE:g} and "
+            f"{MAX_SCORE:g}; correct this row"
+        )
+    return round(score / SCORE_UNIT)
+
+
+def query_numbers(texts: Sequence[Text]) -> NDArray[np.int64] | None:
+    """Number the queries of pairs of query and document, int64 [n]; None: the texts are no such pairs.
+
+    They are if at least half of the pairs share their first text with another pair.
+    """
+    if not texts or any(isinstance(text, str) for text in texts):
+        return None
+    numbers: dict[str, int] = {}
+    queries = np.array([numbers.setdefault(first_text(text), len(numbers)) for text in texts], dtype=np.int64)
+    return queries if (np.bincount(queries)[queries] > 1).mean() >= 0.5 else None
+
+
 def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> list[int]:
     """Count the rows of each class; ``several``: the int64 [n] ``numbers`` are sets of labels."""
+    if not classes:  # scores, or no labels
+        return []
     if several:
         return [int((numbers >> bit & 1).sum()) for bit in range(classes)]
     return [int(count) for count in np.bincount(numbers, minlength=classes)]

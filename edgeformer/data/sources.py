@@ -24,6 +24,8 @@ from edgeformer.artifacts.data_config import (
     FileSource,
     HubSource,
     Source,
+    SpanData,
+    SpanSource,
     SyntheticSource,
     TextConfig,
     check_encoding,
@@ -38,14 +40,14 @@ from edgeformer.data.records import (
     hub_rows,
     suffix_format,
 )
-from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of
+from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of, span_rows
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
-TEXT_COLUMNS = ("text", "sentence", "content", "review")
+TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "passage")
 PAIR_COLUMNS = (
     ("sentence1", "sentence2"), ("text1", "text2"), ("text", "text_pair"), ("premise", "hypothesis"),
-    ("question1", "question2"), ("question", "sentence"), ("query", "passage"),
+    ("question1", "question2"), ("question", "sentence"), ("query", "passage"), ("query", "document"),
 )  # fmt: skip
 LABEL_COLUMNS = (
     "label", "labels", "sentiment", "class", "classes", "category", "categories", "target", "intent", "topic", "rating",
@@ -53,11 +55,17 @@ LABEL_COLUMNS = (
     "etiquette", "categoria", "clase", "etiqueta",
 )  # fmt: skip
 """Names of label columns in the form of :func:`plain_name`. The first three are preferred, in this order."""
-_SCORE_COLUMNS = ("score", "similarity", "similarity_score", "label")
+SCORE_COLUMNS = ("score", "similarity", "similarity_score", "relevance", "label", "value", "target", "rating", "stars")
+"""Names of columns with numbers, in order of preference."""
 _IMPORTED_PARTS = ("train", "validation", "test")
 _OTHER_STEMS = {"validation": ("dev", "valid"), "sst-test": ("test",)}
 _TABLE_SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
+_SPAN_SUFFIXES = ("conll", "jsonl")
 _TEXT_SUFFIXES = ("txt", *_TABLE_SUFFIXES)
+
+
+SPANS = SpanSource(kind="file", path="")
+"""Source that files of texts with spans are read like if nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,9 @@ def read(
     elif isinstance(source, HubSource):
         name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
         rows = rows_of(class_records(hub_rows(source), name, labels), source, separator, blanks=blanks)
+    elif isinstance(source, SpanSource) and with_labels:
+        name = source.path
+        rows = span_rows(file_records(source), source, labels)
     else:
         name = source.path
         rows = rows_of(file_records(source, labels), source, separator, blanks=blanks)
@@ -147,7 +158,7 @@ def read(
             skipped.append(row.where)
     if is_empty and not isinstance(source, SyntheticSource):
         kind = "labelled rows" if source.skip_unlabelled else "rows"
-        raise DataError(f"{name}: no {kind} in it; a set needs at least one")
+        raise DataError(f"{name}: has no {kind}; a set needs at least one")
 
 
 def file_source(
@@ -161,7 +172,8 @@ def file_source(
     """Return a source for a file, with the columns of ``like`` if the file has them, else with well-known columns.
 
     Args:
-        like: source that the file replaces, of pairs or of single texts. None: pairs if the file has their columns.
+        like: source that the file replaces, of pairs, of single texts or of texts with spans. None: pairs if the file
+            has their columns.
         labelled: False: find the text only.
         labels: possible names of the label column.
         columns: columns that the user names. A text without a second text is a single text. Numbers are the columns
@@ -170,6 +182,10 @@ def file_source(
     Raises DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
     user_columns = columns or Columns()
+    if isinstance(like, SpanSource) and labelled:
+        check_file(path)
+        keys = {"text": user_columns.text or like.text, "label": user_columns.label or like.label}
+        return like.model_copy(update={**keys, "path": str(path), "format": None, "encoding": user_columns.encoding})
     source, names = _open_table(path, like, user_columns)
     user_columns.check(path, names)
     like_text, like_pair, like_label = (getattr(like, key, None) for key in ("text", "text_pair", "label"))
@@ -179,10 +195,12 @@ def file_source(
         column = matching_column(expected, names)
         if column is not None:
             return column
-        remedy = f"rename one to one of {format_names(expected, 5)}"
+        remedy = f"rename a column to one of {format_names(expected, 5)}"
         if columns is not None:
             option = f"--{kind}"
-            remedy = f"name it ({option} COLUMN; {option} NUMBER if the first line names no columns), or {remedy}"
+            remedy = (
+                f"choose one ({option} COLUMN, or {option} NUMBER if the first line has no column names), or {remedy}"
+            )
         raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
     text, second = user_columns.text, user_columns.text_pair
@@ -190,17 +208,17 @@ def file_source(
         pairs = dict.fromkeys([*([(like_text, like_pair)] if like_pair is not None else []), *PAIR_COLUMNS])
         text, second = next(((a, b) for a, b in pairs if a in names and b in names), (None, None))
         if text is None and like_pair is not None:
-            option = "name them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
+            option = "choose them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
             known_pairs = ", ".join(f"{first} and {other}" for first, other in pairs)
             raise DataError(
-                f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two of them to one of "
+                f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two columns to "
                 f"{known_pairs}"
             )
     if text is None:
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
         text = find("text", [name for name in (like_text, *first_texts, *TEXT_COLUMNS) if name != second])
     if text == second:
-        raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; name two")
+        raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; choose two columns")
     source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
@@ -211,7 +229,7 @@ def file_source(
         label = find("label", (like_label, *label_names))
         rivals = [name for name in names if plain_name(name) in {*label_names} & {*LABEL_COLUMNS[3:]}]
         if label in rivals and len(rivals) > 1 and (like_label is None or plain_name(label) != plain_name(like_label)):
-            remedy = "choose one: --label COLUMN" if columns is not None else "rename the one that does to label"
+            remedy = "choose one: --label COLUMN" if columns is not None else "rename the right one to label"
             raise DataError(f"{path}: {len(rivals)} columns could hold the labels: {format_names(rivals)}; {remedy}")
     return source.model_copy(update={"label": label, "skip_unlabelled": getattr(like, "skip_unlabelled", False)})
 
@@ -243,7 +261,7 @@ def columns_of(source: FileSource) -> list[str]:
     """Return the names of a file's columns, by its first record. Raises DataError for a file without records."""
     for _, values in file_records(source):
         return list(values)
-    raise DataError(f"{source.path}: no rows in it; a set needs at least one")
+    raise DataError(f"{source.path}: has no rows; a set needs at least one")
 
 
 def replacement_source(
@@ -253,8 +271,12 @@ def replacement_source(
     *,
     labelled: bool = True,
     single: bool = False,
+    labels: Sequence[str] = LABEL_COLUMNS,
 ) -> FileSource:
-    """Return a source for a file that replaces a model's own data; pairs only if that data has pairs."""
+    """Return a source for a file that replaces a model's own data; pairs only if that data has pairs.
+
+    ``labels``: possible names of the label column.
+    """
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if single:
@@ -270,17 +292,17 @@ def replacement_source(
         like = next(fitting, sources[0])
         second = getattr(like, "text_pair", None)
         if user_columns.text_pair is not None and second is None:
-            raise DataError(f"{path}: --pair {user_columns.text_pair}: this model reads single texts, and no pairs")
+            raise DataError(f"{path}: --pair {user_columns.text_pair}: this model reads single texts; leave --pair out")
         if columns is not None and columns.text is not None and columns.text_pair is None:
             columns = replace(columns, text_pair=second)
-        source = file_source(path, like, labelled=labelled, columns=columns)
+        source = file_source(path, like, labelled=labelled, labels=labels, columns=columns)
         return source.model_copy(update={"skip_unlabelled": False})
-    source = file_source(path, labelled=labelled, columns=columns)
+    source = file_source(path, labelled=labelled, labels=labels, columns=columns)
     text = matching_column(TEXT_COLUMNS, columns_of(source))
     if source.text_pair is not None and text is not None and not user_columns.text and not user_columns.text_pair:
         raise DataError(
-            f"{path}: nothing is known of this model's data, so rows could be single texts ({text}) or pairs "
-            f"({source.text} and {source.text_pair}); name the columns: --text {text}, or --text {source.text} --pair "
+            f"{path}: rows could be single texts ({text}) or pairs ({source.text} and {source.text_pair}), and the "
+            f"bundle does not record which the model reads; choose: --text {text}, or --text {source.text} --pair "
             f"{source.text_pair}"
         )
     return source
@@ -288,9 +310,9 @@ def replacement_source(
 
 def pairs_source(path: Path, like: Source | None = None, columns: Columns | None = None) -> FileSource:
     """Return a source for a file of scored pairs, as :func:`file_source`. Raises DataError."""
-    source = file_source(path, like, labels=_SCORE_COLUMNS, columns=columns)
+    source = file_source(path, like, labels=SCORE_COLUMNS, columns=columns)
     if source.text_pair is None:
-        raise DataError(f"{path}: has single texts, no pairs; name two columns sentence1 and sentence2, a third score")
+        raise DataError(f"{path}: has no pairs; it needs the columns sentence1, sentence2 and score")
     return source
 
 
@@ -305,7 +327,8 @@ def _rows_by_source(config: DataConfig, part: str, skipped: list[str]) -> Iterat
         if source.kind == "synthetic-reviews" or source.rows is None:  # a generator makes the requested number of rows
             yield rows(skipped=skipped)
         else:
-            yield sampled_rows(rows, source.rows, config.split_seed, f"data.parts.{part}.{number}.rows", skipped)
+            key = f"data.parts.{part}.{number}.rows"
+            yield sampled_rows(rows, source.rows, config.split_seed, key, skipped, by_label=bool(config.labels))
 
 
 def load_part(config: DataConfig, part: str, skipped: list[str] | None = None) -> LabelledTexts:
@@ -338,17 +361,21 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     required |= {"imported": (), "stratified": ("train",)}
     needed = dict.fromkeys(required.get(config.split, ("train", "validation")), f"split {config.split!r}")
+    suffixes, first_source = (_SPAN_SUFFIXES, SPANS) if isinstance(config, SpanData) else (_TABLE_SUFFIXES, None)
     further: Iterable[str] = _IMPORTED_PARTS if config.split == "imported" else ()
     if config.split == "stratified":  # use a test file if there is one
-        further = [part for part in _IMPORTED_PARTS if _files_of_part(folder, part, _TABLE_SUFFIXES)]
+        further = [part for part in _IMPORTED_PARTS if _files_of_part(folder, part, suffixes)]
     names = dict.fromkeys((*config.parts, *further))
-    files, notes = _part_files(folder, names, _TABLE_SUFFIXES, needed)
-    first_part = next(iter(config.parts.values()), (None,))
-    parts = {part: (file_source(path, config.parts.get(part, first_part)[0]),) for part, path in files.items()}
+    files, notes = _part_files(folder, names, suffixes, needed)
+    first_part = next(iter(config.parts.values()), (first_source,))
+    labels = label_columns(config.labels)
+    parts = {
+        part: (file_source(path, config.parts.get(part, first_part)[0], labels=labels),) for part, path in files.items()
+    }
     for part in _IMPORTED_PARTS:
-        unread = [] if part in names else _files_of_part(folder.resolve(), part, _TABLE_SUFFIXES)[:1]
+        unread = [] if part in names else _files_of_part(folder.resolve(), part, suffixes)[:1]
         if unread and unread[0] not in files.values():
-            notes.append(f"{unread[0].name} is left alone: split {config.split} of this recipe has no such part")
+            notes.append(f"{unread[0].name} is not used: split {config.split} of this recipe has no such part")
     protocol = config.split
     if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for both would select the epoch and also give the reported score.
@@ -356,7 +383,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
         notes.append(f"split {protocol}: a tenth of train is held out as validation set")
     elif protocol == "stratified" and "test" in parts:
         protocol = "given"
-        notes.append("split given: the sets are the folder's files, none is cut from train")
+        notes.append("split given: the sets are the files of the folder")
     config = config.model_copy(update={"parts": parts, "split": protocol})
     try:
         type(config).model_validate(config.model_dump(), strict=False)
@@ -365,32 +392,47 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     return config, notes
 
 
-def imported_parts(folder: Path, *, scored: bool) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
-    """Return the files of a folder as parts of an imported model (``scored``: pairs), and notes. Raises DataError."""
-    files, notes = _part_files(folder, _IMPORTED_PARTS, _TEXT_SUFFIXES if scored else _TABLE_SUFFIXES, {})
+def label_columns(labels: Sequence[str]) -> Sequence[str]:
+    """Return the possible names of the label column; without ``labels`` it holds scores."""
+    return LABEL_COLUMNS if labels else SCORE_COLUMNS
+
+
+def imported_parts(
+    folder: Path, *, scored: bool, labels: Sequence[str] = LABEL_COLUMNS, like: Source | None = None
+) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
+    """Return the files of a folder as parts of an imported model (``scored``: pairs), and notes. Raises DataError.
+
+    ``labels``: possible names of the label column. ``like``: :data:`SPANS` for texts with spans.
+    """
+    suffixes = _TEXT_SUFFIXES if scored else _SPAN_SUFFIXES if isinstance(like, SpanSource) else _TABLE_SUFFIXES
+    files, notes = _part_files(folder, _IMPORTED_PARTS, suffixes, {})
     parts: dict[str, tuple[Source, ...]] = {}
     for part, path in files.items():
         is_pairs = scored and part != "train"
-        parts[part] = (pairs_source(path) if is_pairs else file_source(path, labelled=not scored),)
+        source = pairs_source(path) if is_pairs else file_source(path, like, labelled=not scored, labels=labels)
+        parts[part] = (source,)
     return parts, notes
 
 
-def imported_data(path: Path | None, labels: Sequence[str] | None, max_length: int) -> tuple[dict[str, Any], list[str]]:
+def imported_data(
+    path: Path | None, labels: Sequence[str] | None, max_length: int, like: Source | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Return the ``data`` section of an imported model's recipe, and notes for the user. Raises DataError.
 
-    ``path``: a file for validation and test, or a folder with the files of the parts. ``labels``: None: embeddings.
+    ``path``: a file for validation and test, or a folder with the files of the parts. ``labels``: empty: regression;
+    None: embeddings. ``like``: :data:`SPANS` for texts with spans.
     """
     path = path.resolve() if path is not None else None
     section: dict[str, Any] = {"parts": {}, "max_length": max_length}
     notes: list[str] = []
     if path is not None and path.is_dir():
-        parts, notes = imported_parts(path, scored=labels is None)
+        parts, notes = imported_parts(path, scored=labels is None, labels=label_columns(labels or ()), like=like)
         section["parts"] = {part: [source.model_dump() for source in sources] for part, sources in parts.items()}
     elif path is not None:
-        source = pairs_source(path) if labels is None else file_source(path)
+        source = pairs_source(path) if labels is None else file_source(path, like, labels=label_columns(labels))
         section["parts"] = {"test": [source.model_dump()]}
     if labels is not None:
-        section |= {"split": "imported", "labels": list(labels), "cleaning": "none"}
+        section |= {"split": "imported", "cleaning": "none", **({"labels": list(labels)} if labels else {})}
     return section, notes
 
 
@@ -406,20 +448,22 @@ def _part_files(
     for part in parts:
         if paths := _files_of_part(folder, part, suffixes):
             if len(paths) > 1:
-                notes.append(f"part {part}: read from {paths[0].name}; {paths[1].name} is left alone")
+                notes.append(f"part {part}: read from {paths[0].name}; {paths[1].name} is not used")
             files[part] = paths[0]
         elif part in needed:
             expected = ", ".join(f"{part}.{suffix}" for suffix in suffixes)
             stems = "".join(f" (or {stem}.{suffixes[0]} …)" for stem in _OTHER_STEMS.get(part, ()))
             present = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "nothing"
             raise DataError(
-                f"{folder}: no file for part {part!r}, which {needed[part]} uses; looked for "
-                f"{expected}{stems}, also as .xz, .gz, .bz2; the folder has: {present}"
+                f"{folder}: no file for the part {part!r} of {needed[part]}; expected {expected}{stems}, also as .xz, "
+                f".gz, .bz2; the folder has: {present}"
             )
         else:
-            notes.append(f"part {part}: no file in {folder}; left out")
+            notes.append(f"part {part}: no file in {folder}, left out")
     if not files:
-        raise DataError(f"{folder}: has none of the files {', '.join(parts)} ({', '.join(suffixes)})")
+        raise DataError(
+            f"{folder}: none of the parts {', '.join(parts)} has a file with the suffix {', '.join(suffixes)}"
+        )
     return files, notes
 
 

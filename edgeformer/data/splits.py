@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.artifacts.data_config import Amount, DataConfig
+from edgeformer.artifacts.data_config import Amount, DataConfig, SpanData
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.data.cleaning import clean, count_words
-from edgeformer.data.rows import LabelledTexts, Row, Text, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Row, Text, comparison_key, first_text, join_pair, label_counts
 
 Int64s = NDArray[np.int64]
 MIN_ROWS = 10
@@ -45,7 +45,9 @@ def set_parts(config: DataConfig) -> dict[str, tuple[str, ...]]:
     for part in config.parts:
         if part not in used:
             if part in sets:
-                raise DataError(f"data.parts: under split {config.split!r} no part may be called {part!r}; rename it")
+                raise DataError(
+                    f"data.parts: with split: {config.split} a part must not have the name {part!r} of a set; rename it"
+                )
             sets[part] = (part,)
     return sets
 
@@ -58,17 +60,24 @@ def unknown_set(name: str, sets: Iterable[str]) -> InputError:
 
 def missing_set(name: str) -> DataError:
     """Return the error for a model that was imported without the data of a set."""
-    data = "its training text" if name == "train" else f"a {name} set"
-    own_file = "" if name == "train" else ", or give evaluate a file of its own: --data FILE"
+    data = "training text" if name == "train" else f"{name} set"
+    own_file = "" if name == "train" else ", or score a file: evaluate --data FILE"
     return DataError(
-        f"data.parts: this model was trained elsewhere, and nothing is known of {data}; import it again with a folder "
-        f"that has {name}.tsv (or .csv, .jsonl): --data DIR{own_file}"
+        f"data.parts: this imported model has no {data}; import it again with a folder that has {name}.tsv (or .csv, "
+        f".jsonl): --data DIR{own_file}"
     )
 
 
 def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
     """Raise DataError if the training set, with ``counts`` rows of each label, has fewer than two classes."""
+    if not config.labels:
+        return
     present = [label for label, count in zip(config.labels, counts, strict=True) if count]
+    if isinstance(config, SpanData):
+        if not present:
+            raise DataError("the training set has no labelled span; it needs some of data.labels "
+                            f"({', '.join(config.labels)})")  # fmt: skip
+        return
     if len(present) < 2:
         label = repr(present[0]) if present else "nothing"
         raise DataError(
@@ -80,8 +89,10 @@ def check_classes(config: DataConfig, counts: Sequence[int]) -> None:
 def split(config: DataConfig, parts: dict[str, LabelledTexts]) -> dict[str, LabelledTexts]:
     """Make the sets of the protocol: train, validation, its test set, then the other parts. Raises DataError."""
     sets = make_sets(config, tuple(set_parts(config)), parts)
-    several = config.separator is not None
-    check_classes(config, label_counts(sets["train"].labels, len(config.labels), several=several))
+    scores, several = sets["train"].labels, config.separator is not None
+    check_classes(config, label_counts(scores, len(config.labels), several=several))
+    if not config.labels and np.ptp(scores) == 0:
+        raise DataError(f"the training set: all {len(scores)} rows have the same score; there is nothing to learn")
     return sets
 
 
@@ -101,9 +112,10 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
             order = np.random.default_rng(config.split_seed).permutation(len(pool))
             cuts = np.split(order, [len(pool) * 8 // 10, len(pool) * 8 // 10 + len(pool) // 10])
         elif config.split == "stratified":
-            cuts = _stratified(config, pool.labels, np.array([*map(text_hash, pool.texts)], dtype=np.uint64))
+            hashes = np.array([text_hash(_deciding_text(config, text)) for text in pool.texts], dtype=np.uint64)
+            cuts = _stratified(config, _strata(config, pool.labels), hashes)
         elif sources["validation"] == sources["train"]:
-            cuts = hold_out([join_pair(text) for text in pool.texts], config.split_seed)
+            cuts = hold_out([join_pair(_deciding_text(config, text)) for text in pool.texts], config.split_seed)
         indices = dict(zip(sources, cuts, strict=False))
     sets: dict[str, LabelledTexts] = {}
     for name in names:
@@ -122,15 +134,17 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
     ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
     """
     facts = np.fromiter(
-        ((label, text_hash(text)) for text, label in texts), dtype=[("label", np.int64), ("text", np.uint64)]
+        ((label, text_hash(_deciding_text(config, text))) for text, label in texts),
+        dtype=[("label", np.int64), ("text", np.uint64)],
     )
+    strata = _strata(config, facts["label"])
     sources = set_parts(config)
     _check_pool(config, sources["train"], len(facts))
     set_of_row = np.full(len(facts), -1, dtype=np.int8)
-    cuts = _stratified(config, facts["label"], facts["text"])
+    cuts = _stratified(config, strata, facts["text"])
     for number, (name, rows) in enumerate(zip(sources, cuts, strict=False)):
         if name in config.rows:
-            rows = rows[_sampled_numbers(config, name, facts["label"][rows])]
+            rows = rows[_sampled_numbers(config, name, strata[rows])]
         _check_not_empty(config, name, len(rows))
         set_of_row[rows] = number
     return set_of_row
@@ -139,18 +153,28 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
 def _check_pool(config: DataConfig, parts: Iterable[str], rows: int) -> None:
     if rows < MIN_ROWS:
         raise DataError(
-            f"data.parts {' + '.join(parts)}: {rows} rows; split {config.split!r} needs at least {MIN_ROWS} of them"
+            f"data.parts {' + '.join(parts)}: {rows} rows; split {config.split!r} needs at least {MIN_ROWS}"
         )
 
 
 def _check_not_empty(config: DataConfig, name: str, rows: int) -> None:
     if not rows:
-        raise DataError(f"split {config.split!r}: the {name} set is empty; give data.parts more rows")
+        raise DataError(f"split {config.split!r}: the {name} set would be empty; add rows to data.parts")
 
 
 def _sampled_numbers(config: DataConfig, name: str, groups: Int64s) -> Int64s:
     """Return the row numbers that ``data.rows`` keeps of a set. Raises DataError."""
     return sample(groups, row_count(config.rows[name], len(groups), f"data.rows.{name}"), config.split_seed)
+
+
+def _deciding_text(config: DataConfig, text: Text) -> Text:
+    """Return what decides the set of a row: with scores the first text, so that a query keeps its documents."""
+    return text if config.labels else first_text(text)
+
+
+def _strata(config: DataConfig, labels: Int64s) -> Int64s:
+    """Return the groups by which rows are sampled, int64 [n]: the labels; rows with scores are one group."""
+    return labels if config.labels else np.zeros_like(labels)
 
 
 def text_hash(text: Text) -> int:
@@ -203,10 +227,10 @@ def _balance(config: DataConfig, rows: LabelledTexts) -> LabelledTexts:
 
 
 def _groups(config: DataConfig, rows: LabelledTexts) -> Int64s:
-    """Return the group of each row, int64 [n]: the group that is balanced, else the label."""
+    """Return the group of each row, int64 [n]: the group that is balanced, else the stratum."""
     sources = np.zeros(len(rows), np.int64) if rows.sources is None else rows.sources
     groups = {"source": sources, "label-and-source": sources * len(config.labels) + rows.labels}
-    return groups.get(config.balance or "label", rows.labels)
+    return groups.get(config.balance or "label", _strata(config, rows.labels))
 
 
 def hold_out(texts: list[str], seed: int) -> tuple[Int64s, Int64s]:
@@ -239,16 +263,20 @@ def row_count(amount: Amount, rows: int, key: str) -> int:
     """Convert ``amount`` (a count or a share) to a number of rows, at least one. Raises DataError: too many."""
     count = max(1, round(amount * rows)) if isinstance(amount, float) else amount
     if count > rows:
-        raise DataError(f"{key}: {count:,} of {rows:,} rows cannot be taken; lower it, or leave it out to take all")
+        raise DataError(
+            f"{key}: {count:,} rows requested, but there are {rows:,}; use a smaller number, or leave the key out to "
+            "use all"
+        )
     return count
 
 
 def sampled_rows(
-    rows: Callable[..., Iterator[Row]], amount: Amount, seed: int, key: str, skipped: list[str]
+    rows: Callable[..., Iterator[Row]], amount: Amount, seed: int, key: str, skipped: list[str], *, by_label: bool
 ) -> Iterator[Row]:
-    """Sample the rows of a source with its shares of labels. Reads it twice: first the labels, in 8 bytes a row."""
+    """Sample the rows of a source, ``by_label`` with its shares of labels. Reads it twice: first 8 bytes a row."""
     numbers: dict[str, int] = {}
-    strata = np.fromiter((numbers.setdefault(str(row.label), len(numbers)) for row in rows(skipped=[])), np.int64)
+    labels = (str(row.label) if by_label else "" for row in rows(skipped=[]))
+    strata = np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), np.int64)
     is_sampled = np.zeros(len(strata), dtype=bool)
     is_sampled[sample(strata, row_count(amount, len(strata), key), seed)] = True
     yield from itertools.compress(rows(skipped=skipped), is_sampled.tolist())

@@ -29,15 +29,16 @@ Pieces = Mapping[str, NDArray[Any]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
 Int64s = NDArray[np.int64]
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
-_DTYPES = {"ids": "<i4", "starts": "<i4", "offsets": "<i8", "labels": "<i8"}
-_TOKEN_ARRAYS = ("ids", "starts")
+_DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "offsets": "<i8", "labels": "<i8"}
+_TOKEN_ARRAYS = ("ids", "starts", "targets")
 _MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around each
 
 
 class StoredFacts(Frozen):
     """``facts.json`` of stored rows: checksums and counts.
 
-    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts.
+    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts;
+    ``inexact``: as in ``TokenRows``.
     """
 
     key: str
@@ -50,6 +51,7 @@ class StoredFacts(Frozen):
     tokens: int = 0
     words: int = 0
     label_rows: tuple[int, ...] = ()
+    inexact: int = 0
     empty: int = 0
     text_words: dict[str, int] = Field({})
 
@@ -157,9 +159,9 @@ def read_stored(
         facts_checksum = read_at_most(folder / _FACTS_CHECKSUM, 100).decode("ascii", "replace")
         for name, checksum in {_FACTS_FILE: facts_checksum, **facts.sha256}.items():
             if sha256_of(folder / name) != checksum or facts.key != key:
-                raise ArtifactError(f"{folder / name}: is not what was written")
+                raise ArtifactError(f"{folder / name}: differs from its checksum")
         names = [name.removesuffix(".bin") for name in facts.sha256 if name.endswith(".bin")]
         return StoredRows({name: DiskArray(folder / f"{name}.bin", _DTYPES[name]) for name in names}, facts, build)
     except (ArtifactError, OSError) as error:
-        progress.message(f"damaged token cache ({error}); made again")
+        progress.message(f"damaged token cache ({error}); it is made again")
         return None

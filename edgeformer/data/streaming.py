@@ -191,5 +191,5 @@ def store_training_set(
             write_facts(temporary, {**facts, "texts": text_count, "overlap": overlap, "label_rows": counts.tolist()})
         rows = read_stored(folder, key, build, progress)
         if rows is None:
-            raise DataError(f"{folder}: was damaged while it was written; check the disk")
+            raise DataError(f"{folder}: damaged while it was written; check the disk")
         return tokenizer, rows

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
@@ -35,6 +35,8 @@ takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
+_BETWEEN_WORDS = "[\\p{P}\\p{Z}\\p{C}]+"
+"""Punctuation, spaces and control characters, by Unicode classes that Oniguruma and JavaScript both have."""
 _new_trainer = partial(trainers.BpeTrainer, show_progress=False)
 _FIRST_SYMBOL = 0xF0000  # a private-use plane: 65,534 characters without special rules in Unicode
 
@@ -94,8 +96,8 @@ def load_language_tokenizer(
     """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError."""
     if config.kind == "trained" and config.algorithm != "bpe":
         raise DataError(
-            f"tokenizer.algorithm: {config.algorithm} loses case and spaces, so a language model cannot write the "
-            "text that it was trained on; set tokenizer.algorithm: bpe"
+            f"tokenizer.algorithm: {config.algorithm} does not keep spaces, so a language model could not write its "
+            "training text; set tokenizer.algorithm: bpe"
         )
     train = lambda algorithm, size, texts: train_language_tokenizer(size, texts)  # noqa: E731
     tokenizer, name = _load(config, vocab_size, training_texts, train)
@@ -122,7 +124,7 @@ def _load(
                 "--tokenizer PATH/tokenizer.json"
             ) from None
     elif training_texts is None:
-        raise DataError("tokenizer.kind: trained needs the training texts; they are there in training only")
+        raise DataError("tokenizer.kind: trained needs the training texts, which exist during training only")
     else:
         tokenizer, name = train(config.algorithm, vocab_size, training_texts), f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
@@ -130,7 +132,7 @@ def _load(
     size = embedding_rows(tokenizer)
     # A small training text has fewer tokens than the recipe allows.
     if size != vocab_size and (size > vocab_size or config.kind != "trained"):
-        raise DataError(f"{name}: has {size} tokens, the model {vocab_size}; set model.vocab_size: {size}")
+        raise DataError(f"{name}: has {size} tokens, but the model has {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 
 
@@ -146,8 +148,8 @@ def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], N
     if size == stated_size:
         return recipe
     note(
-        f"the trained tokenizer has {size:,} tokens, as many as the training text has to learn; model.vocab_size is "
-        f"{size} instead of {stated_size}, here and in the saved recipe"
+        f"the trained tokenizer has {size:,} tokens, because the training text yields no more; model.vocab_size is "
+        f"{size} instead of {stated_size}, also in the saved recipe"
     )
     return recipe.with_vocabulary(size)
 
@@ -163,17 +165,19 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     try:
         content = read_at_most(path, _MAX_BYTES)
         if sum(map(content.count, (b",", b"[", b"{"))) > _MAX_ENTRIES:
-            raise DataError(f"{path}: holds more than {_MAX_ENTRIES:,} entries, which no tokenizer does; use another")
+            raise DataError(
+                f"{path}: has more than {_MAX_ENTRIES:,} entries, which is too large for a tokenizer; use another"
+            )
         return Tokenizer.from_str(content.decode("utf-8"))
     except DataError:
         raise
     except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
+        reason = "not UTF-8 text"
     except OSError as error:
         reason = error.strerror or str(error)
     except Exception as error:  # the library raises plain Exception
         reason = first_line(error)
-    raise DataError(f"{path}: not a tokenizer: {reason}; tokenizer.path: must name a tokenizer.json file")
+    raise DataError(f"{path}: not a tokenizer: {reason}; use a tokenizer.json file")
 
 
 def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds:
@@ -186,7 +190,7 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds
     if unk is None:
         missing = f"unknown token ({', '.join(_UNKNOWN_NAMES[:3])})"
     if not probe.ids or not probe.special_tokens_mask[0]:
-        missing = "special token ([CLS]) in front of a text, which the classifier reads"
+        missing = "special token ([CLS]) at the beginning of a text, which the classifier reads"
     if missing is not None or pad is None or unk is None:
         raise DataError(
             f"{name}: has no {missing}; use another tokenizer (bert-base-uncased has all of them), or tokenizer: "
@@ -200,8 +204,8 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
     number = _first_id(tokenizer, _BOUNDARY_NAMES)
     if number is None:
         raise DataError(
-            f"{name}: has no token for the end of a text; looked for {', '.join(_BOUNDARY_NAMES)}; use another "
-            "tokenizer (gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
+            f"{name}: has no token for the end of a text (one of {', '.join(_BOUNDARY_NAMES)}); use another tokenizer "
+            "(gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
         )
     return number
 
@@ -215,26 +219,40 @@ def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
 def train_tokenizer(
     algorithm: str, vocab_size: int, texts: Iterable[str], front: Sequence[normalizers.Normalizer]
 ) -> Tokenizer:
-    """Train a WordPiece or byte-level BPE tokenizer with [CLS] text [SEP] and at most ``vocab_size`` tokens.
+    """Train a tokenizer of word pieces, bytes or whole words, [CLS] text [SEP], with at most ``vocab_size`` tokens.
 
     ``front``: first normalizers (the cleaning). Raises DataError: ``vocab_size`` is too small for the special tokens.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise DataError(
-            f"model.vocab_size: {vocab_size} is too small for a trained tokenizer: it holds "
+            f"model.vocab_size: {vocab_size} is too small for a trained tokenizer, which has "
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
     if algorithm == "bpe":
         tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
     else:
+        whole_words = algorithm == "words"
+        accents = False if whole_words else None  # None: with lowercase, they are removed
         normalizer = normalizers.Sequence(
-            [*front, normalizers.BertNormalizer(lowercase=True, strip_accents=None, handle_chinese_chars=True)]
+            [
+                *front,
+                normalizers.BertNormalizer(
+                    lowercase=algorithm != "wordpiece-cased", strip_accents=accents, handle_chinese_chars=True
+                ),
+            ]
         )
-        splitter = pre_tokenizers.BertPreTokenizer()
+        splitter: pre_tokenizers.PreTokenizer = pre_tokenizers.BertPreTokenizer()
+        if whole_words:
+            splitter = pre_tokenizers.Split(Regex(_BETWEEN_WORDS), "removed")
         words: Counter[str] = Counter()
         for text in texts:
             words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
-        vocabulary = _wordpiece_vocabulary(words, vocab_size)
+        if whole_words:  # WordPiece without pieces of words: clients know it, and it reads other words as unknown
+            repeated = sorted(word for word, count in words.items() if count > 1)
+            frequent = sorted(repeated, key=words.__getitem__, reverse=True)[: vocab_size - len(SPECIAL_TOKENS)]
+            vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *frequent])}
+        else:
+            vocabulary = _wordpiece_vocabulary(words, vocab_size)
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, continuing_subword_prefix=_PREFIX))
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = splitter

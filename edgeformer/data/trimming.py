@@ -1,8 +1,8 @@
 """Vocabulary trimming: reduces a tokenizer to the tokens that its training text uses.
 
 The training text is cut into the same tokens as before, unless only the most frequent tokens are kept. In another text
-a removed token is cut into smaller pieces, for which the letters of the kept tokens stay as tokens. A word with a
-letter that no kept token has becomes [UNK] (WordPiece); bytes are always kept (byte-level BPE).
+a removed token is cut into smaller pieces, for which the letters of the kept tokens stay as tokens. A letter that no
+kept token has becomes the unknown token, in WordPiece with its word; bytes are always kept (byte-level BPE).
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     The rest of the tokenizer does not change, except for the numbers. Stored truncation and padding are turned off.
 
     Args:
-        frequent: also keep so many tokens from the beginning of the vocabulary, which WordPiece and BPE number by
-            descending frequency. The ``[unused…]`` tokens of BERT do not count.
+        frequent: also keep so many tokens from the beginning of the vocabulary, which is sorted by descending
+            frequency. The ``[unused…]`` tokens of BERT do not count.
 
-    Raises DataError: neither WordPiece nor byte-level BPE, or a number that is no token.
+    Raises DataError: neither WordPiece, byte-level BPE nor Unigram, or a number that is no token.
     """
     document: Document = json.loads(tokenizer.to_str())
     numbers = tokenizer.get_vocab(with_added_tokens=True)
@@ -109,19 +109,25 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     requested = {*used, *words[:frequent]}
     unknown = sorted(requested - names.keys())
     if unknown:
-        raise DataError(f"token {unknown[0]} is in the text but not in the tokenizer, which has {len(names)} tokens")
+        raise DataError(f"token {unknown[0]} of the text is not in the tokenizer, which has {len(names)} tokens")
     model = document["model"]
     if "merges" in model:  # older files have one string for each
         model["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     added = {token["content"] for token in document["added_tokens"]}
     special = {token["content"] for token in document["added_tokens"] if token["special"]}
-    special |= {model.get("unk_token")} & numbers.keys()
+    special |= {_unknown_token(model)} & numbers.keys()
     requested_names = {names[number] for number in requested} - special - added
     kept_names = special | added | requested_names | _spelling_tokens(document, requested_names)
     kept = sorted((numbers[name] for name in kept_names), key=lambda number: (names[number] not in special, number))
     new_numbers = {names[old]: new for new, old in enumerate(kept)}
     # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
-    model["vocab"] = new_numbers
+    if model["type"] == "Unigram":
+        scores = dict(model["vocab"])
+        unknown_token = _unknown_token(model)
+        model["unk_id"] = None if unknown_token is None else new_numbers.get(unknown_token)
+        model["vocab"] = [[name, scores.get(name, 0.0)] for name in new_numbers]
+    else:
+        model["vocab"] = new_numbers
     if "merges" in model:
         model["merges"] = [
             [left, right] for left, right in model["merges"] if {left, right, left + right} <= new_numbers.keys()
@@ -138,8 +144,14 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     document["truncation"] = document["padding"] = None
     result = Tokenizer.from_str(json.dumps(document))
     if result.get_vocab(with_added_tokens=True) != new_numbers:
-        raise DataError("the tokenizer gives its tokens other numbers than its file does; it cannot be trimmed")
+        raise DataError("the tokenizer numbers its tokens differently than its file, so it cannot be trimmed")
     return Trimmed(result, np.array(kept, dtype=np.int64))
+
+
+def _unknown_token(model: Document) -> str | None:
+    """Return the name of the unknown token of a tokenizer's model."""
+    number = model.get("unk_id")
+    return model["vocab"][number][0] if number is not None else model.get("unk_token")
 
 
 def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max_length: int) -> Vocabulary:
@@ -148,7 +160,7 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
     trimmed_rows = encode(texts, trimmed.tokenizer, max_length)
     numbers = original.get_vocab(with_added_tokens=True)
     is_kept = np.isin(original_rows.ids, trimmed.kept)
-    unknown = json.loads(original.to_str())["model"].get("unk_token")
+    unknown = _unknown_token(json.loads(original.to_str())["model"])
     new_unknown = 0
     if unknown in numbers:
         unknown_ids = numbers[unknown], trimmed.tokenizer.token_to_id(unknown)
@@ -172,6 +184,9 @@ def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
     """Return the tokens that the tokens ``kept`` are made of, and that spell out words with removed tokens."""
     model = document["model"]
     vocabulary = model["vocab"]
+    if model["type"] == "Unigram":
+        # A letter scores worse as unknown than as a piece, so kept pieces are preferred as before.
+        return {letter for name in kept for letter in name} & {name for name, _ in vocabulary}
     if model["type"] == "WordPiece":
         # Single letters, as the first piece of a word and as a later one.
         prefix = model["continuing_subword_prefix"]
@@ -182,8 +197,8 @@ def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
     if model["type"] != "BPE" or not is_byte_level or model.get("continuing_subword_prefix"):
         name = "BPE that does not start from bytes" if model["type"] == "BPE" else model["type"]
         raise DataError(
-            f"--vocab-trim: the tokenizer is {name}; only WordPiece and byte-level BPE can be trimmed, because only "
-            "there every other text can still be spelled out"
+            f"--vocab-trim: the tokenizer is {name}; only WordPiece, byte-level BPE and Unigram can be trimmed: "
+            "only these can still spell every other word"
         )
     # Bytes, and both parts of every merge that makes one of the tokens, recursively.
     merges: dict[str, list[tuple[str, str]]] = {}

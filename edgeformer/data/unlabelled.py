@@ -108,8 +108,8 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
         kind = suffix_format(path)
         if how.format not in (None, _PLAIN, kind) or (kind is None and how.format != _PLAIN):
             raise InputError(
-                f"{path}: its suffix tells {f'the format {kind}' if kind else 'no format'}; rename it, or pipe it with "
-                "--input-format FORMAT --file -"
+                f"{path}: the suffix names {f'the format {kind}, not {how.format}' if kind else 'no format'}; "
+                "rename it, or pipe it with --input-format FORMAT --file -"
             )
         if _PLAIN not in (kind, how.format):
             yield _open_table(path, how)
@@ -117,7 +117,9 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     name = _STANDARD_INPUT if path is None else str(path)
     for option, column in (("--text", how.columns.text), ("--pair", how.columns.text_pair)):
         if column is not None:
-            raise InputError(f"{option} {column}: {name} is read as plain text, one text per line, without columns")
+            raise InputError(
+                f"{option} {column}: {name} is plain text with one text per line and has no columns; leave {option} out"
+            )
     raw = _InterruptibleInput(stdin)
 
     def plain_rows() -> Iterator[InputRow]:

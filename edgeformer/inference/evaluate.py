@@ -52,9 +52,9 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         if self.data is None and (self.text or self.label or self.pair or self.encoding):
-            raise InputError("--text, --label, --pair, --encoding: are of a file; give the file with --data FILE")
+            raise InputError("--text, --label, --pair, --encoding: describe a file of rows; add --data FILE")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InputError(f"--threshold {self.threshold}: a probability is in 0…1")
+            raise InputError(f"--threshold {self.threshold}: must be a probability from 0 to 1")
 
 
 def evaluate(location: Location, options: EvaluateOptions, progress: Progress = SILENT) -> Evaluation:
@@ -69,10 +69,10 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     candidates = select_candidates(location, options.artifact, options.runtime)
     if options.threshold is not None and not any(candidate.can_exit_early for candidate in candidates):
         task = candidates[0].owner.task
-        why = f"a {task.noun} has no one probability to leave by"
+        why = f"a {task.noun} gives no single probability to compare; leave it out"
         if task.has_confidence:
-            why = f"step artifacts can: edgeformer export {location.argument} --exit all"
-        raise InputError(f"--threshold: {', '.join(each.id for each in candidates)} cannot leave early; {why}")
+            why = f"only step artifacts do; write them with: edgeformer export {location.run_argument} --exit all"
+        raise InputError(f"--threshold: {', '.join(each.id for each in candidates)} cannot exit early; {why}")
     evaluator = Evaluator(options, progress)
     # evaluation.json has one row per artifact and set, so the scores of a named runtime are shown only.
     run_folder = location.run if options.data is None and options.runtime is None else None
@@ -163,7 +163,7 @@ class Evaluator:
         title = f"Scoring {candidate.id} on {self.set_name(candidate)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, title, len(rows), "rows"), candidate.session(every_exit=every_exit) as session:
             if candidate.artifact is None and (losses or not every_exit):  # once, though the set may be run twice
-                self.progress.message(f"{candidate.id}: the run's own weights are computed by {session.provider}")
+                self.progress.message(f"{candidate.id}: the weights of the run, computed by {session.provider}")
             inputs = (task.batch(rows, numbers, reader.pad) for numbers in batches)
             warm_up = not (every_exit or losses)  # only a timed pass needs it
             seconds = score_batches(session.run, inputs, meter, warm_up=warm_up, advance=self.progress.advance)
@@ -197,6 +197,6 @@ class Evaluator:
             rows = owner.task.read_file(owner.data, reader, options.data, columns, as_trained=as_trained)
             if empty := getattr(rows, "empty", 0):
                 noun = "row" if empty == 1 else "rows"
-                self.progress.message(f"{options.data}: {empty:,} {noun} without a text: left out")
+                self.progress.message(f"{options.data}: left out {empty:,} {noun} without a text")
         self._sets[key] = rows
         return rows

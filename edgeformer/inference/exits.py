@@ -68,23 +68,29 @@ def calibrate_exits(
     if options.rows.runtime == ALL_RUNTIMES:
         raise InputError(NAME_ONE_RUNTIME)
     if options.rows.split == "train" and options.rows.data is None:
-        raise InputError("--split train: the model knows these rows; a promise needs rows that it was not trained on")
+        raise InputError("--split train: a guarantee needs rows that the model was not trained on; use --data FILE")
     bundle = location.open_bundle()
     task, name = bundle.task, location.name
     if task.writes_text:
-        raise InputError(f"{name}: is a {task.noun}; what its exits cost in perplexity cannot be promised")
+        raise InputError(
+            f"{name}: is a {task.noun}, and there is no guarantee for perplexity; compare exits with: edgeformer "
+            f"evaluate {location.argument}"
+        )
     if not task.has_confidence:
-        raise InputError(f"{name}: is a {task.noun}; its answers have no one probability to stop at")
+        raise InputError(f"{name}: is a {task.noun}, which gives no single probability for an early exit")
     if not bundle.built("step"):
-        command = f"edgeformer export {location.argument} --exit all"
-        raise InputError(f"{name}: has no step bundle; write one: {command}")
+        command = f"edgeformer export {location.run_argument} --exit all"
+        raise InputError(f"{name}: has no step bundle; write it with: {command}")
     artifact = options.rows.artifact
     steps: dict[str, Candidate] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):
         if candidate.artifact is not None and candidate.artifact.role == "step" and len(candidate.exits) > 1:
             steps.setdefault(candidate.id, candidate)  # the first of a runtime's providers, which predict uses
     if not steps:
-        raise InputError(f"--artifact {artifact}: is one graph, which all texts go through; name a step artifact")
+        raise InputError(
+            f"--artifact {artifact}: is one graph without early exit; give a step artifact: "
+            f"{', '.join(entry.id for entry in bundle.built('step'))}"
+        )
     guarantees = {candidate.id: _calibrate(candidate, options, progress) for candidate in steps.values()}
     # Written after the last artifact, so that a failure leaves bundle.json unchanged.
     bundle.record(*(bundle.artifact(id_).model_copy(update={"guarantee": guarantees[id_]}) for id_ in guarantees))
@@ -109,19 +115,18 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
         if needed is None or count < needed:
             minimum = "more than 131,072" if needed is None else f"at least {needed:,}"
             problem = (
-                f"{count:,} held-out rows are too few to promise {goal}: that takes {minimum}, even if early exit "
-                "changes the answer to none of them. Give more rows (--data FILE), or ask for less (--max-drop)"
+                f"{count:,} held-out rows are too few to guarantee {goal}, which needs {minimum} rows; give more rows "
+                "with --data FILE, or a larger --max-drop"
             )
         elif promised is None:
-            problem = f"{id_} loses more than {goal} allows wherever a text leaves, even at probability 1"
+            problem = f"{id_} cannot keep {goal} at any threshold; give a larger --max-drop"
         else:
             losses, gains = promised.stopped_by or (promised.lost, promised.won)
             enough = rows_needed(options.max_drop, level, losses, gains, count)
-            advice = f"some {enough:,} rows like them would do" if enough else "more rows like them would not help"
+            advice = f"give about {enough:,} such rows or" if enough else "more such rows would not help; give"
             problem = (
-                f"of {count:,} held-out rows none could leave {id_} early under {goal}: the next threshold gets "
-                f"{losses:,} rows wrong that are right with all loops, and {gains:,} the other way; {advice}, or a "
-                "larger --max-drop"
+                f"no threshold of {id_} keeps {goal} on these {count:,} rows: the best one turns {losses:,} right "
+                f"answers wrong and {gains:,} wrong answers right; {advice} a larger --max-drop"
             )
         raise DataError(f"{set_name}: {problem}")
     return ExitGuarantee(

@@ -57,13 +57,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature must be 0 (always the likeliest token) or more, not {self.temperature}")
+            raise InputError(f"--temperature {self.temperature}: must be 0 (always the most probable token) or more")
         if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, not {self.top_k}; leave it out for all tokens")
+            raise InputError(f"--top-k {self.top_k}: must be at least 1; leave it out to sample from all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p}; leave it out for all tokens")
+            raise InputError(
+                f"--top-p {self.top_p}: must be above 0 and at most 1; leave it out to sample from all tokens"
+            )
         if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be in 0…{2**32 - 1}, not {self.seed}")
+            raise InputError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def pick(self, logits: NDArray[np.floating], generator: np.random.Generator) -> int:
         """Draw the next token from logits [V] by inverse transform sampling. Raises ArtifactError."""
@@ -85,7 +87,9 @@ class Sampling:
         wide = logits.astype(np.float64)
         largest = wide.max()
         if not np.isfinite(largest):
-            raise ArtifactError(f"the model's largest logit is {largest}, not a number to choose by; it is damaged")
+            raise ArtifactError(
+                f"the largest logit of the model is {largest}; the model is damaged, so export it again"
+            )
         if self.temperature == 0:
             return np.array([wide.argmax()], dtype=np.int64), np.ones(1)
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as intended
@@ -135,9 +139,9 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise InputError(f"max_tokens must be at least 1, not {self.max_tokens}")
+            raise InputError(f"--max-tokens {self.max_tokens}: must be at least 1")
         if self.exit is not None and self.early is not None:
-            raise InputError("either a fixed exit or exit by confidence, not both")
+            raise InputError("--exit, --confidence: exclude each other; leave out one of them")
 
 
 @dataclass(frozen=True)
@@ -195,25 +199,25 @@ def generate(
     thresholds = {options.exit or exits[-1]: 0.0}
     if options.early is not None:
         if len(exits) == 1:
-            raise InputError(f"--confidence: {model.name} has no exit before its last loop")
+            raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
         thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
     tokenizer = model.reader().tokenizer
     plain = PlainText(tokenizer)
     require_unicode("the prompt", prompt)
     ids = [plain.boundary, *plain.encode(prompt).ids]
     if len(ids) > max_positions:
-        raise InputError(f"the prompt has {len(ids)} tokens; the model takes at most {max_positions}")
+        raise InputError(f"the prompt has {len(ids)} tokens, and the model takes at most {max_positions}; shorten it")
     available = max_positions - len(ids) + 1  # the last new token is never read
-    limits = f"of {max_positions} tokens that it takes the prompt has {len(ids)}: at most {available} can be written"
+    limits = f"the prompt has {len(ids)} of at most {max_positions} tokens, so at most {available} can follow"
     if options.max_tokens is not None and options.max_tokens > available:
         raise InputError(f"--max-tokens {options.max_tokens}: {limits}")
     notes = [limits] if options.max_tokens is None and available < DEFAULT_TOKENS else []
     max_tokens = options.max_tokens or min(DEFAULT_TOKENS, available)
     if len(ids) + max_tokens - 1 > trained_length:
-        notes.append(f"trained on {trained_length} tokens at a time; what comes behind that is guesswork")
+        notes.append(f"the model was trained on {trained_length} tokens at a time; text beyond that is unreliable")
     if isinstance(model, Run):
         if runtime is not None and not is_torch_provider(runtime):
-            raise InputError(f"--runtime {runtime}: computes no run's own weights; that is torch")
+            raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")
         artifact_id, decoder = TORCH, model.decoder(runtime)
     else:
         entry = _select_decoder(location, model, artifact, all_loops=set(thresholds) == {exits[-1]})
@@ -221,7 +225,7 @@ def generate(
             raise InputError(NAME_ONE_RUNTIME)
         providers = (None,) if runtime is None else requested_providers(entry, runtime)
         if not providers:
-            raise InputError(f"--runtime {runtime}: does not open {entry.id}")
+            raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
         artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(providers[0]))
     stream, pieces = TextStream(tokenizer, ids), list[str]()
 
@@ -265,7 +269,7 @@ def generate(
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
-    name, command = location.name, f"edgeformer export {location.argument} --exit all"
+    name, command = location.name, f"edgeformer export {location.run_argument} --exit all"
     model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
         model = location.open_bundle()
@@ -274,9 +278,9 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
         if artifact is None and can_write and not decoders:
             model = None
     elif artifact not in (None, TORCH):
-        raise InputError(f"--artifact {artifact}: {name} has no bundle; make one with: {command}")
+        raise InputError(f"--artifact {artifact}: {name} has no bundle; write it with: {command}")
     if model is None and location.run is None:
-        raise ArtifactError(f"{location.bundle}: holds no graphs that write text; export its run again with: {command}")
+        raise ArtifactError(f"{location.bundle}: has no graph that writes text; export its run again with: {command}")
     model = model or location.open_run()
     task = model.task
     if not task.writes_text:
@@ -284,8 +288,8 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
         raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
     if model.leaks:
         raise InputError(
-            f"{name}: leaks future tokens, so it cannot write: a token's state depends on the tokens after "
-            "it, which are not there yet, and nothing computed for it could be kept. Train it with model.causal: true"
+            f"{name}: leaks future tokens, so it cannot write text: each token depends on later ones; train it with "
+            "model.causal: true"
         )
     if isinstance(model, Run):
         model.require_finished()
@@ -294,7 +298,8 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
 
 def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
     """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
-    name, command, has_run = bundle.name, f"edgeformer export {location.argument} --exit all", location.run is not None
+    name, has_run = bundle.name, location.run is not None
+    command = f"edgeformer export {location.run_argument} --exit all"
     graphs = [entry for entry in bundle.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
     graphs.sort(key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
     if artifact is None:
@@ -303,22 +308,19 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
                 return graph
         instead = f", or write with --artifact {TORCH}" if has_run else ""
         raise ArtifactError(
-            f"{name}: --exit and --confidence need the step graphs, which its bundle does not hold; make them with: "
-            f"{command}{instead}"
+            f"--exit, --confidence: {name} has no step artifact, which they need; write one with: {command}{instead}"
         )
     # An engine is used only on request, because it does not run on every machine.
     engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
     ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
     listed = ", ".join(ids) or "nothing"
     entry = next((entry for entry in bundle.artifacts if entry.id == artifact), None)
-    why = "is no artifact of the bundle" if entry is None else "reads whole texts and keeps nothing of earlier tokens"
+    why = "is no artifact of the bundle" if entry is None else "reads whole texts and cannot write token by token"
     if entry is not None and entry.role in _DECODER_ROLES:
         if all_loops or entry.role == "step":
             return entry
-        why = "takes all loops for every token; --exit and --confidence need a step artifact"
-    raise InputError(
-        f"--artifact {artifact}: {why}; {name} writes with {listed}; missing ones are made with: {command}"
-    )
+        why = "runs all loops for every token, and --exit and --confidence need a step artifact"
+    raise InputError(f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}")
 
 
 class TextStream:

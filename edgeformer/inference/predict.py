@@ -7,14 +7,12 @@ Importing this module loads neither torch nor onnxruntime.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
@@ -26,9 +24,9 @@ from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
 from edgeformer.tasks import task as calls
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
-from edgeformer.tasks.task import Answer, Unanswered
+from edgeformer.tasks.task import Answer
 
-NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: this command needs one runtime; give its name"
+NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: this command uses one runtime; give its name, e.g. onnxruntime"
 """Message for commands that use a single session and get ``--runtime all``."""
 
 Confidence = float | Literal["auto"] | None
@@ -89,7 +87,7 @@ class Candidate:
         """
         if isinstance(self.owner, Run):
             if thresholds is not None:
-                raise InputError(f"--confidence: needs a step artifact of a bundle, not {TORCH}")
+                raise InputError(f"--confidence: needs a step artifact; give one to --artifact instead of {TORCH}")
             return self.owner.session(every_exit=every_exit, provider=self.provider)
         assert self.artifact is not None
         options = OpenOptions(self.provider, early=thresholds, exits=self.exits if every_exit else ())
@@ -114,14 +112,14 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
     ids = [*(candidate.id for candidate in candidates), *([TORCH] if location.run is not None else [])]
     if not ids:
         reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in location.open_bundle().artifacts)
-        raise ArtifactError(f"{location.name}: the bundle holds no usable artifact ({reasons})")
+        raise ArtifactError(f"{location.name}: its bundle has no usable artifact ({reasons}); export the run again")
     selected = []
     if name is None:
         selected = [each for each in candidates if each.artifact is not None and cannot_run(each.artifact) is None]
     if not selected:
         name = name or "all"
         if name not in (*ids, "all"):
-            raise InputError(f"--artifact {name}: {location.name} has {', '.join(ids)}, or all")
+            raise InputError(f"--artifact {name}: {location.name} has no such artifact; give {', '.join(ids)} or all")
         if TORCH in ids and name in (TORCH, "all"):
             candidates.append(Candidate(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
@@ -162,15 +160,15 @@ class Predictor:
     def notes(self) -> tuple[str, ...]:
         """Return notes for the reader: the provider of a run's own weights, and what early exit guarantees."""
         if self.id == TORCH:
-            return (f"{self.id}: the run's own weights are computed by {self.provider}",)
+            return (f"{self.id}: the weights of the run, computed by {self.provider}",)
         if self.guarantee is None:
             return ()
         listed = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
-        notes = [f"{self.id}: texts leave early at probability {listed}: {self.guarantee.sentence()}"]
+        notes = [f"{self.id}: texts exit early at probability {listed}: {self.guarantee.sentence()}"]
         if not self.guarantee.time.pays:
             notes.append(f"{self.id}: {self.guarantee.time.sentence()}")
         if self.guarantee.time.provider != self.provider:
-            notes.append(f"that was shown with {self.guarantee.time.provider}, and this is {self.provider}")
+            notes.append(f"the guarantee was made with {self.guarantee.time.provider}, and this is {self.provider}")
         return tuple(notes)
 
 
@@ -208,7 +206,7 @@ def open_predictor(
     """Open a model for ``texts``, or one that passed :func:`check_answerable`. See :func:`predict`."""
     if texts is not None:
         if not texts:
-            raise InputError("no text given; pass it as an argument, or lines on standard input")
+            raise InputError("there is no text; give it as an argument, or as lines on standard input")
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
                 require_unicode("a text", part)
@@ -216,8 +214,8 @@ def open_predictor(
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
-            command = f"edgeformer export {location.argument} --exit all"
-            raise InputError(f"{location.name}: has no step bundle; write one: {command}")
+            command = f"edgeformer export {location.run_argument} --exit all"
+            raise InputError(f"--confidence: {location.name} has no step bundle; write it with: {command}")
         with_guarantee = [step for step in steps if confidence == "auto" and step.guarantee is not None]
         artifact = (with_guarantee or steps)[0].id
     if runtime == ALL_RUNTIMES:
@@ -228,14 +226,14 @@ def open_predictor(
         guarantee = candidate.artifact.guarantee if candidate.artifact is not None else None
         if guarantee is None:
             raise InputError(
-                f"--confidence auto: {candidate.id}: no thresholds were promised anything of; let held-out rows choose "
-                f"them: edgeformer exits {location.argument} --max-drop 1%, or name one: --confidence 0.95"
+                f"--confidence auto: {candidate.id} has no thresholds yet; choose them with: edgeformer exits "
+                f"{location.argument} --max-drop 1%, or give one, e.g. --confidence 0.95"
             )
         thresholds = {int(loop): threshold for loop, threshold in guarantee.thresholds.items()}
     elif confidence is not None:
         thresholds = dict.fromkeys(candidate.exits[:-1], float(confidence))
     max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
-    answering = TextPredictor(owner.task, candidate.reader(), owner.data, max_rows)
+    answering = owner.task.predictor(candidate.reader(), owner.data, max_rows)
     with candidate.session(thresholds=thresholds) as session:
         yield Predictor(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
 
@@ -252,82 +250,7 @@ def check_answerable(location: Location, confidence: Confidence, *, pairs: bool 
     if task.predicts is None:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and not task.has_confidence:
-        raise InputError(f"--confidence: {name} is a {task.noun}; its answers have no one probability to stop at")
+        raise InputError(f"--confidence: {name} is a {task.noun}, which gives no single probability; leave it out")
     problem = None if pairs is None else pairs_problem(task, owner.data, pairs=pairs)
     if problem is not None:
         raise InputError(f"--pair: {name}: {problem}")
-
-
-@dataclass(frozen=True)
-class Match:
-    """A text of the list, and the cosine between its vector and the query's."""
-
-    text: str
-    cosine: float
-
-
-@dataclass(frozen=True)
-class Similarities:
-    """Vectors of texts as JSON objects, cosines [n][n] of every pair, and of each text its nearest texts of a list."""
-
-    artifact: str
-    predictions: list[dict[str, object]]
-    cosines: list[list[float]]
-    nearest: list[list[Match]] | None
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts that were compared."""
-        return [str(prediction["text"]) for prediction in self.predictions]
-
-
-@dataclass(frozen=True)
-class TextList:
-    """A file of texts to rank, a text per line or a table with a ``column`` of texts; ``top`` matches per text."""
-
-    path: Path
-    column: str | None = None
-    top: int = 5
-    encoding: str | None = None
-
-
-def compare_texts(
-    location: Location,
-    texts: Sequence[str],
-    artifact: str | None = None,
-    among: TextList | None = None,
-    runtime: str | None = None,
-) -> Similarities:
-    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list, without empty ones.
-
-    Raises InputError for the texts or the model, DataError for the list.
-    """
-    if not predicts_vectors(location):
-        raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
-    from edgeformer.tasks.embedding import cosines, nearest
-
-    ranked_texts: list[str] = []
-    if among is not None:
-        from edgeformer.data.sources import Columns
-        from edgeformer.data.unlabelled import Reading, unlabelled
-
-        columns = Columns(text=among.column, encoding=among.encoding)
-        reading = Reading(location.open_model().data.parts, columns, single=True)
-        with unlabelled(among.path, sys.stdin.buffer, reading) as source:
-            ranked_texts = [str(text) for text, *_ in source.rows()]
-    artifact_id, answers = predict(location, [*texts, *ranked_texts], artifact, runtime=runtime)
-    queries: list[Any] = answers[: len(texts)]  # TextVector: the task's predictions are vectors
-    for number, answer in enumerate(queries, start=1):
-        if isinstance(answer, Unanswered):
-            raise InputError(f"text {number} ({answer.text!r}): {answer.error}, so nothing is similar to it")
-    matches = None
-    if among is not None:
-        vectors: list[Any] = [answer for answer in answers[len(texts) :] if not isinstance(answer, Unanswered)]
-        if not vectors:
-            raise DataError(f"{among.path}: no text in it")
-        matches = [
-            [Match(vectors[number].text, cosine) for number, cosine in ranking]
-            for ranking in nearest(queries, vectors, among.top)
-        ]
-    predictions = [query.as_dict() for query in queries]
-    return Similarities(artifact_id, predictions, cosines(queries, queries).tolist(), matches)

@@ -13,8 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-import numpy as np
-
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.row_files import ERROR, Row, RowWriter
@@ -23,9 +21,10 @@ from edgeformer.data.rows import format_names
 from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
 from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switch_threads_often
+from edgeformer.tasks.embedding import VectorKind, VectorStore, quantize_vectors
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import EncodedTexts
-from edgeformer.tasks.task import Unanswered
+from edgeformer.tasks.task import Answer, Unanswered
 
 T = TypeVar("T")
 _POLL_S = 0.2
@@ -102,13 +101,19 @@ class FileSummary:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
-def example_row(model: Predictor, *, pairs: bool) -> Row:
-    """Return an answer with every column that this model's answers have; the call also warms the model up."""
+def example_row(model: Predictor, *, pairs: bool, vectors: VectorKind | None = None) -> Row:
+    """Return an answer with every column that this model's answers have; the call also warms the model up.
+
+    ``vectors``: how its vector is stored; None: it has none, or float32.
+    """
     text = "a text"
     window = model.answering.read([(text, text) if pairs else text])
     outputs = model.answering.run(model.run, window)
-    finite = {name: np.zeros_like(array) for name, array in outputs.items()}  # an overflow would give no columns
-    return model.answering.answers(window, finite)[0].as_dict()
+    finite = model.answering.example_outputs(outputs)  # an overflow would give no columns
+    example = model.answering.answers(window, finite)[0].as_dict()
+    if vectors is not None:
+        example["vector"] = quantize_vectors(finite["logits"], vectors)[0]
+    return example
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,8 @@ class InputColumns:
         extra = [column for column in row.values if column not in self.names]
         if self.extra_keys == "refuse":
             raise DataError(
-                f"{row.where}: has the key {extra[0]!r}, which the first record lacks, so it has no column; write JSON "
-                "Lines, or name the columns with --columns A,B"
+                f"{row.where}: has the key {extra[0]!r}, which the first record lacks; use --format jsonl, or name the "
+                "columns with --columns A,B"
             )
         return values | {f"input_{key}" if key in self.answers else key: row.values[key] for key in extra}
 
@@ -159,21 +164,21 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_t
     available, source, names = texts.columns, texts.source, dict[str, str]()
     copies_all = columns in (None, "all")
     if not copies_all and not available:
-        raise InputError(f"--columns {columns}: {texts.name} is plain text, which has no columns")
+        raise InputError(f"--columns {columns}: {texts.name} is plain text without columns; leave it out")
     chosen = [*available] if copies_all else [str(columns)]
     if not copies_all and columns not in available:
         chosen = [name.strip() for name in str(columns).split(",")]
     text_columns = {} if source is None else {source.text: "text", source.text_pair: "pair"}
     for column in chosen:
         if column not in available:
-            hint = f"{did_you_mean(column, available)}columns: {format_names(available)}"
-            raise InputError(f"--columns: {texts.name} has no column {column!r}; {hint}, or all or none")
+            hint = f"{did_you_mean(column, available)}give {format_names(available)}, all or none"
+            raise InputError(f"--columns: {texts.name} has no column {column!r}; {hint}")
         is_renamed = column in answers and text_columns.get(column) != column
         names[column] = f"input_{column}" if is_renamed else column
         if is_renamed and names[column] in chosen:
             raise InputError(
-                f"--columns: {texts.name}: {column!r} is the name of a column of the answers, and {names[column]!r} is "
-                "in the input, too; leave out one of them: --columns A,B"
+                f"--columns: {texts.name} has the columns {column!r}, which the answers have too, and "
+                f"{names[column]!r}, its new name; leave out one of them: --columns A,B"
             )
     if copies_all and available and source is not None and format_of_source(source) == "jsonl":
         return InputColumns(names, answers, "refuse" if as_table else "write")
@@ -186,8 +191,36 @@ def predict_file(
     writer: RowWriter,
     progress: Progress = SILENT,
     columns: InputColumns = NO_COLUMNS,
+    store: VectorStore | None = None,
 ) -> FileSummary:
-    """Answer all texts in their order, behind ``columns`` of the input. Raises DataError if there is none."""
+    """Write the answers to all texts in their order, behind ``columns`` of the input. See :func:`answer_file`.
+
+    ``store``: makes the vectors that are written; None: the answers have none, or float32.
+    """
+
+    def write(copied: Sequence[Mapping[str, object]], answers: Sequence[Answer]) -> None:
+        rows = [{**values, **answer.as_dict()} for values, answer in zip(copied, answers, strict=True)]
+        places = [place for place, answer in enumerate(answers) if not isinstance(answer, Unanswered)]
+        if store is not None and places:
+            vectors = quantize_vectors(store.add([answers[place] for place in places]), store.kind)
+            for place, vector in zip(places, vectors.tolist(), strict=True):
+                rows[place]["vector"] = vector
+        writer.write(rows)
+
+    return answer_file(model, texts, write, progress, columns)
+
+
+def answer_file(
+    model: Predictor,
+    texts: Unlabelled,
+    take: Callable[[Sequence[Mapping[str, object]], Sequence[Answer]], None],
+    progress: Progress = SILENT,
+    columns: InputColumns = NO_COLUMNS,
+) -> FileSummary:
+    """Answer all texts in their order, a window at a time. Raises DataError if there is none.
+
+    ``take`` gets the values of ``columns`` of each row, and the answers.
+    """
     started = time.perf_counter()
     rows = errors = truncated = rows_run = 0
     stopped = threading.Event()
@@ -212,14 +245,14 @@ def predict_file(
                 yield window, copied, model.answering.run(run_and_count, window)
 
     outputs_ahead = closing(run_ahead(run_windows(), stopped=stopped))
-    with bar(progress, "predict", texts.expected, "rows"), switch_threads_often(), outputs_ahead as windows_run:
+    with bar(progress, "Predicting", texts.expected, "rows"), switch_threads_often(), outputs_ahead as windows_run:
         for window, copied, outputs in windows_run:
             answers = model.answering.answers(window, outputs)
-            writer.write([{**values, **answer.as_dict()} for values, answer in zip(copied, answers, strict=True)])
+            take(copied, answers)
             rows += len(answers)
             errors += sum(isinstance(answer, Unanswered) for answer in answers)
             truncated += int(window.cut.sum())
             progress.advance(len(window.errors))
     if not rows:
-        raise DataError(f"{texts.name}: no text in it")
+        raise DataError(f"{texts.name}: has no text; give a file with at least one")
     return FileSummary(model.id, rows, errors, truncated, time.perf_counter() - started)

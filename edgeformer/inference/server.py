@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Any, TypeVar
 
 import uvicorn
 from prometheus_client import generate_latest
@@ -35,6 +36,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
 from edgeformer.inference.predict import Predictor
+from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
 from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, open_served_predictor
 from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.scoring import TextPredictor, pairs_problem
@@ -46,7 +48,7 @@ class PredictRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    text: str | None = Field(None, description="one text; or else texts")
+    text: str | None = Field(None, description="one text; alternative to texts")
     texts: list[str] | None = Field(None, min_length=1, description="many texts")
     pair: str | None = Field(None, description="with text: the second text of a pair")
     pairs: list[str] | None = Field(None, description="with texts: the second texts, one for each")
@@ -56,14 +58,24 @@ class PredictRequest(BaseModel):
         if (self.text is None) == (self.texts is None):
             raise ValueError("give either text or texts")
         if (self.pair is not None and self.text is None) or (self.pairs is not None and self.texts is None):
-            raise ValueError("pair belongs to text, and pairs to texts")
+            raise ValueError("give pair with text, and pairs with texts")
         if self.pairs is not None and len(self.pairs) != len(self.texts or ()):
-            raise ValueError(f"{len(self.pairs)} pairs for {len(self.texts or ())} texts; give one for each")
+            raise ValueError(f"there are {len(self.pairs)} pairs for {len(self.texts or ())} texts; give one for each")
         return self
 
 
+class SpanMessage(BaseModel):
+    """A labelled span of the text; offsets count Unicode code points."""
+
+    start: int
+    end: int = Field(description="behind the last character")
+    label: str
+    text: str
+    probability: float
+
+
 class PredictionMessage(BaseModel):
-    """Answer to one text: a label, a vector, or an error."""
+    """Answer to one text: a label, spans, a vector, or an error."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -72,9 +84,11 @@ class PredictionMessage(BaseModel):
     label: str | None = Field(None, description="classifiers: the likeliest label")
     probability: float | None = Field(None, description="classifiers: of that label")
     probabilities: dict[str, float] | None = Field(None, description="classifiers: of every label")
+    spans: list[SpanMessage] | None = Field(None, description="token classifiers: in the order of the text")
+    score: float | None = Field(None, description="regression models")
     vector: list[float] | None = Field(None, description="embedding models")
     truncated: bool | None = Field(None, description="only the beginning of the text was read")
-    error: str | None = Field(None, description="why there is no answer: the text is empty")
+    error: str | None = Field(None, description="reason for a missing answer, e.g. an empty text")
 
 
 class PredictResponse(BaseModel):
@@ -85,48 +99,94 @@ class PredictResponse(BaseModel):
     predictions: list[PredictionMessage]
 
 
+class RankRequest(BaseModel):
+    """A query and the documents that are ranked for it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str
+    documents: list[str] = Field(min_length=1)
+    top: int = Field(10, ge=1, description="documents in the response")
+
+
+class RankResponse(BaseModel):
+    """The best documents, best first."""
+
+    run: str
+    artifact: str
+    query: str
+    documents: list[RankedDocument]
+
+
 class Refusal(BaseModel):
     """Why there is no answer."""
 
     error: str
 
 
-def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
-    """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
+M = TypeVar("M", bound=BaseModel)
+
+
+def _parse(kind: type[M], body: bytes) -> M:
+    """Parse the JSON body of a request. Raises RefusedError."""
     try:
-        content = PredictRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         problems = []
         for problem in error.errors()[:5]:
             location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
             problems.append(f"{location}: {message}" if location else message)
         raise RefusedError(422, "; ".join(problems)) from None
+
+
+def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
+    """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
+    content = _parse(PredictRequest, body)
     texts, pairs = content.texts or [str(content.text)], content.pairs
     if content.pair is not None:
         pairs = [content.pair]
     rows: list[Text] = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
-    if len(rows) > limits.texts:
-        raise RefusedError(422, f"texts: {len(rows):,}, but at most {limits.texts:,} in one request; send several")
     mismatch = pairs_problem(answering.task, answering.data, pairs=not isinstance(rows[0], str))
     if mismatch is not None:
         raise RefusedError(422, f"pairs: {mismatch}")
+    _check_texts(rows, limits)
+    return rows
+
+
+def read_rank_request(body: bytes, limits: Limits, answering: TextPredictor) -> tuple[RankRequest, list[Text]]:
+    """Parse a request for a ranking; also return what the model reads for it. Raises RefusedError."""
+    content = _parse(RankRequest, body)
+    try:
+        check_can_rank(answering.task, answering.data)
+    except InputError as error:
+        raise RefusedError(422, str(error)) from None
+    rows = scoring_inputs(answering.task, answering.data, content.query, content.documents)
+    _check_texts(rows, limits)
+    return content, rows
+
+
+def _check_texts(rows: Sequence[Text], limits: Limits) -> None:
+    """Raise RefusedError for more or longer texts than the limits allow, and for invalid Unicode."""
+    if len(rows) > limits.texts:
+        raise RefusedError(
+            422, f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
+        )
     for number, row in enumerate(rows):
         for part in (row,) if isinstance(row, str) else row:
             if len(part) > limits.characters:
-                excess = f"{len(part):,} characters, but at most {limits.characters:,}"
-                raise RefusedError(422, f"texts[{number}]: has {excess}; give its beginning")
+                excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
+                raise RefusedError(422, f"texts[{number}]: has {excess}; shorten it")
             try:
                 require_unicode(f"texts[{number}]", part)
             except InputError as error:
                 raise RefusedError(422, str(error)) from None
-    return rows
 
 
 def openapi(name: str, limits: Limits) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of the server of the run ``name``."""
+    messages: list[Any] = [PredictRequest, PredictResponse, RankRequest, RankResponse, Refusal]
     _, document = models_json_schema(
-        [(PredictRequest, "validation"), (PredictResponse, "validation"), (Refusal, "validation")],
-        ref_template="#/components/schemas/{model}",
+        [(message, "validation") for message in messages], ref_template="#/components/schemas/{model}"
     )
 
     def body(description: str, model: str) -> dict[str, object]:
@@ -134,24 +194,29 @@ def openapi(name: str, limits: Limits) -> dict[str, object]:
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     refusals = {
-        "408": "the body did not come in time",
+        "408": "the body did not arrive in time",
         "413": f"the body is larger than {limits.body_bytes:,} bytes",
-        "415": "the body is not called application/json",
-        "422": "not what is expected, or more than the limits allow",
-        "500": "the model failed: not enough memory for instance",
-        "503": "overloaded, or stopping; Retry-After says when to come again",
+        "415": "the Content-Type is not application/json",
+        "422": "the request is invalid or exceeds a limit",
+        "500": "the model failed, e.g. for lack of memory",
+        "503": "the server is overloaded or stopping; Retry-After says when to try again",
         "504": f"no answer within {limits.timeout_s:g} s",
     }
-    responses = {status: body(text, "Refusal") for status, text in refusals.items()}
-    responses["200"] = body("answers in the order of the texts", "PredictResponse")
-    predict = {
-        "summary": "Answer one text or many",
-        "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
-        "requestBody": {**body("texts", "PredictRequest"), "required": True},
-        "responses": responses,
+    refused = {status: body(text, "Refusal") for status, text in refusals.items()}
+    paths: dict[str, object] = {}
+    routes = {
+        "/predict": ("Answer one text or many", "Predict", "answers in the order of the texts"),
+        "/rank": ("Rank documents for a query", "Rank", "the best documents, best first"),
     }
-    paths: dict[str, object] = {"/predict": {"post": predict}}
-    for path, text in ("/healthz", "It answers; 503 while it stops"), ("/metrics", "Counts for Prometheus"):
+    for path, (summary, message, answers) in routes.items():
+        operation = {
+            "summary": summary,
+            "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
+            "requestBody": {**body("texts", f"{message}Request"), "required": True},
+            "responses": {**refused, "200": body(answers, f"{message}Response")},
+        }
+        paths[path] = {"post": operation}
+    for path, text in ("/healthz", "Health; 503 while the server stops"), ("/metrics", "Metrics for Prometheus"):
         paths[path] = {"get": {"summary": text, "responses": {"200": {"description": text}}}}
     info = {"title": f"edgeformer serve: {name}", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": document["$defs"]}}
@@ -161,7 +226,7 @@ _PAGE = files(__package__) / "page"
 _PAGE_FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -176,7 +241,7 @@ def application(
     async def read_body(request: Request) -> bytes:
         # A page of another site can send forms and plain text without a preflight request, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise RefusedError(415, "send JSON, with the header Content-Type: application/json")
+            raise RefusedError(415, "send JSON with the header Content-Type: application/json")
         body = bytearray()
         async for piece in request.stream():
             body += piece
@@ -187,16 +252,22 @@ def application(
     async def answer(request: Request) -> Response:
         try:
             if running > limits.connections:
-                raise RefusedError(503, f"{limits.connections:,} requests are in work", retry_after_s=1)
+                raise RefusedError(503, f"the limit of {limits.connections:,} requests is reached", retry_after_s=1)
             try:
                 body = await asyncio.wait_for(read_body(request), limits.timeout_s)
             except asyncio.TimeoutError:
-                raise RefusedError(408, f"the body did not come within {limits.timeout_s:g} s") from None
-            texts = read_request(body, limits, model.answering)
+                raise RefusedError(408, f"the body did not arrive within {limits.timeout_s:g} s") from None
+            ranking = None
+            if request.url.path == "/rank":
+                ranking, texts = read_rank_request(body, limits, model.answering)
+            else:
+                texts = read_request(body, limits, model.answering)
             try:
                 answers = await asyncio.wait_for(asyncio.wrap_future(engine.submit(texts)), limits.timeout_s)
             except asyncio.TimeoutError:
-                raise RefusedError(504, f"no answer within {limits.timeout_s:g} s") from None
+                raise RefusedError(
+                    504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts"
+                ) from None
         except RefusedError as error:
             if error.retry_after_s is None:
                 return JSONResponse({"error": str(error)}, error.status)
@@ -206,8 +277,14 @@ def application(
             return JSONResponse({"error": str(error)}, 500)
         metrics.texts.inc(len(answers))
         metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
-        predictions = [answer.as_dict() for answer in answers]
-        return JSONResponse({"run": model.name, "artifact": model.id, "predictions": predictions})
+        named = {"run": model.name, "artifact": model.id}
+        if ranking is None:
+            return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
+        try:
+            ranked = rank_documents(ranking.documents, answers, ranking.top)
+        except InputError as error:  # a text is empty
+            return JSONResponse({"error": str(error)}, 422)
+        return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
 
     async def predict(request: Request) -> Response:
         nonlocal running
@@ -242,7 +319,7 @@ def application(
         return Response(_PAGE.joinpath(name).read_bytes(), media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
 
     routes = [
-        Route("/predict", predict, methods=["POST"]),
+        *(Route(path, predict, methods=["POST"]) for path in ("/predict", "/rank")),
         Route("/healthz", health),
         Route("/metrics", show_metrics),
         Route("/openapi.json", describe),
@@ -328,5 +405,5 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         if error.errno == errno.EADDRINUSE:
-            reason = "another program listens there; choose another port, or 0 for a free one"
+            reason = "another program uses this port; choose another one, or 0 for a free one"
         raise InputError(f"--host {host} --port {port}: {reason}") from None

@@ -59,15 +59,15 @@ class Metrics:
         self.requests = counter(
             "edgeformer_requests_total", "Requests for predictions, by the status of their response.", ["status"]
         )
-        self.running = gauge("edgeformer_requests_running", "Requests that have no response yet.")
+        self.running = gauge("edgeformer_requests_running", "Requests in progress.")
         self.request_s = histogram(
             "edgeformer_request_seconds",
-            "From a request's first byte to its response.",
+            "Time from the first byte of a request to its response.",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
         )
         self.texts = counter("edgeformer_texts_total", "Texts in responses.")
-        self.unanswered = counter("edgeformer_texts_without_answer_total", "Of these, empty ones.")
-        self.waiting = gauge("edgeformer_queue_texts", "Texts that wait.")
+        self.unanswered = counter("edgeformer_texts_without_answer_total", "Texts without an answer, e.g. empty ones.")
+        self.waiting = gauge("edgeformer_queue_texts", "Texts in the queue.")
         self.call_rows = histogram(
             "edgeformer_call_rows", "Texts in one call of the model.", buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
         )
@@ -126,7 +126,7 @@ class Engine:
             # An empty queue accepts any request, also one that is larger than the queue.
             if self._queued_texts and self._queued_texts + len(texts) > self._limits.queue:
                 retry_after_s = max(1, round(self._queued_texts * self._seconds_per_text))
-                raise RefusedError(503, f"{self._queued_texts:,} texts are waiting", retry_after_s)
+                raise RefusedError(503, f"the queue is full with {self._queued_texts:,} texts", retry_after_s)
             self._queue.append(request)
             self._queued_texts += len(texts)
             self._metrics.waiting.set(self._queued_texts)

@@ -123,7 +123,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     try:
         golden = bundle.golden(artifact)
     except ArtifactError as error:
-        return because(f"no answers to compare with: {error}")
+        return because(f"there are no golden outputs to compare with: {error}")
     try:
         with bundle.session(artifact, OpenOptions(provider)) as session:
             outputs = bundle.task.golden_outputs(golden, session.run, max_batch_rows(artifact))
@@ -157,7 +157,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
     if parity.tolerance is not None:
         return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
     if recorded is None or recorded.max_abs_error is None or recorded.top1_agreement is None:
-        return None, out_of_tolerance(parity) or "bundle.json does not say how close it was at export"
+        return None, out_of_tolerance(parity) or "bundle.json records no error from export; export the run again"
     if parity.max_abs_error is None or parity.top1_agreement is None:
         return None, out_of_tolerance(parity)
     spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
@@ -167,7 +167,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
     if parity.max_abs_error > max_error:
         problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} ({recorded.max_abs_error:.2g} at export)"
     elif parity.top1_agreement < min_agreement:
-        problem = f"top-1 agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
+        problem = f"agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
     return f"error ≤ {max_error:.1e}, agreement ≥ {min_agreement:.1%}", problem
 
 
@@ -211,7 +211,10 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
     for a damaged targets.json, InputError where the bundle is damaged or cannot be written to.
     """
     if verification.damaged:
-        raise InputError(f"--write: {bundle.folder} is damaged ({verification.damaged[0].file}); nothing was recorded")
+        raise InputError(
+            f"--write: {verification.damaged[0].file} in {bundle.folder} is damaged, so nothing was recorded; copy the "
+            "whole bundle again"
+        )
     records = []
     for check in verification.artifacts:
         artifact = bundle.artifact(check.artifact)
@@ -219,7 +222,7 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
             records.append(_target_record(bundle, artifact, check, check.parity, progress))
     if not records:
         is_pending = any(map(lacks_parity, bundle.artifacts))
-        why = "none of them runs here" if is_pending else "export compared every artifact that runs here"
+        why = "no engine of the bundle runs here" if is_pending else "export already scored every artifact"
         return verification.model_copy(update={"recorded": Recorded(file=None, reason=f"nothing to record: {why}")})
     path = bundle.folder / TARGETS_FILE
     try:

@@ -44,7 +44,7 @@ def get_task(name: str) -> Task:
     if task is not None:
         return task
     names = ", ".join(task.name for task in all_tasks())
-    raise ArtifactError(f"task {name!r} is not known to this edgeformer; it knows {names}")
+    raise ArtifactError(f"unknown task {name!r}; this version has {names}")
 
 
 def import_task(manifest: Path) -> None:

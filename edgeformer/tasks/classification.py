@@ -25,7 +25,8 @@ class Distillation(Frozen):
     """Distillation from a teacher in addition to the labels. Losses are sums over rows, in nats."""
 
     weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.7, description="weight of the teacher's loss (KL divergence × temperature²); the labels have 1 − weight"
+        0.7,
+        description="weight of the teacher's loss (KL divergence × temperature²); that of the labels has 1 − weight",
     )
     temperature: PositiveFloat = Field(2.0, description="divisor of both models' logits")
     states: Annotated[float, Field(ge=0.0)] = Field(
@@ -38,14 +39,14 @@ class ClassificationTraining(TrainingConfig):
 
     folders: ClassVar[tuple[str, ...]] = ("teacher",)
 
-    label_smoothing: Probability = 0.0
+    label_smoothing: Probability = Field(0.0, description="as label_smoothing of torch's cross_entropy")
     token_dropout: Probability = Field(
-        0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
+        0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
     )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: learning rate of a layer as a share of the next layer's rate"
+        1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
     )
-    teacher: str | None = Field(None, description="finished run, or its folder, to distil from")
+    teacher: str | None = Field(None, description="teacher for distillation: a finished run or its folder")
     teacher_sha256: str | None = Field(None, description="sha256 of the teacher's weights; set when training starts")
     distillation: Distillation = Distillation()
     select_by: Literal["loss", "accuracy"] = Field(
@@ -56,7 +57,7 @@ class ClassificationTraining(TrainingConfig):
     def _distillation_has_teacher(self) -> Self:
         if self.teacher is None and self.distillation != Distillation():
             raise ValueError(
-                "distillation: does nothing without a teacher; set teacher: to the folder of a finished run"
+                "distillation: has no effect without a teacher; set teacher to the folder of a finished run"
             )
         return self
 
@@ -149,7 +150,7 @@ class Classification(Task):
     recorded = ("f1",)
     predicts = "labels"
     score_note = "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
-    golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of accuracy is less than one of these rows"
+    golden_note = f"too few for a difference of {MAX_SCORE_DROP['int8']:.1%}"
 
     score_rows = staticmethod(score)
 

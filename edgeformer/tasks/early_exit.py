@@ -46,7 +46,7 @@ class EarlyExit:
     def __post_init__(self) -> None:
         for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
             if not 0 <= value <= 1:
-                raise InputError(f"{name} must be in 0…1, not {value}")
+                raise InputError(f"{name} must be between 0 and 1, not {value}")
 
     def thresholds(self, exits: Sequence[int]) -> dict[int, float]:
         """Return exit before the last → smallest top probability. The last exit handles the remaining rows."""
@@ -90,7 +90,7 @@ class ExitRecords:
 
     def __init__(self, exits: Sequence[int]) -> None:
         if not exits or list(exits) != sorted(set(exits)):
-            raise ValueError(f"exits must rise, not {list(exits)}")
+            raise ValueError(f"exits must be increasing, not {list(exits)}")
         self.exits = tuple(exits)
         self._values: dict[str, dict[int, list[NDArray[Any]]]] = {
             name: {loop: [] for loop in self.exits} for name in ("losses", "confidence", "cosine", "right")

@@ -21,7 +21,7 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, spearman
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
 if TYPE_CHECKING:
@@ -59,18 +59,6 @@ def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Fl
     """Return the cosine of each row of ``first`` with the same row of ``second``, both [n, d] → [n]."""
     result: Float64s = (unit_rows(first) * unit_rows(second)).sum(axis=1)
     return result
-
-
-def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) -> float:
-    """Return Spearman's rank correlation of two lists [n], with mean ranks for ties; NaN if a list is constant."""
-    # Not scipy.stats.spearmanr: `evaluate` runs on devices, and the base installation has no scipy.
-    centred = []
-    for values in (first, second):
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-        centred.append(ranks - ranks.mean())
-    spread = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
-    return float((centred[0] * centred[1]).sum()) / spread if spread else float("nan")
 
 
 def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
@@ -116,13 +104,89 @@ def cosines(first: Sequence[TextVector], second: Sequence[TextVector]) -> Float6
     return np.asarray(first_units @ second_units.T)
 
 
-def nearest(
-    queries: Sequence[TextVector], candidates: Sequence[TextVector], count: int
-) -> list[list[tuple[int, float]]]:
-    """Return for each query the indices and cosines of up to ``count`` candidates, nearest first."""
-    similarity = cosines(queries, candidates)
-    order = np.argsort(-similarity, axis=1, kind="stable")[:, :count]
-    return [[(int(index), float(row[index])) for index in best] for row, best in zip(similarity, order, strict=True)]
+VectorKind = Literal["float32", "int8", "binary"]
+"""Numbers of a stored vector. Of a vector with d numbers, int8 takes d bytes and binary d / 8."""
+
+RECALL_AT, _LOSS_TEXTS = 10, 1000
+"""Nearest texts that are compared, and texts that the loss of quantised vectors is measured on."""
+
+
+def quantize_vectors(vectors: NDArray[np.float32], kind: VectorKind) -> NDArray[Any]:
+    """Return vectors [n, d] as they are stored: int8 [n, d], or the signs as bits, uint8 [n, ⌈d / 8⌉].
+
+    The scale of INT8 is each vector's own (its largest number becomes ±127), because cosines do not depend on it. A bit
+    is 1 for a positive number; the first number is the highest bit of the first byte.
+    """
+    if kind == "int8":
+        largest = np.abs(vectors).max(axis=1, keepdims=True)
+        return np.asarray(np.rint(vectors * (127 / np.where(largest > 0, largest, 1))), dtype=np.int8)
+    return np.asarray(np.packbits(vectors > 0, axis=1) if kind == "binary" else vectors)
+
+
+def stored_units(vectors: NDArray[np.float32], kind: VectorKind) -> Float64s:
+    """Return vectors [n, d] as a search compares them: quantised, of length 1; bits are −1 and 1.
+
+    The cosine of two binary vectors is 1 − 2 · Hamming distance / d.
+    """
+    return unit_rows(np.where(vectors > 0, 1.0, -1.0) if kind == "binary" else quantize_vectors(vectors, kind))
+
+
+@dataclass(frozen=True)
+class QuantizationLoss:
+    """Difference of the cosines of quantised vectors from those of the float32 vectors.
+
+    Attributes:
+        kind: of the vectors.
+        texts: texts of which each is compared with all others.
+        rank_correlation: Spearman's, of all cosines; None: there are fewer than three texts.
+        recall_at_10: mean share of the nearest 10 texts that stay among them; None: there are fewer than twelve texts.
+    """
+
+    kind: VectorKind
+    texts: int
+    rank_correlation: float | None
+    recall_at_10: float | None
+
+    def sentence(self) -> str:
+        """Describe the loss for people."""
+        if self.rank_correlation is None:
+            return f"{self.kind} vectors: too few texts to compare them with float32"
+        recall = f", recall@{RECALL_AT} {self.recall_at_10:.4f}" if self.recall_at_10 is not None else ""
+        correlation = f"rank correlation of cosines {self.rank_correlation:.4f}"
+        return f"{self.kind} vectors against float32 on {self.texts:,} texts: {correlation}{recall}"
+
+
+class VectorStore:
+    """Makes the stored vectors of answers, and measures the loss on the first ones."""
+
+    def __init__(self, kind: VectorKind) -> None:
+        self.kind: VectorKind = kind
+        self._sample: list[NDArray[np.float32]] = []
+
+    def add(self, answers: Sequence[Any]) -> NDArray[np.float32]:
+        """Return the float32 vectors [n, d] of answers (one or more), and remember the first ones."""
+        vectors = [answer.vector for answer in answers]
+        self._sample += vectors[: _LOSS_TEXTS - len(self._sample)]
+        return np.stack(vectors)
+
+    def loss(self) -> QuantizationLoss | None:
+        """Compare the vectors with float32; None: they are float32."""
+        count = len(self._sample)
+        if self.kind == "float32":
+            return None
+        if count < 3:
+            return QuantizationLoss(self.kind, count, None, None)
+        units = (unit_rows(np.stack(self._sample)), stored_units(np.stack(self._sample), self.kind))
+        exact, stored = (vectors @ vectors.T for vectors in units)
+        pairs, recall = np.triu_indices(count, 1), None
+        correlation = spearman(exact[pairs], stored[pairs])
+        if count >= RECALL_AT + 2:
+            nearest = []
+            for cosine in (exact, stored):
+                np.fill_diagonal(cosine, -np.inf)
+                nearest.append(np.argsort(-cosine, axis=1, kind="stable")[:, :RECALL_AT])
+            recall = float((nearest[0][:, :, None] == nearest[1][:, None, :]).any(axis=2).mean())
+        return QuantizationLoss(self.kind, count, correlation if isfinite(correlation) else None, recall)
 
 
 MAX_COSINE_DROP: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02, "int4": 0.05}
@@ -139,7 +203,7 @@ class Embedding(Task):
     """One vector per text. Models are imported with their weights, not trained."""
 
     name = "embedding"
-    noun = "sentence encoder"
+    noun = "text embedding model"
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
     metric = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
@@ -153,18 +217,18 @@ class Embedding(Task):
     pipeline_tag = "sentence-similarity"
     golden_names = ("input_ids", "attention_mask"), ()
     score_note = (
-        "Similarity: Spearman's rank correlation of the cosines of pairs with their scores; on golden inputs the mean "
-        "cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
+        "Similarity: Spearman's rank correlation between the cosines of pairs and their scores; on golden inputs the "
+        "mean cosine with the vectors of the whole model in FP32. Loss is 1 − similarity."
     )
-    golden_note = "they show how close vectors are to those of FP32, not how good they are"
+    golden_note = "cosine with the FP32 vectors, which says nothing about the quality of the model"
 
     score_rows = staticmethod(pairs_score)
     parity = staticmethod(vector_parity)
 
     def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
         raise InputError(
-            f"{recipe.name}: embedding models are not trained here; import one with edgeformer import hf PATH, or "
-            "train a recipe with task: classification"
+            f"{recipe.name}: embedding models are not trained here; import one: edgeformer import hf PATH, or train a "
+            "recipe with task: classification"
         )
 
     def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
@@ -234,8 +298,8 @@ class Embedding(Task):
         drop = reference.similarity - score.similarity
         if score.similarity == 0 or not isfinite(drop):
             return (
-                f"{figure} is {score.similarity:g} on {rows}: its cosines are not finite, all equal, or in no relation "
-                "to what they are compared with"
+                f"{figure} is {score.similarity:g} on {rows}: its cosines are not finite, all equal, or unrelated to "
+                "the reference"
             )
         limit = max(
             MAX_TRIMMED_DROP[score.compared_with] if trimmed else 0.0,
@@ -244,7 +308,7 @@ class Embedding(Task):
         )
         if drop <= limit:
             return None
-        return f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32's on {rows}; at most {limit:.4f} may be lost"
+        return f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32 on {rows}; the limit is {limit:.4f}"
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: PairsConfig

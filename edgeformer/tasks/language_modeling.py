@@ -46,14 +46,14 @@ class LanguageTraining(TrainingConfig):
     )
     checkpointing: Literal["none", "loop", "cycles"] = Field(
         "none",
-        description="recompute activations in the backward pass: loop keeps the input of each loop; "
-        "cycles keeps those of attention and of every two TRM cycles (slightly more kept, far less recomputed at once)",
+        description="recompute activations in the backward pass instead of storing them: loop stores the input of each "
+        "loop; cycles also those of attention and of every two TRM cycles, so that less is recomputed at once",
     )
     chunked_loss: bool = Field(
-        True, description="compute the vocabulary-sized logits a few hundred tokens at a time, never all at once"
+        True, description="compute logits and loss for a few hundred tokens at a time, which saves memory"
     )
     score_padding: bool = Field(
-        False, description="count padding as tokens to predict; only for reproducing a defect of the published code"
+        False, description="include padding in the loss, to reproduce a defect of the published code"
     )
 
 
@@ -106,7 +106,7 @@ class LanguageMeter(Meter):
 
     def __init__(self, exits: Sequence[int], records: ExitRecords | None = None) -> None:
         if not exits or list(exits) != sorted(set(exits)):
-            raise ValueError(f"exits must rise, not {list(exits)}")
+            raise ValueError(f"exits must be increasing, not {list(exits)}")
         self._exits = tuple(exits)
         self._thresholds = EarlyExit().thresholds(self._exits)
         self._tokens = 0
@@ -218,10 +218,11 @@ class LanguageModeling(Task):
     length_key = "sequence_length"
     pad_key = "boundary_token_id"
     score_note = (
-        "Loss is in nats per token. Perplexity per token depends on the tokenizer, per word it does not. *By "
-        "confidence*: every token leaves at the first exit that is sure enough; loops are a mean, and no time."
+        "Loss is in nats per token. Perplexity per token depends on the tokenizer, perplexity per word does not. *By "
+        "confidence*: every token exits at the first loop whose confidence reaches the threshold; loops are a mean "
+        "and say nothing about time."
     )
-    golden_note = "their number is small"
+    golden_note = "too few tokens to compare models"
 
     def set_name(self, data: TextConfig, split: str, /) -> str:
         """Return the set that ``split`` names; ``test``, if not a set, means the first test set or validation."""
@@ -275,7 +276,7 @@ class LanguageModeling(Task):
         rise, limit = score.perplexity / reference.perplexity - 1, MAX_PERPLEXITY_RISE[precision]
         if rise <= limit:  # false for NaN
             return None
-        return f"perplexity {score.perplexity:.2f} is {rise:.2%} above FP32's; at most {limit:.1%} are allowed"
+        return f"perplexity {score.perplexity:.2f} is {rise:.2%} above FP32; the limit is {limit:.1%}"
 
     def golden_inputs(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, Int64s]:
         """Return 8 evenly spaced windows of the validation text and the tokens after them; tiny texts are repeated."""
@@ -323,7 +324,9 @@ class LanguageModeling(Task):
         names = [f"{name}_exit{exit_}" for name in ("top_values", "top_indices", "log_sum_exp", "logits_std")]
         missing = [name for name in names if name not in golden]
         if missing:
-            raise GoldenError(f"golden.npz holds no {missing[0]!r}; it is of an older version: export the run again")
+            raise GoldenError(
+                f"golden.npz has no {missing[0]!r}, because an older version wrote it; export the run again"
+            )
         values, indices, log_sum, spread = (golden[name] for name in names)
         count, last = logits.shape[-1], logits.shape[1]
         if indices.shape[:1] != logits.shape[:1] or indices.shape[1] < last or indices.max() >= count:

@@ -123,7 +123,7 @@ class RowsMeter(Meter):
         name = list(self._loops)[-1] if loop is None else exit_logits(loop)
         logits, labels = np.concatenate(self._logits[name]), np.concatenate(self._labels)
         if self._numbers:
-            order = np.argsort(np.concatenate(self._numbers))
+            order = np.argsort(np.concatenate(self._numbers), kind="stable")
             logits, labels = logits[order], labels[order]
         return self._score_rows(logits, labels)
 
@@ -156,6 +156,18 @@ def top_probability(logits: NDArray[np.floating]) -> NDArray[np.float64]:
         wide = logits[rows].astype(np.float64)
         confidence[rows] = 1 / np.exp(wide - wide.max(axis=-1, keepdims=True)).sum(axis=-1)
     return confidence
+
+
+def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) -> float:
+    """Return Spearman's rank correlation of two lists [n], with mean ranks for ties; NaN if a list is constant."""
+    # Not scipy.stats.spearmanr: `evaluate` runs on devices, and the base installation has no scipy.
+    centred = []
+    for values in (first, second):
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+        centred.append(ranks - ranks.mean())
+    spread = float(np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
+    return float((centred[0] * centred[1]).sum()) / spread if spread else float("nan")
 
 
 def perplexity_of(loss: float) -> float:
@@ -217,13 +229,13 @@ def out_of_tolerance(parity: Parity) -> str | None:
     """Explain why an artifact fails parity; None if it is within tolerance or judged by task score."""
     if parity.max_abs_error is None:
         outputs = f"output {parity.output!r} is" if parity.output is not None else "its logits are"
-        return f"{outputs} not finite on real inputs (overflow)"
+        return f"{outputs} not finite on the golden inputs (overflow)"
     if parity.tolerance is None:
         return None
     figures = {"absolute": parity.max_abs_error, "relative": parity.relative_error, "rms": parity.rms_error}
     kind, error = parity.tolerance_kind, figures[parity.tolerance_kind]
     if error is None:
-        return "the reference logits do not vary, so a relative error is undefined"
+        return "the reference logits are constant, so a relative error is undefined"
     if error > parity.tolerance:
         output = f" of output {parity.output!r}" if parity.output is not None else ""
         return f"parity: {kind} error {error:.2e}{output} is above the tolerance {parity.tolerance:.0e}"

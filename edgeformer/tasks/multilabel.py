@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -50,16 +50,18 @@ class MultiLabelData(DataConfig):
     @model_validator(mode="after")
     def _settings_fit_label_sets(self) -> Self:
         if self.stream:
-            raise ValueError(f"stream: true is not possible with several labels per text. {IN_MEMORY}")
+            raise ValueError(f"stream: true is not possible with several labels per text; {IN_MEMORY}")
         if self.balance in ("label", "label-and-source"):
-            raise ValueError("balance: a text with several labels counts for each of them; balance: source is possible")
+            raise ValueError("balance: only source is possible with several labels per text")
         if len(self.labels) > MAX_LABELS:
-            raise ValueError(f"labels: at most {MAX_LABELS} where a text can have several, not {len(self.labels)}")
+            raise ValueError(
+                f"labels: at most {MAX_LABELS} are possible with several labels per text, not {len(self.labels)}"
+            )
         if self.thresholds is not None and set(self.thresholds) != set(self.labels):
-            raise ValueError(f"thresholds: needs one for each of the labels {', '.join(self.labels)}, or leave it out")
+            raise ValueError(f"thresholds: give one for each of the labels {', '.join(self.labels)}, or leave it out")
         ambiguous = next((label for label in self.labels if self.label_separator in label), None)
         if ambiguous is not None:
-            raise ValueError(f"label_separator: is in the label {ambiguous!r}; choose another one")
+            raise ValueError(f"label_separator: also occurs in the label {ambiguous!r}; choose another separator")
         return self
 
 
@@ -67,10 +69,10 @@ class MultiLabelTraining(TrainingConfig):
     """Training settings of multi-label classification."""
 
     token_dropout: Probability = Field(
-        0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
+        0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
     )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: learning rate of a layer as a share of the next layer's rate"
+        1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
     )
     select_by: Literal["loss", "f1"] = Field(
         "loss",
@@ -210,13 +212,16 @@ class MultiLabel(Task):
     predicts = "labels"
     has_confidence = False
     score_note = (
-        "F1, precision and recall over all labels of all rows (micro), at the thresholds that were best on the "
-        "validation set. All right: rows whose labels are all right."
+        "F1, precision and recall over all labels of all rows (micro), at the thresholds that are best on the "
+        "validation set. All right: rows with all labels correct."
     )
-    golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one of these rows"
+    golden_note = f"too few for a difference of {MAX_SCORE_DROP['int8']:.1%}"
 
     def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
         return score(logits, labels, data.labels, data.thresholds)
+
+    def with_answers(self, rows: Encoded, logits: Array, data: MultiLabelData) -> Encoded:
+        return replace(rows, labels=(logits > 0).astype(np.int64))  # a probability above 0.5
 
     def row_figures(self, answers: Array, rows: Encoded, data: MultiLabelData) -> Float64s:
         """Return twice the true positives, and predicted plus actual labels, whose sums give micro F1: [n, 2]."""

@@ -30,23 +30,30 @@ BATCH_ROWS, BATCH_TOKENS = 32, 4096
 """Limits of one call for texts. On CPUs larger batches are no faster and need more memory."""
 
 EMPTY = "the text is empty"
-NOTHING_LEFT = "nothing is left of the text when it is cleaned"
-NO_NUMBER = "the model's answer is no number (overflow)"
+NOTHING_LEFT = "cleaning removes the whole text"
+NO_NUMBER = "the model's answer is not a number (overflow)"
 
 Validation = Callable[[Run, int], Score]
 """Scores a session's ``run`` method, and the loop of its exit, on the validation split."""
 
 
 def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
-    """Return all outputs [n, …] of a model in the order of the rows."""
+    """Return all outputs of a model in the order of the rows: [n, …], or of every token [tokens, …]."""
     if isinstance(batches, int):
         batches = ordered_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}
     for numbers in batches:
-        for name, output in run(collate(encoded, numbers, pad)).items():
+        inputs = collate(encoded, numbers, pad)
+        for name, output in run(inputs).items():
+            if output.ndim < 3:
+                places, values, count = numbers, output, len(encoded)
+            else:  # [B, S, …]
+                is_real = inputs["attention_mask"].astype(bool)
+                places = (encoded.offsets[numbers][:, None] + np.arange(is_real.shape[1]))[is_real]
+                values, count = output[is_real], len(encoded.ids)
             if name not in answers:
-                answers[name] = np.empty((len(encoded), *output.shape[1:]), dtype=output.dtype)
-            answers[name][numbers] = output
+                answers[name] = np.empty((count, *values.shape[1:]), dtype=values.dtype)
+            answers[name][places] = values
     return answers
 
 
@@ -79,7 +86,7 @@ def open_validation(
     try:
         rows = task.read_set(data, reader, split, origin)
     except (DataError, InputError, MissingDependencyError) as error:
-        return None, f"the validation split cannot be read ({error})"
+        return None, f"the validation split cannot be read: {error}"
     count = len(rows)
     if task.unit == "tokens":
         count = min(count, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
@@ -119,8 +126,8 @@ def split_calls(run: Run, max_rows: int | None) -> Run:
 
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
     """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
-    if task.predicts == "vectors":
-        return False  # trained on pairs, but reads each text separately
+    if task.predicts not in ("labels", "scores"):
+        return False  # embedding models are trained on pairs, but read each text separately
     has_pair = {getattr(source, "text_pair", None) is not None for part in data.parts.values() for source in part}
     return has_pair.pop() if len(has_pair) == 1 else None
 
@@ -130,10 +137,10 @@ def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
     if reads_pairs(task, data) in (None, pairs):
         return None
     if not pairs:
-        return f"this {task.noun} was trained on pairs of texts; give each text its second one"
-    if task.predicts == "vectors":
-        return f"this {task.noun} reads each text by itself; give both as texts"
-    return f"this {task.noun} was trained on single texts; leave out the second ones"
+        return f"this {task.noun} reads pairs of texts; add the second text of each pair"
+    if task.predicts not in ("labels", "scores"):
+        return f"this {task.noun} reads single texts; give both texts separately"
+    return f"this {task.noun} reads single texts; leave out the second texts"
 
 
 @dataclass(frozen=True)
@@ -157,27 +164,38 @@ class EncodedTexts:
         return cut_batches(self.encoded.lengths, max_rows, BATCH_TOKENS) if len(self.encoded) else []
 
 
+def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
+    """Return index → reason of the texts that are empty or no text."""
+    errors: dict[int, str] = {}
+    for place, text in enumerate(texts):
+        for part in (text,) if isinstance(text, str) else text:
+            if isinstance(part, Unreadable):
+                errors.setdefault(place, part.problem)
+            elif not part or part.isspace():
+                errors.setdefault(place, EMPTY)
+    return errors
+
+
 @dataclass(frozen=True)
 class TextPredictor:
-    """Predictions of one model for texts, in three steps that can run in threads. ``max_rows``: of a call."""
+    """Predictions of one model for texts, in three steps that can run in threads.
+
+    ``max_rows``: of a call. ``prompt``: text that the model reads in front of every text.
+    """
 
     task: Task
     reader: TextReader
     data: DataSection
     max_rows: int | None = None
+    prompt: str = ""
 
     def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""
-        errors: dict[int, str] = {}
-        for place, text in enumerate(texts):
-            for part in (text,) if isinstance(text, str) else text:
-                if isinstance(part, Unreadable):
-                    errors.setdefault(place, part.problem)
-                elif not part or part.isspace():
-                    errors.setdefault(place, EMPTY)
+        errors = unreadable_texts(texts)
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
         tokenizer = self.reader.tokenizer
         readable = [texts[place] for place in places.tolist()] if errors else texts
+        readable = [f"{self.prompt}{text}" for text in readable] if self.prompt else readable
         encoded, cut = encode_texts(tokenizer, readable, self.data.tokens_at_once)
         special_tokens = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
         shortest = np.array([special_tokens[not isinstance(text, str)] for text in readable], dtype=np.int64)
@@ -199,6 +217,10 @@ class TextPredictor:
         if batches is None:
             batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
         return answer_rows(run, window.encoded, self.reader.pad, batches)
+
+    def example_outputs(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Return outputs of the same shapes whose answer has a value in every column."""
+        return {name: np.zeros_like(array) for name, array in outputs.items()}
 
     def answers(self, window: EncodedTexts, outputs: Arrays) -> list[Answer]:
         """Return the prediction or error of each text; outputs that are not finite are errors."""

@@ -6,7 +6,7 @@ The defaults are those of a task that reads a whole text and returns one row of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,6 +32,7 @@ from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, Sco
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.tasks.scoring import TextPredictor
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -121,13 +122,14 @@ class Task:
     metric: ClassVar[Metric]  # metric for comparing two models
     columns: ClassVar[tuple[ScoreColumn, ...]]  # figures of a score in tables
     recorded: ClassVar[tuple[str, ...]] = ()  # figures of a score in metrics.jsonl besides loss and metric
-    unit: ClassVar[str] = "rows"  # what ``n`` of a score counts: ``rows``, ``tokens`` or ``calls``
+    unit: ClassVar[str] = "rows"  # what ``n`` of a score counts: ``rows``, ``tokens``, ``spans`` or ``calls``
     trained: ClassVar[bool] = True  # recipes can name it; else its models are ONNX files without a recipe
     reads_text: ClassVar[bool] = True  # its models come with a tokenizer
     writes_text: ClassVar[bool] = False  # step and decode artifacts keep a cache of earlier tokens
     can_trim: ClassVar[bool] = True  # unused tokens can be removed from the vocabulary: the model predicts no tokens
     phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
-    predicts: ClassVar[Literal["labels", "vectors"] | None] = None  # what predictions() returns; None: it raises
+    predicts: ClassVar[Literal["labels", "scores", "vectors", "spans"] | None] = None
+    """What its models answer; None: they read no texts, or write them."""
     has_confidence: ClassVar[bool] = True  # its outputs have a top probability, which early exit needs
     exit_schedule: ClassVar[EarlyExit | None] = None  # early-exit thresholds of the task's paper
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
@@ -165,9 +167,9 @@ class Task:
         """
         name = self.set_name(data, split)
         if name == "train":
-            raise InputError("--split train: the model was trained on it, so no score is computed; name another set")
+            raise InputError("--split train: the training set is not scored; use another set")
         texts = self.set_texts(data, name)
-        check_unchanged(name, texts.fingerprint(), origin.trained_on, "score a file of its own with --data FILE")
+        check_unchanged(name, texts.fingerprint(), origin.trained_on, "score a file: --data FILE")
         return self.encode_rows(data, reader, texts, as_trained=origin.as_trained)
 
     def read_file(
@@ -201,7 +203,7 @@ class Task:
 
     def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
         """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
-        return decode_labels(encode(texts, reader.tokenizer, data.max_length), data)
+        return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
 
     def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
         """Load the tokenizer file of a trained model. Raises DataError."""
@@ -219,8 +221,8 @@ class Task:
         """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
         if not self.can_trim:
             raise InputError(
-                "--vocab-trim: only vocabularies of classifiers and embedding models can be trimmed; a language "
-                "model's is what it predicts"
+                "--vocab-trim: only the vocabulary of a classifier or embedding model can be trimmed, because a "
+                "language model predicts its whole vocabulary; leave it out"
             )
         from edgeformer.data.trimming import trim_to_training
 
@@ -237,7 +239,7 @@ class Task:
 
     def weight(self, batch: Arrays) -> int:
         """Return the number of rows or predicted tokens that count in the loss of a batch."""
-        return int((batch["targets"] != IGNORED).sum()) if self.unit == "tokens" else len(batch["labels"])
+        return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else len(batch["labels"])
 
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
         """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
@@ -287,7 +289,7 @@ class Task:
         data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
         return recipe.model_copy(update={"data": data})
 
-    def row_answers(self, outputs: Arrays, batch: Arrays) -> Array:
+    def row_answers(self, outputs: Arrays, batch: Arrays, data: Any) -> Array:
         """Return the input of :meth:`row_figures` from one call: logits [B, …], or the summed loss of each row [B]."""
         if self.unit != "tokens":
             return outputs["logits"]
@@ -340,11 +342,18 @@ class Task:
             return None
         value = getattr(score, self.metric.name)
         drop = getattr(reference, self.metric.name) - value
-        limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / reference.n)
+        limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / max(1, reference.n))
         if drop <= limit:
             return None
         heading = next(column.heading for column in self.columns if column.key == self.metric.name)
-        return f"{heading} {value:.4f} is {drop:.4f} below FP32's on {score.n:,} rows; at most {limit:.4f} may be lost"
+        on = f"{score.n:,} {self.unit}"
+        return f"{heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
+
+    def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
+        """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
+        from edgeformer.tasks.scoring import TextPredictor  # which imports this module
+
+        return TextPredictor(self, reader, data, max_rows)
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
@@ -372,6 +381,14 @@ class Task:
         by_exit = {exit_logits(exit_): logits for exit_, logits in references.items()}
         return {"logits": references[max(references)], **by_exit}
 
+    def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
+        """Return the rows with the model's own answers as labels, for an imported model without labelled data."""
+        return replace(rows, labels=logits.argmax(axis=-1).astype(np.int64))
+
+    def counted_logits(self, logits: Array, answers: Arrays) -> Array:
+        """Return the logits [n, C] that parity and scores count, of all golden inputs: those of rows, or of tokens."""
+        return logits.reshape(-1, logits.shape[-1])
+
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
         """Return the arrays that :meth:`golden_score` compares with: ``answers`` of the run, or torch FP32's logits."""
         return answers
@@ -391,9 +408,12 @@ class Task:
         """
         name = "logits" if exit_ is None else exit_logits(exit_)
         if name not in golden:
-            raise GoldenError(f"golden.npz holds no {name!r}; it is of an older version: export the run again")
+            raise GoldenError(f"golden.npz has no {name!r}, because an older version wrote it; export the run again")
         if golden[name].shape != logits.shape:
-            raise GoldenError(f"golden.npz has logits {golden[name].shape}, the artifact computes {logits.shape}")
+            raise GoldenError(
+                f"golden.npz has logits {golden[name].shape}, but the artifact computes {logits.shape}; export the "
+                "run again"
+            )
         return self.parity(logits, golden[name], precision, provider)
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Any:
@@ -408,7 +428,7 @@ class Task:
             outputs = run({name: array[start : start + step] for name, array in inputs.items()})
             if "logits" not in outputs:
                 names = ", ".join(outputs) or "none"
-                raise ArtifactError(f"it has no output `logits`, but {names}; export the run again")
+                raise ArtifactError(f"has no output `logits`, but {names}; export the run again")
             pieces.append(outputs["logits"])
         return np.concatenate(pieces)
 
@@ -437,7 +457,11 @@ class Task:
         }
         inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
         legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
-        note = f" ({', '.join(legend)} of a row)" if legend else "; all sizes are fixed, whatever --batch and --seq say"
+        note = (
+            f" ({', '.join(legend)} of a row)"
+            if legend
+            else "; all sizes are fixed, so --batch and --seq have no effect"
+        )
         return [f"inputs: {inputs}{note}"]
 
     def input_shapes(self, data: Any, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
@@ -451,11 +475,14 @@ class Task:
 
     # Files that clients of its models read.
 
+    def class_names(self, data: Any) -> tuple[str, ...]:
+        """Return the names of the model's outputs, in order; empty: they have none."""
+        return tuple(data.labels) if self.predicts == "labels" else ()
+
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return the keys of a run's config.json that belong to the task."""
         config: dict[str, object] = {}
-        if self.predicts == "labels":
-            labels = recipe.data.labels
+        if labels := self.class_names(recipe.data):
             config["id2label"] = {str(number): label for number, label in enumerate(labels)}
             config["label2id"] = {label: number for number, label in enumerate(labels)}
         lengths = {self.length_key: recipe.data.tokens_at_once, self.pad_key: prepared.pad}
@@ -484,14 +511,15 @@ class Task:
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-        labels = {"labels": recipe.data.labels} if self.predicts == "labels" else {}
+        names = self.class_names(recipe.data)
+        labels = {"labels": names} if names else {}
         return {**labels, "max_length": recipe.data.tokens_at_once, "pad_id": int(config[self.pad_key])}
 
     def card_lines(self, recipe: Any) -> list[str]:
         """Return Markdown list items for the model card, such as labels and lengths."""
         data: DataConfig = recipe.data
         lines = [f"**Labels:** {', '.join(map(markdown, data.labels))}; at most {data.max_length} tokens"]
-        omitted = [f"some rows of a source of the part {part}" for part in data.parts if data.sampled(part)]
+        omitted = [f"some rows of a source of part {part}" for part in data.parts if data.sampled(part)]
         for key in ("longest", "shortest"):
             if (share := getattr(data, key)) is not None:
                 omitted.append(f"the {key} {share:.4g} of the texts, by words")
@@ -501,8 +529,8 @@ class Task:
         if omitted:
             lines.append(f"**Only some rows:** {markdown('; '.join(omitted))}")
         if (thresholds := getattr(data, "effective_thresholds", None)) is not None:
-            limits = (f"{markdown(label)} from {threshold:.3f} on" for label, threshold in thresholds.items())
-            lines.append(f"**Given at a probability:** {', '.join(limits)}")
+            limits = (f"{markdown(label)} {threshold:.3f}" for label, threshold in thresholds.items())
+            lines.append(f"**Assigned from probability:** {', '.join(limits)}")
         return lines
 
 

@@ -26,7 +26,7 @@ class Axis(Frozen):
     """One axis of an input."""
 
     size: int = Field(ge=1, description="size in the golden inputs; for a fixed axis, in every call")
-    takes: Takes | None = Field(None, description="what sets its size in a call; None: fixed size")
+    takes: Takes | None = Field(None, description="what sets its size in a call; None: the size is fixed")
     role: Takes | None = Field(None, description="its role, also if it is fixed; None: unknown")
 
 
@@ -139,7 +139,7 @@ class Tensors(Task):
     """Any named inputs and outputs. The reference is the graph in FP32."""
 
     name = "tensors"
-    noun = "wrapped graph"
+    noun = "graph without a tokenizer"
     recipe_type = Recipe
     score_type = TensorScore
     metric = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
@@ -155,13 +155,11 @@ class Tensors(Task):
     pipeline_tag = "other"
     use = "profile"
     golden_names = (), ()
-    score_note = "Of every output, how close it is to the FP32 graph's on the golden inputs; the worst."
-    golden_note = "their number is small"
+    score_note = "Agreement of the worst output with the FP32 graph on the golden inputs."
+    golden_note = "agreement with the FP32 outputs"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise InputError(
-            f"a {self.noun} came without recipe, text and labels: it can be profiled, verified and exported, not scored"
-        )
+        raise InputError(f"a {self.noun} has no texts and labels to score; use profile, verify or export")
 
     prepare = local_data = set_name = read_set = read_file = set_texts = file_texts = encode_rows = reader = _refuse
     available_sets = batch = weight = example = evaluation_rows = call_batches = _refuse
@@ -197,7 +195,7 @@ class Tensors(Task):
         for name in answers[0]:
             pieces = [np.asarray(answer[name]) for answer in answers]
             if len({piece.shape for piece in pieces}) > 1:
-                raise GoldenError(f"output {name!r} has another shape in every call, so it cannot be compared")
+                raise GoldenError(f"output {name!r} has a different shape in every call, so it cannot be compared")
             outputs[name] = np.stack(pieces)
         return outputs
 
@@ -221,12 +219,12 @@ class Tensors(Task):
         for name, array in reference.items():
             problem = None
             if name not in logits:
-                problem = f"it has no output {name!r}, but {', '.join(logits) or 'none'}"
+                problem = f"it has no output {name!r} (only {', '.join(logits) or 'none'})"
             elif logits[name].shape != array.shape:
-                shapes = f"{list(logits[name].shape[1:])}, FP32's {list(array.shape[1:])}"
+                shapes = f"{list(logits[name].shape[1:])}, in FP32 {list(array.shape[1:])}"
                 problem = f"output {name!r} has the shape {shapes}"
             if problem is not None:
-                raise GoldenError(f"golden.npz has other outputs: {problem}")
+                raise GoldenError(f"the outputs differ from those in golden.npz: {problem}; export or import it again")
         kind, tolerance = OUTPUT_TOLERANCES[precision]
         errors = [measure_error(name, logits[name], array) for name, array in reference.items()]
         errors.sort(key=lambda error: -error.relative_rms)

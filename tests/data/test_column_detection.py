@@ -52,7 +52,7 @@ def test_named_columns_are_used(tmp_path: Path) -> None:
     result = detect_columns(table(tmp_path, [["text", "stars"], *stars]), Columns())
     assert list(result.labels) == ["9", "10"] and result.source.skip_unlabelled and result.rows == 12
     many = [[f"text {n}", f"label {n % (MAX_LABELS + 1)}"] for n in range(2 * MAX_LABELS + 2)]
-    with pytest.raises(DataError, match="holds more than 200 different labels; name another one: --label COLUMN"):
+    with pytest.raises(DataError, match="has more than 200 different labels, and 2 to 200 are possible"):
         detect_columns(table(tmp_path, [["text", "label"], *many]), Columns(label="label"))
     broken = table(tmp_path, [["text", "second", "stars"], ["a", "b", "c"], ["a broken row"]], "broken.csv")
     with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: text, second"):
@@ -84,8 +84,8 @@ def test_other_formats(tmp_path: Path) -> None:
     ("rows", "expected"),
     [
         ([["text"], ["one"], ["two"]], "has one column"),
-        ([["text", "label"]], "no rows in it"),
-        ([], "no rows in it"),
+        ([["text", "label"]], "has no rows"),
+        ([], "has no rows"),
         ([["text", "label\rgood text", "good\rbad text", "bad"]], "not valid CSV: new-line character"),
         ([["text", "key"], *([text, f"k{n}"] for n, text in enumerate(TEXTS))], "no column looks like labels"),
     ],

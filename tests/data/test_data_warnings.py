@@ -50,9 +50,9 @@ def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
     assert finding.rows == 3
     places = ((42, 2), (43, 3), (44, 2))
     assert finding.examples == tuple(f"mine.csv, line {row} as in mine.csv, line {other}" for row, other in places)
-    assert "all rows of a text are in the same set" in finding.message
+    assert "rows with the same text stay in one set" in finding.message
     finding = findings_of(config(tmp_path, rows, split="random-split"))["duplicates"]
-    assert finding.rows == 3 and "same set" not in finding.message
+    assert finding.rows == 3 and "one set" not in finding.message
     assert findings_of(config(tmp_path, CLEAN)) == {}
     assert data_findings(config_of([{"kind": "synthetic-reviews", "rows": 900}], labels=["negative", "positive"])) == []
 
@@ -61,7 +61,7 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
     rows = [*CLEAN, (CLEAN[3][0], "bad"), (CLEAN[3][0], "good"), (CLEAN[0][0], "good")]
     finding = findings_of(config(tmp_path, rows))["contradictions"]
     assert finding.rows == 5  # three rows of one text, two of the other
-    assert finding.message.startswith("train: 2 texts with two labels or more, in 5 rows: kept, and no model can be")
+    assert finding.message.startswith("train: 2 texts have different labels in 5 rows: kept, although no model can be")
     assert finding.examples[0] == "mine.csv, line 2 'bad', mine.csv, line 44 'good': 'row number 0 is dull'"
     assert finding.examples[1] == "mine.csv, line 5 'good', mine.csv, line 42 'bad': 'row number 3 is fine'"
 
@@ -74,8 +74,8 @@ def test_labels_without_rows_are_reported_for_every_set() -> None:
     }
     findings = label_findings(config_of(file_sources("mine.csv"), labels=["a", "b", "c"]), counts)
     assert [finding.message for finding in findings] == [
-        "train: no row has the label 'c': the model does not learn it",
-        "validation: no row has the label 'b': no score says how well it is told",
+        "train: no row has the label 'c': the model cannot learn it",
+        "validation: no row has the label 'b': how well the model recognises it is not scored",
     ]
 
 
@@ -93,7 +93,7 @@ def test_validation_texts_of_the_training_set_are_reported(tmp_path: Path) -> No
     source = chosen.parts["train"]
     chosen = chosen.model_copy(update={"split": "glue-dev", "parts": {"train": source, "validation": source}})
     finding = findings_of(chosen)["seen texts"]
-    assert finding.rows == 12 and "12 rows of 12 stand in the training set, too" in finding.message
+    assert finding.rows == 12 and "12 rows of 12 are also in the training set" in finding.message
 
 
 def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
     with pytest.raises(InputError, match="--split 'nonsense': no such set; allowed: test, validation, other"):
         read_set(language.data, data.tokenizer, "nonsense")
     write_texts(tmp_path / "test.txt", TEXTS[340:])
-    with pytest.raises(DataError, match="the test set is not the one of this model's training"):
+    with pytest.raises(DataError, match="the test set differs from the one of this model's training"):
         read_set(language.data, data.tokenizer, "test", fingerprints)
     assert read_set(language.data, data.tokenizer, "test").paragraphs > data.tests["test"].paragraphs
     for tests, expected in ((("b", "test"), "test"), (("b", "a"), "b"), ((), "validation")):
@@ -168,7 +168,7 @@ def test_files_of_a_folder_are_found_by_name(tmp_path):
         {"parts": dict.fromkeys(("train", "validation", "test", "extra"), hub), "mode": "packed", "sequence_length": 32}
     )
     (tmp_path / "train.txt.xz").write_bytes(lzma.compress(b"a text\n"))
-    message = r"no file for part 'validation', which a language model uses; looked for validation\.txt.*train\.txt"
+    message = r"no file for the part 'validation' of a language model; expected validation\.txt.*train\.txt"
     with pytest.raises(DataError, match=message):
         local_parts(config, tmp_path)
     (tmp_path / "valid.txt").write_text("a text\n")

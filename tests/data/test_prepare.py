@@ -75,7 +75,7 @@ def test_bundle_reads_the_sets_of_training(tmp_path, protocol):
         encoded = read_set(trained.data, data.tokenizer, name)
         assert np.array_equal(encoded.ids, expected.ids)
         assert np.array_equal(encoded.labels, expected.labels)
-    for name, reason in (("train", "the model was trained on it"), ("x", f"no such set; .*, {protocol}, other")):
+    for name, reason in (("train", "the training set is not scored"), ("x", f"no such set; .*, {protocol}, other")):
         with pytest.raises(InputError, match=f"--split '?{name}'?: {reason}"):
             read_set(trained.data, data.tokenizer, name)
 
@@ -92,7 +92,7 @@ def test_file_to_evaluate_has_well_known_columns(tmp_path):
     with pytest.raises(DataError, match=r"mine\.csv: no text column; columns: id, words, sentiment"):
         read_file(trained.data, data.tokenizer, path)
     path.write_text("text,label\na,great\n")
-    message = r"mine\.csv, line 2: label 'great' is not in the set; allowed: negative, positive"
+    message = r"mine\.csv, line 2: label 'great' is not in data.labels; allowed: negative, positive"
     with pytest.raises(DataError, match=message):
         read_file(trained.data, data.tokenizer, path)
 
@@ -101,7 +101,8 @@ def test_file_to_evaluate_has_well_known_columns(tmp_path):
 def test_imported_model_is_not_trained_with_one_set_for_validation_and_test(tmp_path, other, protocol):
     parts = {"train": synthetic(60, 1), other: synthetic(20, 2)}
     imported = recipe(parts, "imported")
-    with pytest.raises(DataError, match=f"data.split: imported has one part, {other}, .* --set data.split={protocol}"):
+    message = f"data.split: imported would use the part {other} for .* --set data.split={protocol}"
+    with pytest.raises(DataError, match=message):
         prepared(imported, tmp_path)
     data = prepared(recipe(parts, protocol), tmp_path)
     assert (len(data.validation), len(data.tests[protocol])) == (6, 20)
@@ -214,12 +215,12 @@ def test_sets_of_an_imported_model_replace_each_other(table, tmp_path):
     section, notes = imported_data(None, ("no", "yes"), 8)
     assert section["parts"] == {} and notes == []
     without_data = DataConfig.model_validate(section)
-    with pytest.raises(DataError, match="trained elsewhere, and nothing is known of a test set; import it again"):
+    with pytest.raises(DataError, match="this imported model has no test set; import it again"):
         read_set(without_data, tiny_tokenizer(), "test")
-    with pytest.raises(DataError, match=r"nothing is known of its training text; import it again .*: --data DIR$"):
+    with pytest.raises(DataError, match=r"this imported model has no training text; import it again .*: --data DIR$"):
         split(without_data, {})
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="has none of the files train, validation, test"):
+    with pytest.raises(DataError, match="none of the parts train, validation, test has a file"):
         imported_data(tmp_path / "folder", ("no", "yes"), 8)
     (tmp_path / "folder" / "dev.tsv").write_text(PAIRS, encoding="utf-8")
     section, notes = imported_data(tmp_path / "folder", ("no", "yes"), 8)

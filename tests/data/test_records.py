@@ -109,16 +109,16 @@ def test_missing_file_and_column_get_the_nearest_name(tmp_path: Path) -> None:
     ("name", "content", "expected"),
     [
         ("a.jsonl", '{"text": "a", "label": 1}\n{"txt": "b", "label": 1}\n', "line 2: no column 'text'"),
-        ("a.tsv", "text\tlabel\nfine\t1\textra\n", "line 2: has 3 columns, the header 2"),
-        ("a.csv", "text,label\nfine, really,1\n", "line 2: has 3 columns, the header 2"),
+        ("a.tsv", "text\tlabel\nfine\t1\textra\n", "line 2: has 3 columns, but the header has 2"),
+        ("a.csv", "text,label\nfine, really,1\n", "line 2: has 3 columns, but the header has 2"),
         ("a.csv", 'text,label\n"open,1\n', "line 2: not valid CSV"),
-        ("a.csv", "text,text\na,b\n", "column 'text' is there twice"),
+        ("a.csv", "text,text\na,b\n", "column 'text' occurs twice"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', "line 2: not valid JSON"),
         ("a.jsonl", "[1, 2]\n", "line 1: must be a JSON object"),
         ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
-        ("a.jsonl", '{"text": 3, "label": 1}\n', "line 1: column 'text' holds a value of type int"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', "line 1: column 'text' has a value of type int"),
         ("a.jsonl", '{"text": "a\\ud800", "label": 1}\n', "surrogate"),
-        ("a.jsonl", '{"text": "a", "label": [1]}\n', "column 'label' holds a value of type list"),
+        ("a.jsonl", '{"text": "a", "label": [1]}\n', "column 'label' has a value of type list"),
         ("a.tsv", b"text\tlabel\nca\xe9\t1\n", "line 2: not UTF-8 text (byte 3 of the line is 0xe9)"),
         ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), "it is likely utf-16"),
         ("a.tsv", "", "no rows"),
@@ -151,15 +151,15 @@ def test_columns_without_header_are_numbered(tmp_path: Path, name: str, delimite
     assert rows(path, header=False, text=2, label=1, **layout) == expected
     assert rows(path, header=False, text=2, label_value="x", **layout)[0] == ("fine film", "x", "line 1")
     assert "no column '3'" in failure(path, header=False, text=1, label=3, **layout)
-    message = "is jsonl, which has no delimiter and no header"
+    message = "the format jsonl has no delimiter and no header"
     assert message in failure(write(tmp_path, "a.jsonl", "{}"), delimiter=";")
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"header": False}, "given by their numbers from 1 (text: 1, label: 2), not as 'text'"),
-        ({"header": False, "format": "jsonl"}, "header: is for tables of text, and format is jsonl"),
+        ({"header": False}, "use their numbers from 1 (text: 1, label: 2) instead of 'text'"),
+        ({"header": False, "format": "jsonl"}, "header applies to tables of text, but format is jsonl"),
         ({"delimiter": ";", "format": "tsv"}, "set format: csv"),
         ({"text": True}, "valid string"),
     ],
@@ -188,7 +188,7 @@ def test_likely_encoding_is_suggested(tmp_path: Path, text: str, encoding: str) 
     assert likely_encoding(path.read_bytes()) == encoding
     message = failure(path)
     assert f"likely {encoding}: save the file as UTF-8, or " in message
-    assert f"--encoding {encoding} (" in message and f"encoding: {encoding} in a recipe" in message
+    assert f"--encoding {encoding} (" in message and f"encoding: {encoding} of the source in a recipe" in message
     assert [row[:2] for row in rows(path, encoding=encoding)] == [(text, "1"), (text, "0")]
 
 
@@ -212,9 +212,9 @@ def test_text_formats_in_every_encoding(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cp9", "base64", "rot13", "", "a\0b"])
 def test_unknown_encodings_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is no known text encoding"):
+    with pytest.raises(ValueError, match="is not a text encoding"):
         source(Path("a.csv"), encoding=name)
-    with pytest.raises(InputError, match=r"--encoding .*: is no known text encoding"):
+    with pytest.raises(InputError, match=r"--encoding .*: is not a text encoding"):
         Columns(encoding=name)
 
 

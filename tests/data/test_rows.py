@@ -15,7 +15,7 @@ def indices(values, labels=("negative", "positive")):
 def test_labels_are_numbers_numerals_or_names():
     assert indices([1, "0", "positive", "negative", 0]) == [1, 0, 1, 0, 0]
     assert indices([1, "2", 5, "3"], labels=("1", "2", "3", "4", "5")) == [0, 1, 4, 2], "names win over numbers"
-    with pytest.raises(DataError, match=r"line 2: label '0' is not in the set; allowed: 1, 2, 3; change"):
+    with pytest.raises(DataError, match=r"line 2: label '0' is not in data.labels; allowed: 1, 2, 3; correct"):
         indices([1, 0], labels=("1", "2", "3"))
 
 
@@ -31,7 +31,7 @@ def test_unknown_label_is_refused(value):
 def test_missing_label_and_near_label():
     with pytest.raises(DataError, match="f, line 1: has no label"):
         indices([None])
-    with pytest.raises(DataError, match=r"label 'Positve ' is not in the set; did you mean 'positive'\? allowed"):
+    with pytest.raises(DataError, match=r"label 'Positve ' is not in data.labels; did you mean 'positive'\? allowed"):
         indices(["Positve "])
 
 

@@ -47,9 +47,9 @@ def test_columns_can_be_named_separately(tmp_path: Path) -> None:
 def test_numbers_are_the_columns_of_a_file_without_header(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "1;fine film\n0;dull film\n")
     assert names(file_source(path, columns=Columns("2", None, "1"))) == ("2", None, "1", False)
-    with pytest.raises(DataError, match=r"--text COLUMN; --text NUMBER if the first line names no columns"):
+    with pytest.raises(DataError, match=r"--text COLUMN, or --text NUMBER if the first line has no column names"):
         file_source(path, columns=Columns())
-    with pytest.raises(DataError, match=r"rename one to one of text, sentence") as caught:
+    with pytest.raises(DataError, match=r"rename a column to one of text, sentence") as caught:
         file_source(path)
     assert "--text" not in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_ambiguous_label_columns_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "text;rating;topic\nfine;1;2\ndull;2;1\n")
     with pytest.raises(DataError, match=r"2 columns could hold the labels: rating, topic; choose one: --label COLUMN"):
         file_source(path, columns=Columns())
-    with pytest.raises(DataError, match=r"rating, topic; rename the one that does to label"):
+    with pytest.raises(DataError, match=r"rating, topic; rename the right one to label"):
         file_source(path)
     assert file_source(path, like(label="Topic")).label == "topic"
     assert file_source(path, columns=Columns("topic")).label == "rating"
@@ -135,7 +135,7 @@ def test_stratified_recipe_uses_the_test_sets_of_a_folder(
 def test_missing_files_and_columns_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "train.tsv", "label\tsentence\n1\tfine\n")
     chosen = config("glue-dev", train=None, validation=None)
-    with pytest.raises(DataError, match=r"no file for part 'validation'.*validation\.tsv.*dev\.tsv.*train\.tsv"):
+    with pytest.raises(DataError, match=r"no file for the part 'validation'.*validation\.tsv.*dev\.tsv.*train\.tsv"):
         local_parts(chosen, tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         local_parts(chosen, tmp_path / "gone")
@@ -157,7 +157,7 @@ def test_imported_model_uses_the_parts_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "dev.csv").unlink()
     assert local_parts(config("imported"), tmp_path)[0].split == "given"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="has none of the files train, validation, test"):
+    with pytest.raises(DataError, match="none of the parts train, validation, test has a file"):
         local_parts(config("imported"), tmp_path / "empty")
 
 

@@ -104,10 +104,10 @@ def test_unused_parts_are_test_sets_and_each_set_can_be_drawn_alone(protocol):
 @pytest.mark.parametrize(
     ("protocol", "rows", "message"),
     [
-        ("random-split", {"train": 40, "random_split": 10}, "no part may be called 'random-split'"),
+        ("random-split", {"train": 40, "random_split": 10}, "a part must not have the name 'random-split' of a set"),
         ("random-split", {"train": 9}, "9 rows; split 'random-split' needs at least 10"),
-        ("given", {"train": 40, "test": 0}, "the given set is empty"),
-        ("given", {"train": 40, "validation": 0, "test": 3}, "the validation set is empty"),
+        ("given", {"train": 40, "test": 0}, "the given set would be empty"),
+        ("given", {"train": 40, "validation": 0, "test": 3}, "the validation set would be empty"),
     ],
 )
 def test_unusable_parts_are_refused(protocol, rows, message):
@@ -269,9 +269,9 @@ def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_pa
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"longest": 0.3, "shortest": 0.3}, "longest and shortest: leave one of them out"),
-        ({"rows": {"trian": 5}}, "no set is called 'trian'; split 'given' has train, validation, given"),
-        ({"rows": {"train": 1.5}}, "must be a count of rows .* or a fraction"),
+        ({"longest": 0.3, "shortest": 0.3}, "longest and shortest cannot be combined"),
+        ({"rows": {"trian": 5}}, "split 'given' has no set 'trian'; it has train, validation, given"),
+        ({"rows": {"train": 1.5}}, "must be a number of rows .* or a fraction"),
         ({"stream": True, "longest": 0.3}, "not possible with longest, which needs all texts"),
         ({"stream": True, "rows": {"train": 9}}, "not possible with rows.train"),
     ],
@@ -282,12 +282,12 @@ def test_conflicting_keys_are_refused(keys, message):
 
 
 def test_sampling_is_refused_where_rows_are_missing_or_unlabelled(mixed):
-    with pytest.raises(DataError, match=r"data.parts.train.0.rows: 301 of 300 rows cannot be taken"):
+    with pytest.raises(DataError, match=r"data.parts.train.0.rows: 301 rows requested, but there are 300"):
         load_parts(config("random-split", {"train": [{**mixed, "rows": 301}]}, labels=LABELS))
     parts = {"train": [{**mixed, "rows": 9}], "validation": [mixed]}
-    with pytest.raises(ValidationError, match="is for texts with labels; a language model takes"):
+    with pytest.raises(ValidationError, match="applies to texts with labels; to use fewer texts"):
         TextConfig.model_validate({"parts": parts, "mode": "packed", "sequence_length": 8})
-    with pytest.raises(ValidationError, match="is for texts with labels; pairs"):
+    with pytest.raises(ValidationError, match="applies to texts with labels; all scored pairs"):
         PairsConfig.model_validate({"parts": parts, "max_length": 8})
 
 

@@ -136,7 +136,9 @@ def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypa
         prepare(class_config({"train": parts["train"]}, split="stratified"), BPE, 400, tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("rows", "message"), [(9, "9 rows; split 'stratified' needs"), (12, "21 of 2 rows")])
+@pytest.mark.parametrize(
+    ("rows", "message"), [(9, "9 rows; split 'stratified' needs"), (12, "21 rows requested, but there are 2")]
+)
 def test_pool_that_is_too_small_for_its_sets_is_refused(tmp_path, rows, message):
     source = file_sources(write_jsonl(tmp_path / "few.jsonl", synthetic_reviews(rows, 1)))
     config = class_config({"train": source}, split="stratified", rows={"test": 21})
@@ -147,7 +149,7 @@ def test_pool_that_is_too_small_for_its_sets_is_refused(tmp_path, rows, message)
 def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path):
     config = class_config({"train": parts["train"]}, split="stratified")
     (tmp_path / "validation.jsonl").unlink()
-    with pytest.raises(DataError, match=r"stream: true is not possible with split: given.*Use split: stratified, or"):
+    with pytest.raises(DataError, match=r"stream: true is not possible with split: given.*use split: stratified, or"):
         local_parts(config, tmp_path)
 
 
@@ -207,7 +209,7 @@ def test_broken_row_is_reported_before_tokenizing(parts, tmp_path):
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"text": "good", "label": "great"}\n')
     progress = Recorder()
-    with pytest.raises(DataError, match=r"train\.jsonl, line 601: label 'great' is not in the set"):
+    with pytest.raises(DataError, match=r"train\.jsonl, line 601: label 'great' is not in data.labels"):
         prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
     assert TOKENIZING not in progress.bars
 
@@ -267,7 +269,7 @@ def test_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
     assert effect == streamed_effect
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"text": "one more", "label": 1}\n')
-    with pytest.raises(DataError, match="the train set is not the one of this model's training"):
+    with pytest.raises(DataError, match="the train set differs from the one of this model's training"):
         trim_to_training(class_config(parts), *run)
 
 

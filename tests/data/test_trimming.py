@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers.normalizers import Lowercase
 
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.cleaning import normalizers
@@ -70,7 +71,7 @@ def test_used_texts_are_cut_as_before(original: Tokenizer, trimmed: Trimmed) -> 
     assert trimmed.tokenizer.truncation is None and trimmed.tokenizer.padding is None
     assert trimmed.kept.dtype == np.int64 and (np.diff(trimmed.kept[5:]) > 0).all()
     assert trimmed.kept[:5].tolist() == [0, 1, 2, 3, 4]  # special tokens, in their old order
-    with pytest.raises(DataError, match="token 100000 is in the text but not in the tokenizer"):
+    with pytest.raises(DataError, match="token 100000 of the text is not in the tokenizer"):
         trim_tokenizer(original, [0, 100_000])
 
 
@@ -95,6 +96,27 @@ def test_bpe_keeps_all_merges_of_its_tokens() -> None:
     result = trim_tokenizer(tokenizer, [7]).tokenizer
     assert set(result.get_vocab()) == {"[UNK]", *"abcd", "ab", "bc", "abc"}
     assert tokens(result, "abc") == ["abc"] and tokens(result, "abcd") == ["abc", "d"]
+
+
+def test_unigram_pieces_are_cut_as_before() -> None:
+    """Special tokens inside and behind the vocabulary, as DeBERTa's [MASK]; scores stay, unknown letters too."""
+    original = Tokenizer(models.Unigram())
+    original.normalizer, original.pre_tokenizer = Lowercase(), pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False)
+    original.train_from_iterator(TEXTS, trainer)
+    original.add_special_tokens(["<mask>"])
+    original.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    result = trim_tokenizer(original, used_ids(original))
+    assert len(result.kept) == result.tokenizer.get_vocab_size() < original.get_vocab_size()
+    assert_same_tokens(result, original, [*USED, "A dull <mask> film, ☃ told", USED[0].upper()])
+    unknown = result.tokenizer.token_to_id("<unk>")
+    for text in OTHER:
+        assert unknown not in result.tokenizer.encode(text).ids
+        assert "".join(tokens(result.tokenizer, text)[1:-1]) == "▁" + text.replace(" ", "▁")
+    assert unknown in result.tokenizer.encode("☃").ids
+    effect = trim_effect(original, result, LabelledTexts.unlabelled([*OTHER, "2"]), 128)
+    assert effect.unknown > 0 and effect.changed_rows > 0
 
 
 def wordpiece(names: list[str], special: list[str]) -> Tokenizer:
@@ -143,8 +165,7 @@ def test_added_tokens_are_kept(original: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (models.WordLevel({"[UNK]": 0, "film": 1}, unk_token="[UNK]"), "WordLevel; only WordPiece and byte-level BPE"),
-        (models.Unigram([("<unk>", 0.0), ("film", -1.0)], unk_id=0, byte_fallback=False), "Unigram"),
+        (models.WordLevel({"[UNK]": 0, "film": 1}, unk_token="[UNK]"), "WordLevel; only WordPiece, byte-level BPE"),
         (models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]), "BPE that does not start from bytes"),
     ],
 )
@@ -179,7 +200,7 @@ def test_run_is_trimmed_to_its_training_text(small_recipe: ClassificationRecipe)
     small, small_effect = trim_to_training(config, tokenizer, fingerprints, Keeping(max_used=100))
     assert 100 <= small_effect.kept == len(small.kept) < effect.kept
     assert small_effect.changed_rows > effect.changed_rows
-    with pytest.raises(DataError, match=r"the train set is not the one .* export without --vocab-trim"):
+    with pytest.raises(DataError, match=r"the train set differs from the one .* export without --vocab-trim"):
         trim_to_training(config, tokenizer, {"train": "another"})
 
 

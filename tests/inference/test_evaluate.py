@@ -91,7 +91,7 @@ def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
     document = manifest.model_dump(mode="json")
     document["data"]["parts"]["train"][0]["rows"] += 1
     seal(bundle, type(manifest).model_validate_json(json.dumps(document), strict=False))
-    with pytest.raises(InputError, match="not the one of this model's training"):
+    with pytest.raises(InputError, match="differs from the one of this model's training"):
         run_evaluate(bundle, artifact="onnx-fp32")
 
 
@@ -102,10 +102,10 @@ def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
         ({"split": "tset"}, "--split 'tset'"),
         (
             {"artifact": "onnx-fp32", "threshold": 0.5},
-            "onnx-fp32 cannot leave early; .* --exit all",
+            "onnx-fp32 cannot exit early; .* --exit all",
         ),
-        ({"threshold": 1.5}, "a probability is in 0…1"),
-        ({"label": "stars"}, "give the file with --data FILE"),
+        ({"threshold": 1.5}, "must be a probability from 0 to 1"),
+        ({"label": "stars"}, "add --data FILE"),
     ],
 )
 def test_bad_options(finished_run: Path, options: dict[str, Any], message: str) -> None:
@@ -134,13 +134,13 @@ def test_a_named_runtime_computes_the_runs_own_weights(finished_run: Path) -> No
     saved = (finished_run / "evaluation.json").read_bytes()
     row = evaluate(location, EvaluateOptions("torch", runtime="torch-cpu"), Messages()).rows[0]
     assert (row.artifact, row.provider) == ("torch", "torch-cpu")
-    assert lines == ["torch: the run's own weights are computed by torch-cpu"]
+    assert lines == ["torch: the weights of the run, computed by torch-cpu"]
     assert (finished_run / "evaluation.json").read_bytes() == saved, "scores of a named runtime are not saved"
     texts = ["a fine film"]
     assert predict(location, texts, "torch", runtime="torch-cpu") == predict(location, texts, "torch")
     with open_predictor(location, "torch", runtime="torch-cpu") as model:
         assert [*model.notes()] == lines
-    for runtime, message in (("torch-cuda", "torch sees no CUDA card"), ("openvino", "opens none of torch")):
+    for runtime, message in (("torch-cuda", "torch finds no CUDA card"), ("openvino", "opens none of torch")):
         if runtime != "torch-cuda" or not torch.cuda.is_available():
             with pytest.raises(InputError, match=f"--runtime {runtime}: {message}"):
                 predict(location, texts, "torch", runtime=runtime)

@@ -82,7 +82,7 @@ def test_text_is_streamed_up_to_the_boundary(exported: Path, monkeypatch: pytest
     shorter = run_generate(exported, "", GREEDY, max_tokens=1)
     assert (len(shorter.tokens), shorter.stopped, shorter.tokens_per_s) == (1, "max_tokens", None)
     assert shorter.notes == ()
-    note = "trained on 64 tokens at a time; what comes behind that is guesswork"
+    note = "the model was trained on 64 tokens at a time; text beyond that is unreliable"
     assert run_generate(exported, "a", GREEDY, max_tokens=78).notes == (note,)
 
 
@@ -105,17 +105,17 @@ def test_a_token_leaves_at_the_first_confident_exit(exported: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
-        ("#" * 400, {"max_tokens": 1}, "the prompt has 401 tokens; the model takes at most 80"),
+        ("#" * 400, {"max_tokens": 1}, "the prompt has 401 tokens, and the model takes at most 80"),
         ("a\udc80", {}, "not valid Unicode"),
-        (PROMPT, {"exit": 1, "early": EarlyExit()}, "either a fixed exit or exit by confidence"),
-        (PROMPT, {"max_tokens": 0}, "max_tokens must be at least 1"),
-        (PROMPT, {"artifact": "onnx-fp32"}, "reads whole texts and keeps nothing of earlier tokens"),
-        (PROMPT, {"artifact": "nothing"}, "tiny writes with onnx-fp32-decode, onnx-fp32-step, .*, torch"),
-        (PROMPT, {"artifact": "onnx-fp32-decode", "exit": EXIT}, "takes all loops for every .* need a step artifact"),
+        (PROMPT, {"exit": 1, "early": EarlyExit()}, "--exit, --confidence: exclude each other"),
+        (PROMPT, {"max_tokens": 0}, "must be at least 1"),
+        (PROMPT, {"artifact": "onnx-fp32"}, "reads whole texts and cannot write token by token"),
+        (PROMPT, {"artifact": "nothing"}, "give one of onnx-fp32-decode, onnx-fp32-step, .*, torch"),
+        (PROMPT, {"artifact": "onnx-fp32-decode", "exit": EXIT}, "runs all loops for every .* need a step artifact"),
         (PROMPT, {"exit": 9}, "--exit 9: tiny has exits after the loops 1, 2"),
-        (PROMPT, {"max_tokens": 90}, "of 80 tokens that it takes .* at most 72 can be written"),
+        (PROMPT, {"max_tokens": 90}, "of at most 80 tokens, so at most 72 can follow"),
         (PROMPT, {"runtime": "torch-cpu"}, "--runtime torch-cpu: does not open onnx-fp32-decode"),
-        (PROMPT, {"runtime": "all"}, "--runtime all: this command needs one runtime; give its name"),
+        (PROMPT, {"runtime": "all"}, "--runtime all: this command uses one runtime; give its name"),
         (PROMPT, {"runtime": "fast"}, "--runtime fast: .*no such"),
     ],
 )
@@ -129,7 +129,9 @@ def test_a_runs_own_weights_need_torch(exported: Path, monkeypatch: pytest.Monke
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "edgeformer.runtimes.torch.session", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError, match=r'needs torch: python -m pip install "\.\[train\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs torch, which is not installed: python -m pip install "\.\[train\]"'
+    ):
         run_generate(exported, PROMPT, GREEDY, artifact="torch")
 
 
@@ -194,18 +196,18 @@ def test_the_best_available_artifact_generates(
     assert run_generate(copied, PROMPT, GREEDY).artifact == artifact
     if artifact == "onnx-fp32-decode":
         for changes in ({"exit": EXIT}, {"early": LOW_THRESHOLD}):
-            with pytest.raises(ArtifactError, match=r"need the step graphs.* edgeformer export tiny --exit all"):
+            with pytest.raises(ArtifactError, match=r"has no step artifact.* edgeformer export .*tiny --exit all"):
                 run_generate(copied, PROMPT, GREEDY, **changes)
     if artifact == "torch":
         device = Path(shutil.copytree(copied / "bundle", tmp_path / "device"))
-        with pytest.raises(ArtifactError, match=r"no graphs that write text; .* edgeformer export RUN --exit all"):
+        with pytest.raises(ArtifactError, match=r"no graph that writes text; .* edgeformer export RUN --exit all"):
             run_generate(device, PROMPT, GREEDY)
 
 
 def test_a_run_without_a_bundle_generates_with_torch(copied: Path) -> None:
     shutil.rmtree(copied / "bundle")
     assert run_generate(copied, PROMPT, GREEDY).artifact == "torch"
-    with pytest.raises(InputError, match="--artifact onnx-fp32-step: tiny has no bundle; make one with: edgeformer"):
+    with pytest.raises(InputError, match="--artifact onnx-fp32-step: tiny has no bundle; write it with: edgeformer"):
         run_generate(copied, PROMPT, GREEDY, artifact="onnx-fp32-step")
 
 
@@ -231,11 +233,11 @@ def test_the_command_prints_the_text_on_stdout_and_figures_on_stderr(exported: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["RUN", "a", "b"], "one prompt at a time"),
-        (["RUN", "a", "--floor", "0.5"], "belong to --confidence"),
-        (["RUN", "a", "--runtime", "onnxruntime"], "--runtime onnxruntime: computes no run's own weights"),
+        (["RUN", "a", "b"], "there are 2 prompts"),
+        (["RUN", "a", "--floor", "0.5"], "have no effect without --confidence"),
+        (["RUN", "a", "--runtime", "onnxruntime"], "--runtime onnxruntime: cannot run the weights of a run"),
         (["CLASSIFIER", "a film"], "is a classifier and writes no text; use: edgeformer predict"),
-        (["RUN"], "no prompt given"),
+        (["RUN"], "there is no prompt"),
     ],
 )
 def test_bad_input_of_the_command(

@@ -22,7 +22,7 @@ from tests.cli.in_process import Edgeformer, in_process
 OLD = Path(__file__).parents[1] / "old_format"
 CLASSIFIER = OLD / "classifier-v1"
 TEXTS = ["a fine film", "dull and long", "neither good nor bad, and much too long for its own good"]
-OVERFLOW = "the model's answer is no number (overflow)"
+OVERFLOW = "the model's answer is not a number (overflow)"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_texts_without_an_answer_have_an_error(location: Location, edgeformer: E
 
 
 def test_no_text_and_language_models_are_refused(location: Location) -> None:
-    with pytest.raises(InputError, match="no text given"):
+    with pytest.raises(InputError, match="there is no text"):
         predict(location, [])
     with pytest.raises(InputError, match=r"is a language model.*edgeformer generate"):
         predict(locate(str(OLD / "language-v1"), OLD), ["a text"])

@@ -84,7 +84,7 @@ def test_input_formats(folder: Path, name: str) -> None:
     summary = json.loads(run_predict(folder, "--file", name, "--json", "--output", "x.jsonl").out)
     assert (summary["rows"], summary["errors"], summary["truncated"]) == (6, 2, 1)
     assert rows[1]["error"] == "the text is empty" and "label" not in rows[1]
-    assert rows[4]["error"] == "nothing is left of the text when it is cleaned"
+    assert rows[4]["error"] == "cleaning removes the whole text"
 
 
 def test_parquet_in_and_out(folder: Path) -> None:
@@ -126,24 +126,24 @@ def test_standard_input(folder: Path) -> None:
     ("options", "message"),
     [
         (("--file", "in.csv", "--text", "txt"), "no column 'txt'"),
-        (("--file", "in.txt", "--text", "text"), "is read as plain text"),
-        (("--file", "in.csv", "--pair", "id"), "was trained on single texts"),
-        (("--file", "in.csv", "--output", "in.csv"), "is the file of --file"),
-        (("--file", "in.csv", "--output", "out.xml"), "its suffix does not tell the format"),
+        (("--file", "in.txt", "--text", "text"), "is plain text"),
+        (("--file", "in.csv", "--pair", "id"), "reads single texts"),
+        (("--file", "in.csv", "--output", "in.csv"), "is also the input of --file"),
+        (("--file", "in.csv", "--output", "out.xml"), "the suffix names no format"),
         (("--file", "in.csv", "--output", "artifacts"), "is a folder"),
         (("--file", "in.csv", "--format", "xml"), "Invalid value for '--format'"),
         (("--file", "in.csv", "--format", "parquet"), "give --output FILE"),
-        (("--file", "in.csv", "--json", "--format", "csv"), "is one document"),
+        (("--file", "in.csv", "--json", "--format", "csv"), "prints one JSON document"),
         (("--file", "in.csv", "--nearest", "in.txt"), "--nearest: is for single texts"),
         (("--file", "none.csv"), "did you mean 'in.csv'?"),
-        (("--file", "in.csv", "a text"), "is one too many"),
-        (("--file", "in.txt", "--format", "csv", "--columns", "a"), "in.txt is plain text, which has no columns"),
-        (("--columns", "a", "a text"), "--columns: belongs to --file FILE"),
-        (("--output", "x.csv", "a text"), "--output: belongs to --file"),
-        (("--text", "x", "a text"), "--text: names a column"),
+        (("--file", "in.csv", "a text"), "excludes the text"),
+        (("--file", "in.txt", "--format", "csv", "--columns", "a"), "in.txt is plain text without columns"),
+        (("--columns", "a", "a text"), "--columns: is for a file of texts; add --file FILE"),
+        (("--output", "x.csv", "a text"), "--output: is for a file of texts; add --file"),
+        (("--text", "x", "a text"), "--text: describes a file"),
         (("--file", "in.csv", "--format", "csv", "--columns", "idd"), "has no column 'idd'; did you mean 'id'?"),
-        (("--file", "clash.csv", "--format", "csv"), "is the name of a column of the answers, and 'input_label' is"),
-        (("--file", "in.csv", "--encoding", "cp9"), "--encoding cp9: is no known text encoding"),
+        (("--file", "clash.csv", "--format", "csv"), "which the answers have too, and 'input_label'"),
+        (("--file", "in.csv", "--encoding", "cp9"), "--encoding cp9: is not a text encoding"),
     ],
 )
 def test_bad_options(folder: Path, options: tuple[str, ...], message: str) -> None:

@@ -99,13 +99,13 @@ def test_a_low_temperature_sharpens_without_overflow():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be 0"),
-        ({"temperature": float("nan")}, "temperature must be 0"),
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
-        ({"top_p": 1.01}, "top_p must be above 0"),
-        ({"seed": -1}, "seed must be in 0…4294967295, not -1"),
-        ({"seed": 2**32}, "seed must be in 0"),
+        ({"temperature": -0.1}, "must be 0"),
+        ({"temperature": float("nan")}, "must be 0"),
+        ({"top_k": 0}, "--top-k 0: must be at least 1"),
+        ({"top_p": 0.0}, "--top-p 0.0: must be above 0 and at most 1"),
+        ({"top_p": 1.01}, "must be above 0"),
+        ({"seed": -1}, "--seed -1: must be from 0 to 4294967295"),
+        ({"seed": 2**32}, "must be from 0"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):
@@ -116,5 +116,5 @@ def test_values_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize("logits", [[0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_refused(logits, temperature):
-    with pytest.raises(ArtifactError, match="largest logit is"):
+    with pytest.raises(ArtifactError, match="largest logit of the model is"):
         Sampling(temperature=temperature).pick(np.array(logits), np.random.default_rng(0))

@@ -33,9 +33,9 @@ TEXTS = [f"{'very ' * (number % 12)}good film number {number}" for number in ran
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(*options: str, bundle: Path = CLASSIFIER / "bundle") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start a server; yield its process and port."""
-    command = [sys.executable, "-m", "edgeformer", "serve", str(CLASSIFIER / "bundle"), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "edgeformer", "serve", str(bundle), "--port", "0", "--json"]
     child = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
     )
@@ -101,9 +101,9 @@ def test_one_text_and_many_are_answered(port: int) -> None:
         ({"texts": []}, 422, "texts"),
         ({"text": "a", "texts": ["b"]}, 422, "either text or texts"),
         ({"texts": ["a", "b"], "pairs": ["c"]}, 422, "1 pairs for 2 texts"),
-        ({"text": "a", "pair": "b"}, 422, "pairs: this classifier was trained on single texts"),
-        ({"texts": ["a"] * 9}, 422, "9, but at most 8"),
-        ({"text": "a" * 301}, 422, "301 characters, but at most 300"),
+        ({"text": "a", "pair": "b"}, 422, "pairs: this classifier reads single texts"),
+        ({"texts": ["a"] * 9}, 422, "has 9 texts, and the limit is 8"),
+        ({"text": "a" * 301}, 422, "301 characters, and the limit is 300"),
         ({"text": "a" * 5000}, 413, "larger than 4,096 bytes"),
     ],
 )
@@ -140,7 +140,9 @@ def test_health_and_metrics(port: int) -> None:
 
 def test_openapi_document_matches_the_answers(port: int) -> None:
     document = request(port, "/openapi.json")[2]
-    assert document["openapi"] == "3.1.0" and set(document["paths"]) == {"/predict", "/healthz", "/metrics"}
+    assert document["openapi"] == "3.1.0" and set(document["paths"]) == {"/predict", "/rank", "/healthz", "/metrics"}
+    refused = request(port, "/rank", {"query": "a", "documents": ["b"]})
+    assert refused[0] == 422 and "query: this is a classifier; a ranking needs" in refused[2]["error"]
     schemas = document["components"]["schemas"]
     responses = document["paths"]["/predict"]["post"]["responses"]
     assert set(responses) == {"200", "408", "413", "415", "422", "500", "503", "504"}
@@ -148,6 +150,23 @@ def test_openapi_document_matches_the_answers(port: int) -> None:
     predictions = request(port, "/predict", {"texts": ["a", ""]})[2]["predictions"]
     keys = {key for prediction in predictions for key in prediction}
     assert keys - set(schemas["PredictionMessage"]["properties"]) <= {"loops"}
+
+
+def test_spans_of_a_token_classifier(tmp_path: Path) -> None:
+    """Offsets in the text as it was sent, also of a text that is longer than the model reads at once."""
+    pytest.importorskip("transformers")
+    from tests.export.hf_models import token_classifier
+
+    run = token_classifier(tmp_path)
+    texts = ["Zoë 👩‍💻\r\nmet Jose\u0301 in Köln.", "The bridge of the town was made of wood. " * 5, "  "]
+    expected = [answer.as_dict() for answer in predict(locate(str(run), run.parent), texts, "onnx-fp32")[1]]
+    with serving(bundle=run / "bundle") as (_, port):
+        status, _, answer = request(port, "/predict", {"texts": texts})
+        _, _, document = request(port, "/openapi.json")
+    assert status == 200 and answer["predictions"] == expected
+    spans = [span for prediction in expected[:2] for span in prediction["spans"]]  # type: ignore[attr-defined]
+    assert len(spans) > 4 and "spans" not in expected[2]
+    assert {*spans[0]} == {*document["components"]["schemas"]["SpanMessage"]["properties"]}
 
 
 def test_concurrent_clients_get_the_answers_to_their_own_texts() -> None:
@@ -179,7 +198,7 @@ def test_too_many_requests_are_refused_while_health_is_answered() -> None:
         while "edgeformer_requests_running 2.0" not in request(port, "/metrics")[2]:
             assert time.monotonic() < deadline
         status, headers, body = request(port, "/predict", {"text": "a"})
-        assert (status, headers["retry-after"]) == (503, "1") and "2 requests are in work" in body["error"]
+        assert (status, headers["retry-after"]) == (503, "1") and "the limit of 2 requests is reached" in body["error"]
         assert request(port, "/healthz")[0] == 200
         for connection in slow:
             assert connection.recv(99).startswith(b"HTTP/1.1 408 ")
@@ -212,7 +231,7 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
         for thread in clients:
             thread.join(60)
         assert child.wait(60) == 0
-        assert child.stderr is not None and "stopped; 12 requests" in child.stderr.read()
+        assert child.stderr is not None and "stopped after 12 answered requests" in child.stderr.read()
     assert replies == [200] * 12
 
 
@@ -220,7 +239,7 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
     ("arguments", "message"),
     [
         ((str(OLD / "language-v1"),), "has no labels; use edgeformer generate"),
-        ((str(CLASSIFIER), "--port", "PORT"), "another program listens there"),
+        ((str(CLASSIFIER), "--port", "PORT"), "another program uses this port"),
         ((str(CLASSIFIER), "--artifact", "none"), "--artifact none"),
         ((str(CLASSIFIER), "--timeout", "soon"), "is not a quantity"),
         (("absent",), "no run 'absent'"),

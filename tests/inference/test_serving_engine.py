@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_with_a_retry_time(model: Predictor) -> None:
         first = engine.submit(["good"])
         assert run.entered.wait(30)
         waiting = [engine.submit(["good", "bad"]), engine.submit(["dull"])]
-        with pytest.raises(RefusedError, match="3 texts are waiting") as refused:
+        with pytest.raises(RefusedError, match="the queue is full with 3 texts") as refused:
             engine.submit(["one more"])
         assert refused.value.retry_after_s >= 1
         run.go.set()

@@ -169,7 +169,7 @@ def test_int8_is_compared_with_the_error_at_export(bundle: Path) -> None:
     change_golden(bundle, logits=-logits)
     assert "agreement 0.0%" in status_of(verify(Bundle.open(bundle)))[1]
     change(bundle, "model", parity=None)
-    reason = "bundle.json does not say how close it was at export"
+    reason = "bundle.json records no error from export; export the run again"
     assert status_of(verify(Bundle.open(bundle))) == ("failed", reason)
 
 

@@ -103,7 +103,7 @@ def verify_and_record(run: Path) -> tuple[Verification, Recorded]:
 def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     _, search = profile(run)
     reason = str(search.candidates[0].reason)
-    assert search.pick is None and "never scored" in reason and "verify --write" in reason
+    assert search.pick is None and "it has no score" in reason and "verify --write" in reason
 
     manifest = (run / "bundle" / "bundle.json").read_bytes()
     outcome = edgeformer("verify", str(run), "--write", "--json", cwd=run)
@@ -160,12 +160,12 @@ def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkey
     assert "reviews.tsv: no such file" in str(entry.unscored)
     _, search = profile(run)
     assert search.pick is None
-    assert "it was compared, but not scored on the validation split" in str(search.candidates[0].reason)
+    assert "compared its outputs but did not score it on the validation split" in str(search.candidates[0].reason)
 
 
 def test_nothing_is_recorded_of_complete_or_damaged_bundles(run: Path, finished_run: Path) -> None:
     _, recorded = verify_and_record(finished_run)
-    assert recorded.file is None and "export compared every artifact" in str(recorded.reason)
+    assert recorded.file is None and "export already scored every artifact" in str(recorded.reason)
     targets, golden = run / "bundle" / "targets.json", run / "bundle" / "golden.npz"
     targets.write_text("{", encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"targets\.json: damaged"):
@@ -174,5 +174,5 @@ def test_nothing_is_recorded_of_complete_or_damaged_bundles(run: Path, finished_
     content = golden.read_bytes()
     golden.unlink()
     golden.write_bytes(content[:-9])
-    with pytest.raises(InputError, match=r"is damaged \(golden.npz\); nothing was recorded"):
+    with pytest.raises(InputError, match=r"golden.npz in .* is damaged, so nothing was recorded"):
         verify_and_record(run)

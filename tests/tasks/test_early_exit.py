@@ -72,7 +72,7 @@ def test_confidence_just_below_one_is_not_rounded() -> None:
 
 
 def test_incomplete_records_are_refused() -> None:
-    with pytest.raises(ValueError, match="exits must rise"):
+    with pytest.raises(ValueError, match="exits must be increasing"):
         ExitRecords((2, 1))
     records = ExitRecords((1, 2))
     with pytest.raises(ValueError, match="nothing was noted"):

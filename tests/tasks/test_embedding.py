@@ -24,7 +24,6 @@ from edgeformer.tasks.embedding import (
     EmbeddingScore,
     TextVector,
     cosines,
-    nearest,
     pairs_score,
     row_cosines,
     spearman,
@@ -142,9 +141,11 @@ def test_sets_replace_each_other_but_never_the_training_text(tmp_path: Path) -> 
     assert [len(TASK.set_texts(data, name)) for name in ("train", "validation", "test")] == [2, 6, 6]
     with pytest.raises(InputError, match="--split 'sts': no such set; allowed: test, validation"):
         TASK.set_texts(data, "sts")
-    with pytest.raises(DataError, match=r"nothing is known of a validation set; .* or give evaluate a file of its own"):
+    with pytest.raises(
+        DataError, match=r"this imported model has no validation set; .* or score a file: evaluate --data FILE"
+    ):
         TASK.set_texts(pairs_data(tmp_path, train="text\na b\nc\n"), "validation")
-    with pytest.raises(DataError, match=r"nothing is known of its training text; .* --data DIR$"):
+    with pytest.raises(DataError, match=r"this imported model has no training text; .* --data DIR$"):
         TASK.set_texts(pairs_data(tmp_path, test=PAIRS), "train")
     assert [*TASK.set_texts(data, "train").texts] == ["a b", "c"]
     assert len(read_texts(data.parts["test"])) == 6
@@ -153,8 +154,8 @@ def test_sets_replace_each_other_but_never_the_training_text(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("first_row", "message"),
     [
-        ("a\tb\tmuch", "line 2: the score 'much' is no number"),
-        ("a\tb\tnan", "line 2: the score 'nan' is no number"),
+        ("a\tb\tmuch", "line 2: the score 'much' is not a number"),
+        ("a\tb\tnan", "line 2: the score 'nan' is not a number"),
         ("a\tb\t1", "all 2 pairs have the same score"),
         ("a\tb\t", "has no label in column 'score'"),
     ],
@@ -168,7 +169,7 @@ def test_pairs_that_cannot_be_ranked_are_refused(tmp_path: Path, first_row: str,
 def test_files_need_pairs_with_detectable_columns(tmp_path: Path) -> None:
     path, no_sources = tmp_path / "pairs.tsv", PairsConfig(parts={}, max_length=16)
     path.write_text("text\tscore\na\t1\nb\t2\n", encoding="utf-8")
-    with pytest.raises(DataError, match="has single texts, no pairs; name two columns sentence1 and sentence2"):
+    with pytest.raises(DataError, match="has no pairs; it needs the columns sentence1, sentence2 and score"):
         TASK.read_file(no_sources, READER, path)
     path.write_text(PAIRS.replace("sentence1\tsentence2\tscore", "left\tright\tclose"), encoding="utf-8")
     source = {"kind": "file", "path": "gone.tsv", "text": "left", "text_pair": "right", "label": "close"}
@@ -188,18 +189,16 @@ def test_trimming_is_measured_on_other_text(tmp_path: Path) -> None:
     trimmed, vocabulary = TASK.trim(data, tokenizer, {}, ALL_USED)
     assert trimmed.tokenizer.token_to_id("d") is None and trimmed.tokenizer.token_to_id("c") is not None
     assert (vocabulary.kept, vocabulary.original, vocabulary.rows, vocabulary.changed_rows) == (7, 8, 6, 2)
-    with pytest.raises(DataError, match="the train set is not the one of this model's training"):
+    with pytest.raises(DataError, match="the train set differs from the one of this model's training"):
         TASK.trim(data, tokenizer, {"train": "0" * 64}, ALL_USED)
 
 
-def test_nearest_texts() -> None:
+def test_cosines_of_texts() -> None:
     def vectors(*rows: list[float]) -> list[TextVector]:
         return [TextVector("x", False, np.array(row, dtype=np.float32)) for row in rows]
 
     queries = vectors([2, 0], [1, 1])
     assert cosines(queries, queries) == pytest.approx(np.array([[1, 0.5**0.5], [0.5**0.5, 1]]))
-    ranked = nearest(queries, vectors([0, 1], [1, 0.1], [-1, 0]), 2)
-    assert [[index for index, _ in row] for row in ranked] == [[1, 0], [1, 0]]
     assert queries[0].as_dict() == {"text": "x", "truncated": False, "vector": [2.0, 0.0]}
 
 

@@ -77,7 +77,10 @@ def test_perplexity_per_word_uses_the_total_loss():
     for _ in range(4):
         meter.add_tokens({1: np.array([2.0**24, 1.0, 1.0, 1.0], dtype=np.float32)})
     assert meter.score().loss == (2**24 + 3) / 4, "sums are in double precision"
-    for make, message in ((LanguageMeter(EXITS).score, "empty"), (lambda: LanguageMeter([4, 2]), "exits must rise")):
+    for make, message in (
+        (LanguageMeter(EXITS).score, "empty"),
+        (lambda: LanguageMeter([4, 2]), "exits must be increasing"),
+    ):
         with pytest.raises(ValueError, match=message):
             make()
 

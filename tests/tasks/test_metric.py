@@ -79,10 +79,10 @@ def test_errors_that_are_not_finite_are_out_of_tolerance() -> None:
     assert out_of_tolerance(measure_parity(REFERENCE * 2, REFERENCE, "int8", "CPU")) is None
     parity = measure_parity(np.where(REFERENCE == 4, np.inf, REFERENCE), REFERENCE, "int8", "CPU")
     assert (parity.max_abs_error, parity.mean_abs_error, parity.relative_error) == (None, None, None)
-    assert out_of_tolerance(parity) == "its logits are not finite on real inputs (overflow)"
+    assert out_of_tolerance(parity) == "its logits are not finite on the golden inputs (overflow)"
     parity = as_parity(np.array([0.5]), 0.0, np.array([True]), "fp16", "CPU")
     assert (parity.max_abs_error, parity.relative_error) == (0.5, None)
-    assert out_of_tolerance(parity) == "the reference logits do not vary, so a relative error is undefined"
+    assert out_of_tolerance(parity) == "the reference logits are constant, so a relative error is undefined"
     error = np.concatenate([[2.0**24], np.ones(3)]).astype(np.float32)
     parity = as_parity(error, 1.0, np.ones(4, dtype=bool), "fp32", "CPU")
     assert parity.mean_abs_error == (2**24 + 3) / 4, "errors are averaged in double precision"

@@ -58,9 +58,9 @@ def test_rows_have_any_number_of_labels(tmp_path: Path, name: str, content: str)
     assert rows.texts == ["a", "b", "c", "d"]
     assert label_sets(rows.labels, 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
     assert label_counts(rows.labels, 3, several=True) == [1, 2, 2]
-    with pytest.raises(DataError, match=r"line 2: label 'drinks' is not in the set; allowed: food"):
+    with pytest.raises(DataError, match=r"line 2: label 'drinks' is not in data.labels; allowed: food"):
         load_part(data_of(tmp_path, "b.csv", 'text;label\nb;"food, drinks"\n'), "train")
-    with pytest.raises(DataError, match="several labels are a list of them"):
+    with pytest.raises(DataError, match="several labels a list of them"):
         load_part(data_of(tmp_path, "b.jsonl", '{"text": "a", "label": [1.5]}\n'), "train")
 
 
@@ -80,9 +80,9 @@ def test_rare_combinations_are_in_every_set(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"stream": True, "split": "given", "parts": GIVEN}, "stream: true is not possible"),
-        ({"labels": ("a,b", "c")}, "label_separator: is in the label 'a,b'"),
+        ({"labels": ("a,b", "c")}, "label_separator: also occurs in the label 'a,b'"),
         ({"labels": tuple(f"l{number}" for number in range(63))}, "labels: at most 62"),
-        ({"thresholds": {"food": 0.5}}, "thresholds: needs one for each"),
+        ({"thresholds": {"food": 0.5}}, "thresholds: give one for each"),
     ],
 )
 def test_impossible_data_sections_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -38,12 +38,12 @@ def test_training_data_decides_whether_a_model_reads_pairs(sources: tuple[Source
 
 def test_predict_refuses_texts_that_the_model_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     location = locate(str(OLD / "classifier-v1"), OLD)
-    message = "--pair: classifier-v1: this classifier was trained on single texts; leave out the second"
+    message = "--pair: classifier-v1: this classifier reads single texts; leave out the second"
     with pytest.raises(InputError, match=message):
         predict(location, [("a", "b")])
     bundle = location.open_bundle()
     monkeypatch.setattr(bundle, "data", data_of(PAIRS))
     monkeypatch.setattr(type(location), "open_bundle", lambda self: bundle)
-    with pytest.raises(InputError, match="was trained on pairs of texts; give each text its second one"):
+    with pytest.raises(InputError, match="reads pairs of texts; add the second text of each pair"):
         predict(location, ["a"])
     assert predict(location, [("a", "b")])[1][0].text == ("a", "b")

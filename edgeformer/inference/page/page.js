@@ -19,11 +19,28 @@ function cell(row, content, kind = "") {
   made.className = kind;
 }
 
+/** The text with its spans marked. Offsets count code points, which are up to two characters of a string. */
+function marked({ text, spans }) {
+  const characters = Array.from(text);
+  const line = document.createDocumentFragment();
+  let written = 0;
+  for (const { start, end, label, probability } of spans) {
+    const mark = document.createElement("mark");
+    mark.title = `${label} ${probability.toFixed(3)}`;
+    mark.append(characters.slice(start, end).join(""));
+    line.append(characters.slice(written, start).join(""), mark);
+    written = end;
+  }
+  line.append(characters.slice(written).join(""));
+  return line;
+}
+
 function show(prediction) {
   const row = table.tBodies[0].insertRow();
   if (prediction.error) cell(row, prediction.error, "error");
   else if (prediction.vector) cell(row, `vector of ${prediction.vector.length}: ${prediction.vector.slice(0, 3).map((x) => x.toFixed(3))}, …`);
-  else cell(row, prediction.label ?? JSON.stringify(prediction));
+  else if (prediction.spans) cell(row, [...new Set(prediction.spans.map(({ label }) => label))].join(", ") || "no span");
+  else cell(row, prediction.label ?? prediction.score?.toFixed(4) ?? JSON.stringify(prediction));
   const probability = prediction.probability ?? null;
   if (probability === null) cell(row, "–");
   else {
@@ -33,7 +50,7 @@ function show(prediction) {
     shown.append(probability.toFixed(3), meter);
     cell(row, shown);
   }
-  cell(row, prediction.text + (prediction.truncated ? " (cut to the model's length)" : ""));
+  cell(row, prediction.spans ? marked(prediction) : prediction.text + (prediction.truncated ? " (cut to the model's length)" : ""));
 }
 
 form.addEventListener("submit", async (event) => {
@@ -51,7 +68,8 @@ form.addEventListener("submit", async (event) => {
     table.tBodies[0].replaceChildren();
     answer.predictions.forEach(show);
     table.hidden = false;
-    say(`${lines.length} in ${(performance.now() - started).toFixed(0)} ms, with the way there and back`);
+    const count = `${lines.length} ${lines.length === 1 ? "text" : "texts"}`;
+    say(`${count} in ${(performance.now() - started).toFixed(0)} ms, network included`);
   } catch (error) {
     say(error.message, true);
   } finally {

@@ -1,0 +1,264 @@
+"""Rank documents for queries with a reranker or an embedding model, and compare texts by their vectors.
+
+The search is exact: every document is scored. A file is read as a stream, so memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeformer.artifacts.data_config import DataSection
+from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.bundle import Bundle
+from edgeformer.data.encoding import require_unicode
+from edgeformer.data.rows import Text, join_pair
+from edgeformer.data.sources import Columns
+from edgeformer.data.unlabelled import InputRow, Reading, Unlabelled, unlabelled
+from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
+from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
+from edgeformer.run import Location, Run
+from edgeformer.tasks.embedding import QuantizationLoss, VectorKind, VectorStore, cosines, stored_units
+from edgeformer.tasks.scoring import pairs_problem
+from edgeformer.tasks.task import Answer, Float64s, Task, Unanswered
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """A document in the ranking of a query.
+
+    Attributes:
+        rank, row: from 1; the row is its place among the documents, without the header of a table.
+        score: a reranker's score, or the cosine of both vectors.
+        values: columns of the document's row.
+    """
+
+    rank: int
+    score: float
+    row: int
+    text: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best documents of a query, best first; of equal scores the first row."""
+
+    query: str
+    documents: list[RankedDocument]
+
+
+@dataclass(frozen=True)
+class RankedFile:
+    """Rankings of all queries. ``summary`` counts documents; ``loss`` is of quantised vectors."""
+
+    rankings: list[Ranking]
+    summary: FileSummary
+    loss: QuantizationLoss | None
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """Queries, and how documents are ranked for them.
+
+    Attributes:
+        top: documents of each ranking.
+        vectors: numbers of the vectors of an embedding model.
+        columns: columns of the documents' rows in the rankings: ``all``, ``none`` or names; None: all.
+    """
+
+    queries: Sequence[str]
+    top: int = 10
+    vectors: VectorKind = "float32"
+    columns: str | None = "none"
+
+
+def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool = False) -> None:
+    """Raise InputError if a model cannot rank texts for these options; ``is_stream``: they can be read only once."""
+    for query in options.queries:
+        require_unicode("--query", query)
+        if not query.strip():
+            raise InputError("--query: is empty; give a question or words to search for")
+    check_can_rank(owner.task, owner.data)
+    if owner.task.predicts == "scores" and options.vectors != "float32":
+        raise InputError(f"--vectors: {owner.name} scores pairs, and makes no vectors; leave it out")
+    if owner.task.predicts == "scores" and is_stream and len(options.queries) > 1:
+        raise InputError("--query: standard input is read once, so give one query, or a file")
+
+
+def check_can_rank(task: Task, data: DataSection) -> None:
+    """Raise InputError if a model makes neither vectors of texts nor scores of pairs."""
+    if task.predicts not in ("vectors", "scores"):
+        raise InputError(
+            f"query: this is a {task.noun}; a ranking needs an embedding model, or a reranker: a model with one output "
+            "that reads a query and a document"
+        )
+    if task.predicts == "scores" and (problem := pairs_problem(task, data, pairs=True)) is not None:
+        raise InputError(f"query: {problem}")
+
+
+def scoring_inputs(task: Task, data: DataSection, query: str, documents: Sequence[str]) -> list[Text]:
+    """Return what a model reads to score documents: pairs, or the query and the documents with their prompts."""
+    if task.predicts == "scores":
+        return [(query, document) for document in documents]
+    prompts: Mapping[str, str] = getattr(data, "prompts", {})
+
+    def with_prompt(kind: str, text: str) -> str:
+        return f"{prompts.get(kind, '')}{text}" if text.strip() else text  # an empty text has no answer
+
+    return [with_prompt("query", query), *(with_prompt("document", document) for document in documents)]
+
+
+def rank_documents(documents: Sequence[str], answers: Sequence[Answer], top: int) -> list[RankedDocument]:
+    """Rank documents by the answers to :func:`scoring_inputs`. Raises InputError if a text has no answer."""
+    failed = next((answer for answer in answers if isinstance(answer, Unanswered)), None)
+    if failed is not None:
+        raise InputError(f"{join_pair(failed.text)[:60]!r}: {failed.error}, so it has no rank")
+    scored: Any = answers
+    is_scored = len(answers) == len(documents)
+    scores = [answer.score for answer in scored] if is_scored else cosines(scored[:1], scored[1:])[0].tolist()
+    ranked = heapq.nlargest(top, range(len(documents)), key=scores.__getitem__)
+    return [RankedDocument(n, float(scores[i]), i + 1, documents[i]) for n, i in enumerate(ranked, start=1)]
+
+
+def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, progress: Progress = SILENT) -> RankedFile:
+    """Rank documents for options that passed :func:`check_rankable`. Raises InputError for a query, or DataError.
+
+    Documents without an answer are counted and have no rank. A reranker reads the documents once for each query.
+    """
+    queries, top, vectors = options.queries, options.top, options.vectors
+    columns = choose_columns(documents, options.columns, {}, as_table=False)
+    best: list[list[RankedDocument]] = [[] for _ in queries]
+
+    def rank(
+        model: Predictor, documents: Unlabelled, score: Callable[[list[Any]], Float64s], query_numbers: Sequence[int]
+    ) -> FileSummary:
+        place = 0
+
+        def take(copied: Sequence[Mapping[str, object]], answers: Sequence[Answer]) -> None:
+            nonlocal place
+            answered = [number for number, answer in enumerate(answers) if not isinstance(answer, Unanswered)]
+            scores = score([answers[number] for number in answered]) if answered else np.empty((0, len(query_numbers)))
+            texts = [answer.text if isinstance(answer.text, str) else answer.text[1] for answer in answers]
+            for query_number, scores_of_query in zip(query_numbers, scores.T.tolist(), strict=True):
+                candidates = (
+                    RankedDocument(0, value, place + number + 1, texts[number], copied[number])
+                    for number, value in zip(answered, scores_of_query, strict=True)
+                )
+                candidates_and_best = chain(best[query_number], candidates)
+                best[query_number] = heapq.nlargest(top, candidates_and_best, key=lambda document: document.score)
+            place += len(answers)
+
+        return answer_file(model, documents, take, progress, columns)
+
+    store = VectorStore(vectors)
+    if model.answering.task.predicts == "scores":
+        for number, query in enumerate(queries):
+            pairs = _pair_with(query, documents)
+            summary = rank(model, pairs, lambda answers: np.array([[answer.score] for answer in answers]), [number])
+    else:
+        with_query, with_document = (_with_prompt(model, kind) for kind in ("query", "document"))
+        query_answers = with_query.answer(queries)
+        for answer in query_answers:
+            if isinstance(answer, Unanswered):
+                raise InputError(f"--query {answer.text!r}: {answer.error}, so nothing is similar to it")
+        query_units = stored_units(VectorStore(vectors).add(query_answers), vectors)
+
+        def cosines_with(answers: list[Any]) -> Float64s:
+            return np.asarray(stored_units(store.add(answers), vectors) @ query_units.T)
+
+        summary = rank(with_document, documents, cosines_with, range(len(queries)))
+    if summary.errors == summary.rows:
+        raise DataError(f"{documents.name}: none of its {summary.rows:,} rows has a document that can be scored")
+    rankings = [
+        Ranking(query, [replace(document, rank=rank) for rank, document in enumerate(documents_of_query, start=1)])
+        for query, documents_of_query in zip(queries, best, strict=True)
+    ]
+    return RankedFile(rankings, summary, store.loss() if model.answering.task.predicts == "vectors" else None)
+
+
+def _with_prompt(model: Predictor, kind: str) -> Predictor:
+    """Return the model with its prompt of a kind (``query`` or ``document``) in front of every text."""
+    prompts = getattr(model.answering.data, "prompts", {})
+    return replace(model, answering=replace(model.answering, prompt=prompts.get(kind, "")))
+
+
+def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:
+    """Return the documents as pairs with a query."""
+
+    def rows() -> Iterator[InputRow]:
+        for row in documents.rows():
+            document: Any = row.text  # a string, perhaps an Unreadable
+            yield row._replace(text=(query, document))
+
+    return replace(documents, pairs=True, rows=rows)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A text of the list, and the cosine between its vector and the query's."""
+
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Vectors of texts as JSON objects, cosines [n][n] of every pair, and of each text its nearest texts of a list."""
+
+    artifact: str
+    predictions: list[dict[str, object]]
+    cosines: list[list[float]]
+    nearest: list[list[Match]] | None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that were compared."""
+        return [str(prediction["text"]) for prediction in self.predictions]
+
+
+@dataclass(frozen=True)
+class TextList:
+    """A file of texts to rank, a text per line or a table with a ``column`` of texts; ``top`` matches per text."""
+
+    path: Path
+    column: str | None = None
+    top: int = 5
+    encoding: str | None = None
+
+
+def compare_texts(
+    location: Location,
+    texts: Sequence[str],
+    artifact: str | None = None,
+    among: TextList | None = None,
+    runtime: str | None = None,
+) -> Similarities:
+    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list, without empty ones.
+
+    Raises InputError for the texts or the model, DataError for the list.
+    """
+    if not predicts_vectors(location):
+        raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
+    with open_predictor(location, artifact, runtime=runtime, texts=texts) as model:
+        answers: list[Any] = model.answer(texts)  # TextVector: the task's predictions are vectors
+        for number, answer in enumerate(answers, start=1):
+            if isinstance(answer, Unanswered):
+                raise InputError(f"text {number} ({answer.text!r}): {answer.error}, so nothing is similar to it")
+        matches = None
+        if among is not None:
+            columns = Columns(text=among.column, encoding=among.encoding)
+            reading = Reading(location.open_model().data.parts, columns, single=True)
+            with unlabelled(among.path, sys.stdin.buffer, reading) as source:
+                rankings = rank_file(model, source, RankOptions(texts, among.top)).rankings
+            matches = [[Match(document.text, document.score) for document in each.documents] for each in rankings]
+        predictions = [answer.as_dict() for answer in answers]
+        return Similarities(model.id, predictions, cosines(answers, answers).tolist(), matches)
