@@ -71,7 +71,7 @@ def size(runs: list[dict[str, Any]], artifact: str) -> int | None:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: a line per model, in the order of the file."""
+    """Markdown: a line per model, in the order of the file; without the columns that no model has."""
     rows = []
     for name, runs in by_model(records).items():
         sizes = [size(runs, artifact) for artifact in SIZES.values()]
@@ -87,7 +87,8 @@ def table(records: list[dict[str, Any]]) -> str:
         )
     header = ["model", "parameters", "seeds", *SETS, *(f"{name}, MB" for name in SIZES)]
     header += [f"{split}, INT8 + trim" for split in SETS]
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    columns = [column for column in zip(header, *rows, strict=True) if {*column[1:]} != {"–"}]
+    return tabulate([*zip(*columns, strict=True)], "firstrow", tablefmt="github", disable_numparse=True)
 
 
 def lines(records: list[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import typer
@@ -35,24 +36,29 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show a Sphinx role of a docstring (``:class:`~package.Name` ``) as the name in code type."""
-    return re.sub(r":\w+:<code>(?:~[\w.]*\.)?([\w.]+)</code>", r"<code>\1</code>", html)
+    """Adapt a page: names instead of Sphinx roles, no line break within an option, a link from a plot to its file."""
+    html = re.sub(r":\w+:<code>(?:~[\w.]*\.)?([\w.]+)</code>", r"<code>\1</code>", html)
+    html = re.sub("<code>[^<]+</code>", lambda code: _keep_options_whole(code[0]), html)
+    return re.sub(r'<img [^>]*src="([^"]+\.png)"[^>]*>', r'<a href="\1">\g<0></a>', html)
+
+
+def _keep_options_whole(code: str) -> str:
+    """Forbid a line break within ``--option``; show a pipe of a table cell without its backslash."""
+    return re.sub(r"--[\w-]+", r'<span class="option">\g<0></span>', code.replace("\\|", "|"))
 
 
 def command_reference() -> str:
     """Return every command with its arguments and options, in the groups of ``edgeformer --help``."""
     root = typer.main.get_command(app)
     parts = ["# Command line", "`edgeformer COMMAND --help` prints the same.", EXIT_CODES]
-    group = ""
-    for name, command in root.commands.items():  # type: ignore[attr-defined]
-        if command.rich_help_panel != group:
-            group = command.rich_help_panel
-            parts.append(f"## {group}")
-        subcommands = getattr(command, "commands", {})
-        for title, part in {f"{name} {title}": part for title, part in subcommands.items()}.items():
-            parts += _command(title, part)
-        if not subcommands:
-            parts += _command(name, command)
+    commands = root.commands  # type: ignore[attr-defined]
+    for group in dict.fromkeys(command.rich_help_panel for command in commands.values()):
+        parts.append(f"## {group}")
+        for name, command in commands.items():
+            if command.rich_help_panel == group:
+                subcommands = getattr(command, "commands", {"": command})
+                for subcommand in subcommands:
+                    parts += _command(f"{name} {subcommand}".strip(), subcommands[subcommand])
     return "\n\n".join(parts)
 
 
@@ -69,16 +75,17 @@ EXIT_CODES = """| exit code | meaning |
 def _command(title: str, command: Any) -> list[str]:
     context = command.make_context(title, [], resilient_parsing=True)
     usage = " ".join(["edgeformer", title, *command.collect_usage_pieces(context)])
-    # Examples are indented by two spaces, which Markdown does not show as code.
-    text = re.sub(r"\[/?b\]", "", command.help or "")
-    text = re.sub(r"^ +(edgeformer .*)$", r"    \1", text, flags=re.MULTILINE)
+    text, _, examples = (command.help or "").partition("Examples:\n")
     rows = {"": ["| option | meaning |", "|---|---|"], "Advanced": ["| advanced option | meaning |", "|---|---|"]}
     for parameter in command.get_params(context):
         names, meaning = parameter.get_help_record(context)
         cells = (cell.replace("|", r"\|") for cell in (names, meaning))
         rows[parameter.rich_help_panel or ""].append("| `{}` | {} |".format(*cells))
     tables = ["\n".join(lines) for lines in rows.values() if len(lines) > 2]
-    return [f"### edgeformer {title}", f"    {usage}", text, *tables]
+    parts = [f"### edgeformer {title}", f"    {usage}", text, *tables]
+    if examples:
+        parts.append(f"```bash\n{dedent(examples).strip()}\n```")
+    return [re.sub(r"\[/?b\]", "", part) for part in parts]
 
 
 def device_list() -> str:

@@ -11,46 +11,49 @@ from benchmarks.claims.schema import Claim, Claims, Number, Published, Verdict
 from benchmarks.claims.verdicts import figure
 
 VERDICTS: tuple[str, ...] = get_args(Verdict)
+MEANINGS = {
+    "reproduced": "the measured figure supports the claim by its rule",
+    "not reproduced": "the measured figure, or the text's own arithmetic, contradicts the claim or shows only noise",
+    "not testable as published": "the text omits a detail, quotes another source, or reports only noise",
+    "not testable here": "the available data or machine cannot decide the claim; the last column names the remedy",
+    "not tested yet": "the study has no committed result, or not all of its seeds",
+}
 INTRODUCTION = """\
 # Claims of the papers
 
-Each quantitative claim of the five texts has a verdict. The rule of a verdict was written before the measurement and
-is in `docs/claims.yaml`, with the source of each figure. `make results` writes this page. [The papers'
-tables](papers.md) shows the studies.
-
-| verdict | meaning |
-|---|---|
-| reproduced | the measured figure supports the claim by its rule |
-| not reproduced | the measured figure, or the text's own arithmetic, contradicts the claim or shows only noise |
-| not testable as published | the text omits a detail, quotes another source, or reports a difference within its noise |
-| not testable here | the available data or machine cannot decide the claim; the last column names the remedy |
-| not tested yet | the study has no committed result, or not all of its seeds |
-
-A difference is within the noise of a text if it is below two standard errors of its test set. A claim that several
-versions repeat appears under each version and counts once in the row *all five*. The last row counts contradictions
-between two figures of the texts. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list
-them.
+Each quantitative claim of five texts has a verdict. The rule of a verdict was written before the measurement and is in
+`docs/claims.yaml`, with the source of each figure. [The papers' tables](papers.md) shows the studies.
+"""
+COUNTED = """
+*all* counts a claim once that several versions repeat. A difference is noise if it is below two standard errors of the
+test set. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
 """
 
 
 def page(claims: Claims) -> str:
     """The whole document. Every claim must have its result."""
-    parts = [INTRODUCTION, counts(claims)]
-    for key, text in claims.texts.items():
-        of_text = {name: claim for name, claim in claims.claims.items() if key in claim.where}
-        parts += [f"\n## {text.title}\n", table(of_text, key)]
+    titles = "\n".join(f"- *{key}*: {text.title}" for key, text in claims.texts.items())
+    parts = [INTRODUCTION, titles, "", counts(claims), COUNTED]
+    papers = dict.fromkeys(text.paper for text in claims.texts.values())
+    for paper in papers:
+        of_paper = [c for c in claims.claims.values() if any(claims.texts[key].paper == paper for key in c.where)]
+        for verdict in VERDICTS:
+            matches = [c for c in of_paper if not c.check and c.result is not None and c.result.verdict == verdict]
+            if matches:
+                parts += [f"## Paper {paper}: {verdict}\n", table(matches), ""]
+    checks = [claim for claim in claims.claims.values() if claim.check]
+    parts += ["## Contradictions\n", "Two figures of the texts that contradict each other:\n", table(checks)]
     return "\n".join(parts) + "\n"
 
 
 def counts(claims: Claims) -> str:
-    """Markdown: texts × verdicts."""
-    unchecked = [claim for claim in claims.claims.values() if not claim.check]
-    rows = [
-        [text.title, *tally([claim for claim in unchecked if key in claim.where])] for key, text in claims.texts.items()
-    ]
-    rows.append(["all five, each claim once", *tally(unchecked)])
-    rows.append(["the texts against themselves", *tally([c for c in claims.claims.values() if c.check])])
-    return tabulate(rows, ["text", "claims", *VERDICTS], tablefmt="github")
+    """Markdown: verdicts × texts."""
+    claimed = [claim for claim in claims.claims.values() if not claim.check]
+    columns = [tally([claim for claim in claimed if key in claim.where]) for key in claims.texts]
+    columns.append(tally(claimed))
+    labels = [("claims", ""), *((verdict, MEANINGS[verdict]) for verdict in VERDICTS)]
+    rows = [[*label, *numbers] for label, numbers in zip(labels, zip(*columns, strict=True), strict=True)]
+    return tabulate(rows, ["verdict", "meaning", *claims.texts, "all"], tablefmt="github")
 
 
 def tally(claims: list[Claim]) -> list[int]:
@@ -59,23 +62,26 @@ def tally(claims: list[Claim]) -> list[int]:
     return [len(claims), *(verdict_counts[verdict] for verdict in VERDICTS)]
 
 
-def table(claims: dict[str, Claim], text: str) -> str:
-    """Markdown: one line per claim of a text; not padded, because the last column is long."""
-    header = ["where", "claim", "published", "ours", "unit", "verdict", "why"]
-    rows = [header, ["---"] * len(header), *(cells(claim, text) for claim in claims.values())]
+def table(claims: list[Claim]) -> str:
+    """Markdown: one line per claim; not padded, because the last column is long."""
+    header = ["where", "claim", "published", "ours", "unit", "why"]
+    rows = [header, ["---"] * len(header), *map(cells, claims)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def cells(claim: Claim, text: str) -> list[str]:
+def cells(claim: Claim) -> list[str]:
     """One claim's line."""
     result = claim.result
     if result is None:
         raise ValueError("a claim without a result")
+    places: dict[str, list[str]] = {}
+    for text, place in claim.where.items():
+        places.setdefault(place, []).append(text)
+    where = "; ".join(f"{place} ({', '.join(texts)})" for place, texts in places.items())
     published = listed({name: written(value) for name, value in claim.published.items()})
     ours = listed({name: short(value) for name, value in result.ours.items()})
     why = "; ".join(part for part in (result.why, claim.note) if part)
-    row = [claim.where[text], f"“{claim.text}”", published, ours, claim.unit, result.verdict, why]
-    return [cell.replace("|", "\\|") for cell in row]
+    return [cell.replace("|", "\\|") for cell in (where, f"“{claim.text}”", published, ours, claim.unit, why)]
 
 
 def listed(figures: dict[str, str]) -> str:

@@ -181,7 +181,8 @@ def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
         shapes = session["shapes"]
         ways = list(dict.fromkeys(way for rows in shapes.values() for way in rows))
         cells = [
-            [way, *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())] for way in ways
+            [way.rstrip(":"), *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())]
+            for way in ways
         ]
         if counted := session.get("operations"):
             cells.append(["light, operations of its matrix products", *(f"{counted[item]:.2f}×" for item in shapes)])

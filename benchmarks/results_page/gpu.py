@@ -13,8 +13,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 
 NONE = """\
-No script of `benchmarks/gpu/` has run on a GPU yet. No figure on these pages comes from a GPU, and no estimate for a
-GPU was ever compared with a measurement.
+No estimate for a GPU was ever compared with a measurement.
 """
 
 

@@ -64,15 +64,16 @@ def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list
     stand_ins = dict.fromkeys(
         note for notes in table.data.values() for note in notes if "in place of the hub's" in note
     )
-    remarks = [
-        f"{', '.join(row for row, notes in table.data.items() if note in notes)}: {note}"
-        for note in stand_ins
-        if not _SAME_ROWS.search(note)  # other rows than the hub's data set
-    ]
-    remarks += [
-        *table.notes,
-        *dict.fromkeys(f"{row.label}, {row.at}: {row.remark}" for row in table.rows if row.remark),
-    ]
+    remarks = []
+    for note in stand_ins:
+        runs = [run for run, notes in table.data.items() if note in notes]
+        if not _SAME_ROWS.search(note):  # other rows than the hub's data set
+            remarks.append(note if len(runs) == len(table.data) else f"{', '.join(runs)}: {note}")
+    remarks += table.notes
+    for remark in dict.fromkeys(row.remark for row in table.rows if row.remark):
+        rows = [row for row in table.rows if row.remark == remark]
+        for label in dict.fromkeys(row.label for row in rows):
+            remarks.append(f"{label}, {', '.join(row.at for row in rows if row.label == label)}: {remark}")
     parts = [
         study_markdown(table).rstrip("\n"),
         f"The paper's figures: {markdown(sources)}." if sources else "",

@@ -38,14 +38,21 @@ RUN: dict[str, tuple[str, ...]] = {
     "edgeformer verify bundle": (),
     "edgeformer verify bundle --write": (),
     "edgeformer compare before.json after.json": (),
+    "edgeformer init letters.jsonl": (),
+    "edgeformer train letters.yaml": _set("model.hidden_size=16", "model.ffn_size=16", "training.epochs=1"),
+    'edgeformer predict "Frau Käthe Bachmann wohnt seit dem 1.2.1999 in der Lindstraße 7."': (),
+    "edgeformer predict --file mails.csv --output spans.jsonl": (),
+    "edgeformer evaluate --data held-out.conll": (),
     "edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json": (),
 }  # fmt: skip
 """Command line → options that are added."""
 
 _MEASURES = "measures for minutes; tests/benchmark runs it on a small bundle"
 _IMPORTED = "needs the model; tests/export/test_import_hf_export.py does it with a small one"
+_RANKED = "needs the model; tests/inference/test_rank.py does it with small ones"
 _WRAPPED = "needs that file; tests/export/test_import_onnx.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
+_DEVICE = "needs that device; tests/devices runs it with a real SSH server"
 _FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
@@ -86,7 +93,14 @@ NOT_RUN: dict[str, str] = {
     ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
     "edgeformer serve path/to/bundle --artifact onnx-int8": "does not end; tests/inference asks servers",
-    'edgeformer predict minilm "How do I reset my password?" --nearest questions.txt': _IMPORTED,
+    'edgeformer predict minilm --query "How do I reset my password?" --file answers.csv --top 10': _RANKED,
+    'edgeformer predict minilm --query "the machine broke after a week" --file titles.csv --top 3': _RANKED,
+    "edgeformer predict minilm --file answers.csv --output vectors.parquet": _RANKED,
+    "edgeformer predict minilm --file answers.csv --output vectors.npy --vectors int8 --prompt document": _RANKED,
+    "edgeformer import hf path/to/ms-marco-MiniLM-L6-v2 --name reranker --data judged.csv": _RANKED,
+    "edgeformer export reranker --int8": _RANKED,
+    "edgeformer evaluate reranker": _RANKED,
+    'edgeformer predict reranker --query "How do I reset my password?" --file answers.csv --top 10': _RANKED,
     "edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000": (
         "needs that file; tests/benchmark/test_profile_wrapped.py profiles others"
     ),
@@ -102,6 +116,15 @@ NOT_RUN: dict[str, str] = {
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
         "needs packages from npm; tests/web makes pages and opens them"
     ),
+    "edgeformer profile --on pi@raspberrypi": _DEVICE,
+    "edgeformer profile --on pi@raspberrypi --on jetson --on local --max-latency 20ms": _DEVICE,
+    "edgeformer profile --on kitchen-pi": _DEVICE,
+    "edgeformer verify --on jetson --write": _DEVICE,
+    "edgeformer gate path/to/candidate --against path/to/baseline --on pi@raspberrypi": _DEVICE,
+    "edgeformer devices add pi@raspberrypi --name kitchen-pi": _DEVICE,
+    "edgeformer devices list": _DEVICE,
+    "edgeformer devices pack --for linux-aarch64-cp311": "downloads 200 MB; tests/devices installs from a pack",
+    "edgeformer compare pi.json jetson.json browser.json --html devices.html": ("needs those three reports"),
     "edgeformer profile browser.json --device raspberry-pi-5": (
         "needs a report from a browser; tests/web/test_in_browser.py measures one and judges it"
     ),
@@ -121,6 +144,8 @@ NOT_OURS = {
     "cp": "copies the reader's own bundle",
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "source": "activates an environment",
+    "ssh": "needs another machine; tests/devices has an SSH server",
+    "ssh-copy-id": "needs another machine",
     "scp": "needs another machine; the test copies the folder",
     "torchrun": "tests/training/test_distributed.py starts two processes with it; replace the host names",
     "accelerate": "starts processes for cards",
@@ -139,7 +164,10 @@ DATA = {
     "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "# several labels per text": "test_documented_commands.py reads rows with it",
+    "# a CoNLL file with other columns": "test_documented_commands.py reads rows with it",
+    "# numbers instead of labels": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
+    "# in recipes/linear_sst2.yaml": "test_statements.py compares it with that",
     "# in recipes/minilm_sst2.yaml": "test_statements.py compares it with that",
     "# in recipes/minilm_folded_sst2.yaml": "test_statements.py compares it with that",
     "# .github/workflows/edgeformer.yml": "a workflow; test_ci.py reads it and runs its script",

@@ -25,6 +25,7 @@ from edgeformer.models import load_recipe
 from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.models.crt_oracle import public_weights, small_config
+from tests.personal_data import sentences, write_jsonl
 
 Edgeformer = Callable[..., str]
 CLASSIFIER = ROOT / "tests" / "old_format" / "classifier-v1"
@@ -151,15 +152,40 @@ def test_streaming_from_three_files(edgeformer: Edgeformer) -> None:
     assert [*Path("artifacts/.cache/tokens").iterdir()]
 
 
-def test_several_labels_per_text_as_documented(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_line", ["# several labels per text", "# numbers instead of labels"])
+def test_other_labels_as_documented(tmp_path: Path, first_line: str) -> None:
     recipe = yaml.safe_load((shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8"))
     subset = {"training": {"epochs": 1, "batch_size": 8, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}}
-    stated = yaml.safe_load(block("docs/guides/own-data.md", "# several labels per text").text)
+    stated = yaml.safe_load(block("docs/guides/own-data.md", first_line).text)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, **subset, **stated}), encoding="utf-8")
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "reviews.csv").write_text('text,topics\nfine,"food, price"\ndull,\n', encoding="utf-8")
+    rows = 'text,topics,stars\nfine,"food, price",4.5\ndull,,1\n'
+    (tmp_path / "data" / "reviews.csv").write_text(rows, encoding="utf-8")
     built: Any = load_recipe(str(tmp_path / "mine.yaml"))
-    assert label_sets(load_parts(built.data)["train"].labels, 3).tolist() == [[1, 0, 1], [0, 0, 0]]
+    labels = load_parts(built.data)["train"].labels
+    if stated["task"] == "regression":
+        assert labels.tolist() == [4_500_000, 1_000_000]
+    else:
+        assert label_sets(labels, 3).tolist() == [[1, 0, 1], [0, 0, 0]]
+
+
+@pytest.mark.slow
+def test_spans(edgeformer: Edgeformer) -> None:
+    """The commands of docs/guides/spans.md on generated letters, and the columns of another file."""
+    write_jsonl(Path("letters.jsonl"), sentences(60))
+    Path("mails.csv").write_text("number,text\n1,Dear Ruth Goldson\n", encoding="utf-8")
+    Path("held-out.conll").write_text("Ruth B-PERSON\nGoldson I-PERSON\nwaits O\n", encoding="utf-8")
+    first = next(line for line in RUN if line.startswith('edgeformer predict "Frau'))
+    assert len(follow("docs/guides/spans.md", edgeformer, {first: lambda: edgeformer("export")})) == 5
+    assert "spans" in json.loads(Path("spans.jsonl").read_text(encoding="utf-8"))
+    stated = yaml.safe_load(block("docs/guides/spans.md", "# a CoNLL file with other columns").text)
+    recipe = yaml.safe_load(Path("letters.yaml").read_text(encoding="utf-8"))
+    Path("other.yaml").write_text(yaml.safe_dump({**recipe, **stated}), encoding="utf-8")
+    Path("data").mkdir()
+    Path("data/germeval.tsv").write_text("#\tsource\n1\tUlm\tB-LOC\tO\n", encoding="utf-8")
+    parts = load_parts(load_recipe("other.yaml").data)  # type: ignore[arg-type]
+    texts: list[Any] = parts["train"].texts
+    assert texts[0].spans == ((0, 3, "LOC"),)
 
 
 def test_deploying(edgeformer: Edgeformer) -> None:

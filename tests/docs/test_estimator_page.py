@@ -56,7 +56,7 @@ def test_a_record_of_left_out_models_has_every_case(monkeypatch: pytest.MonkeyPa
     figures = summary(ROWS)
     figures["enough"] = enough(ROWS, 0.0)
     figures["wanted"]["enough"] = all(figures["enough"].values())
-    unestimated = {**ROWS[0], "model": "lost", "log2": None, "reason": "no estimate: 80% of the time"}
+    unestimated = {**ROWS[0], "model": "lost", "log2": None, "reason": "no estimate, because up to 80% of the time"}
     record: dict[str, Any] = {
         "format": "left-out-models", "measured": "2027-01-02T00", "host": {"cpu": "A 9", "cores": 2},
         "summary": figures, "families": {"encoders": figures}, "precisions": {"fp32": figures},
@@ -69,7 +69,9 @@ def test_a_record_of_left_out_models_has_every_case(monkeypatch: pytest.MonkeyPa
     assert "| cases within ±15 %: 67% of 3 | 80 % | **missed** |" in explanation
     assert "| enough cases, quiet machine: not 60 cases, 5 models" in explanation
     assert "without models of the same family" in explanation and "No case has unchecked operators" in explanation
-    assert "beyond the 60 s" in text and "no estimate: 80% of the time" in text, "what was left out is listed"
+    assert "beyond the 60 s" in text and "no estimate, because up to 80% of the time" in text, (
+        "what was left out is listed"
+    )
     assert "## Not checked" in explanation
     record["doubted"] = {**summary(ROWS), "cases": 44}
     assert "44 further cases have unchecked operators" in page.explanation()

@@ -147,13 +147,20 @@ def is_part(part: Any, complete: Any) -> bool:
     return all(is_part(value, complete.get(key)) for key, value in part.items())
 
 
-@pytest.mark.parametrize("name", ["minilm_sst2", "minilm_folded_sst2"])
-def test_lines_of_a_recipe_are_those_of_the_file(name: str, tmp_path: Path) -> None:
-    document = blocks(ROOT / "docs" / "explanation" / "folding.md")
+@pytest.mark.parametrize(
+    ("name", "page", "kind"),
+    [
+        ("linear_sst2", "guides/own-data.md", "linear"),
+        ("minilm_sst2", "explanation/folding.md", "pretrained"),
+        ("minilm_folded_sst2", "explanation/folding.md", "pretrained"),
+    ],
+)
+def test_lines_of_a_recipe_are_those_of_the_file(name: str, page: str, kind: str, tmp_path: Path) -> None:
+    document = blocks(ROOT / "docs" / page)
     (displayed,) = [block for block in document if block.first_line == f"# in recipes/{name}.yaml"]
     (tmp_path / "part.yaml").write_text(displayed.text, encoding="utf-8")
     content: Any = read_yaml(tmp_path / "part.yaml").content
-    assert content["model"]["kind"] == "pretrained" and "training" in content
+    assert content["model"]["kind"] == kind and "training" in content
     assert is_part(content, read_yaml(find("recipes", name)).content)
 
 
