@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgeformer.artifacts.scores import Evaluation
     from edgeformer.data.rows import Text
     from edgeformer.inference.generate import Generation
+    from edgeformer.inference.rank import RankedDocument
 
 __all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]
 
@@ -46,7 +47,8 @@ class Bundle(bundles.Bundle):
                 ``edgeformer exits``.
 
         Returns:
-            For each text a ``LabelPrediction``, a ``TextVector`` of an embedding model, or an ``Unanswered``.
+            For each text a ``LabelPrediction``, a ``TextVector`` of an embedding model, a ``ScorePrediction`` of a
+            regression model, or an ``Unanswered``.
 
         Raises:
             InputError: no text, an unknown artifact, or a language model.
@@ -54,8 +56,23 @@ class Bundle(bundles.Bundle):
         from edgeformer.inference.predict import predict
 
         if isinstance(texts, str):
-            raise InputError("predict takes a list of texts; put the one text into brackets")
+            raise InputError("predict takes a list of texts; put a single text in brackets")
         return predict(self._location, texts, artifact, confidence)[1]
+
+    def rank(
+        self, query: str, documents: Sequence[str], top: int = 10, *, artifact: str | None = None
+    ) -> list[RankedDocument]:
+        """Return the best documents for a query, best first, as ``edgeformer predict --query``.
+
+        Raises InputError: neither an embedding model nor a reranker, or an empty text.
+        """
+        from edgeformer.inference.predict import open_predictor
+        from edgeformer.inference.rank import check_can_rank, rank_documents, scoring_inputs
+
+        check_can_rank(self.task, self.data)
+        texts = scoring_inputs(self.task, self.data, query, documents)
+        with open_predictor(self._location, artifact, texts=texts) as model:
+            return rank_documents(documents, model.answer(texts), top)
 
     def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
         """Continue ``prompt``, which may be empty, as ``edgeformer generate``.
@@ -114,7 +131,7 @@ class Bundle(bundles.Bundle):
         Raises as :meth:`Run.export`, and InputError for the bundle of a run, which is exported with that.
         """
         if self.manifest.wrapped is None:
-            raise InputError(f"{self.folder}: was exported from a run; export that again")
+            raise InputError(f"{self.folder}: belongs to a run; export the run instead")
         return _export(self.folder, self.folder, options)
 
     @property
@@ -167,7 +184,7 @@ def open(path: str | Path) -> Bundle | Run:
         return Run.open(folder)
     if (folder / BUNDLE_FILE).is_file():
         return Bundle.open(folder)
-    raise ArtifactError(f"{folder}: is neither a run nor a bundle ({RUN_FILE} or {BUNDLE_FILE})")
+    raise ArtifactError(f"{folder}: neither a run nor a bundle ({RUN_FILE} or {BUNDLE_FILE})")
 
 
 def train(
@@ -232,7 +249,7 @@ def _load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Recip
     if isinstance(recipe, (str, Path)):
         return load_recipe(str(recipe), [*overrides], warnings.warn)
     if overrides:
-        raise InputError("overrides belong to a recipe that is named; change a loaded one with model_copy")
+        raise InputError("overrides apply to a recipe that is given by name; change a loaded recipe with model_copy")
     return recipe
 
 

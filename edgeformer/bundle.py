@@ -83,9 +83,7 @@ class Bundle:
         if recorded is not None:
             unsealed = content.replace(recorded.encode(), _ZEROS.encode())
             if hashlib.sha256(unsealed).hexdigest() != recorded:
-                raise ArtifactError(
-                    f"{path}: changed since it was exported (it is not what its checksum says); {REMEDY}"
-                )
+                raise ArtifactError(f"{path}: changed since it was exported (its checksum differs); {REMEDY}")
         return cls(folder, manifest)
 
     @cached_property
@@ -139,7 +137,7 @@ class Bundle:
         entries = tuple(replaced.get(entry.id, entry) for entry in self.artifacts)
         with lock_path(self.folder):
             if Bundle.open(self.folder).manifest != self.manifest:
-                raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed while it was worked on; start again")
+                raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed during this command; start again")
             manifest = seal(self.folder, self.manifest.model_copy(update={"artifacts": entries}))
         return type(self)(self.folder, manifest)
 
@@ -172,7 +170,7 @@ class Bundle:
         """
         if not self.task.reads_text:
             noun, use = self.task.noun, self.task.use
-            raise InputError(f"{self.folder}: is a {noun}, which reads no text; use edgeformer {use}")
+            raise InputError(f"{self.folder}: is a {noun}, which does not read text; use edgeformer {use}")
         folder = artifact.companions if artifact is not None else "."
         if folder not in self._readers:
             vocabulary = self._config_number(folder, "vocab_size")
@@ -212,7 +210,10 @@ class Bundle:
             InputError: the artifact cannot generate, or not from these exits; the provider is not available here.
         """
         if artifact.role not in ("step", "decode") or not self.task.writes_text:
-            raise InputError(f"{self.folder}: {artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
+            raise InputError(
+                f"{self.folder}: artifact {artifact.id!r} has no cache of earlier tokens, so it cannot generate text; "
+                "use a decode graph or a step artifact"
+            )
         if artifact.role == "decode" and set(exits) != {self.loops}:
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} always runs all {self.loops} loops; use a step artifact"

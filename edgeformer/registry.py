@@ -93,7 +93,7 @@ def _announced(registry: Registry[T]) -> tuple[T, ...]:
             duplicates = [name for name in registry.names(member) if name in registry.names(other)]
             if duplicates:
                 raise EdgeformerError(
-                    f"{where} takes {duplicates}, which {registry.names(other)[0]!r} has already; {remedy}"
+                    f"{where} has the name {duplicates[0]!r} of {registry.names(other)[0]!r}; {remedy}"
                 )
         members.append(member)
         announced.append(member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,16 +113,16 @@ class Run:
     def require_finished(self) -> None:
         """Raise ArtifactError if training has not finished."""
         if self.status == "running":
-            raise ArtifactError(f"{self.folder}: is being trained; wait for its end")
+            raise ArtifactError(f"{self.folder}: is being trained; wait until it has finished")
         if self.status != "finished":
-            hint = f"go on with: {workspace.resume_command(self.folder)}"
-            raise ArtifactError(f"{self.folder}: is {self.status}, not finished; {hint}")
+            hint = f"continue with: {workspace.resume_command(self.folder)}"
+            raise ArtifactError(f"{self.folder}: training is not finished (status: {self.status}); {hint}")
 
     def reader(self) -> TextReader:
         """Return the model's tokenizer with its limits. Raises ArtifactError or DataError."""
         tokenizer = self.folder / workspace.MODEL_FOLDER / workspace.TOKENIZER_FILE
         if not tokenizer.is_file():
-            raise ArtifactError(f"{self.folder}: holds no trained model ({tokenizer.name}); finish its training first")
+            raise ArtifactError(f"{self.folder}: has no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
     def session(self, *, every_exit: bool = False, provider: str | None = None) -> Session:
@@ -167,9 +168,9 @@ class Run:
             device = RUNTIME.device(provider)
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"{purpose} the run's own weights needs {error.name}: {install_hint('train')}; or export it where that "
-                f"is installed (edgeformer export {self.folder.name}), and choose an artifact of its bundle with "
-                "--artifact"
+                f"{purpose} the run's own weights needs {error.name}, which is not installed: "
+                f"{install_hint('train')}; or export the run where it is installed (edgeformer export "
+                f"{self.folder.name}), and choose an artifact of the bundle with --artifact"
             ) from None
         return load_model(self.folder).to(device), self.model_spec.adapter
 
@@ -204,8 +205,15 @@ class Location:
 
     @property
     def argument(self) -> str:
-        """Command-line argument for the run; ``RUN`` for a bundle without its run."""
-        return whole(self.run).name if self.run is not None else "RUN"
+        """RUN argument that names the run, or the bundle without its run: a name, or a path outside of artifacts/."""
+        folder = whole(self.run if self.run is not None else self.require_bundle())
+        is_named = folder.parent == whole(Path("artifacts"))
+        return folder.name if is_named else shlex.quote(str(self.run or self.bundle))
+
+    @property
+    def run_argument(self) -> str:
+        """As ``argument``, for commands that need a run: ``RUN`` for a bundle without its run."""
+        return self.argument if self.run is not None else "RUN"
 
     @property
     def reports(self) -> Path:
@@ -215,13 +223,13 @@ class Location:
     def require_run(self) -> Path:
         """Return the run's folder. Raises ArtifactError for a bundle without its run."""
         if self.run is None:
-            raise ArtifactError(f"{self.bundle}: is a bundle without its run; this command needs the run's folder")
+            raise ArtifactError(f"{self.bundle}: is a bundle without its run; this command needs the folder of the run")
         return self.run
 
     def require_bundle(self) -> Path:
         """Return the bundle's folder. Raises ArtifactError if the run was not exported yet."""
         if self.bundle is None:
-            raise ArtifactError(f"{self.run}: has no bundle yet; make one with: edgeformer export {self.argument}")
+            raise ArtifactError(f"{self.run}: has no bundle yet; make one: edgeformer export {self.run_argument}")
         return self.bundle
 
     def open_run(self) -> Run:
@@ -300,16 +308,20 @@ def locate(argument: str | None, artifacts: Path) -> Location:
             bundle_folder = find_enclosing_bundle(candidate)
             if bundle_folder is None:
                 import_ = f"edgeformer import onnx {candidate} -o BUNDLE"
-                hint = f"; make one of it: {import_}" if candidate.suffix == ".onnx" else ""
-                reason = f"no {workspace.BUNDLE_FILE} beside it or above it"
-                raise ArtifactError(f"{candidate}: is not inside a bundle ({reason}){hint}")
+                hint = f"; make one: {import_}" if candidate.suffix == ".onnx" else ""
+                reason = f"no {workspace.BUNDLE_FILE} in its folder or a parent folder"
+                raise ArtifactError(f"{candidate}: not in a bundle ({reason}){hint}")
             bundle, name = Bundle.open(bundle_folder), candidate.resolve().relative_to(bundle_folder).as_posix()
             for artifact in bundle.artifacts:
                 if name in (artifact.file, *artifact.parts.values()):
                     return Location(find_enclosing_run(bundle_folder), bundle_folder, artifact.id, bundle)
-            raise ArtifactError(f"{candidate}: lies in a bundle but is not listed in its {workspace.BUNDLE_FILE}")
+            raise ArtifactError(
+                f"{candidate}: is in a bundle but not listed in its {workspace.BUNDLE_FILE}; use a listed artifact"
+            )
         if candidate.is_dir() and candidate.name == workspace.BUNDLE_FOLDER:
-            raise ArtifactError(f"{candidate}: has no {workspace.BUNDLE_FILE}; it is not a bundle, or a damaged one")
+            raise ArtifactError(
+                f"{candidate}: has no {workspace.BUNDLE_FILE}, so it is not a bundle or damaged; export the run again"
+            )
     names = [folder.name for folder in run_folders(artifacts)]
     hint = f"{did_you_mean(argument, names)}runs in {artifacts}: {', '.join(names[-8:]) or 'none yet'}"
     raise ArtifactError(f"no run {argument!r}: not a run, bundle or artifact file; {hint}")

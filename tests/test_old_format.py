@@ -131,7 +131,7 @@ def test_a_run_is_exported_again(name: str, options: tuple[str, ...], exported_i
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("language-v1", "made by an older version"), ("classifier-v2", "made of another model/model.safetensors")],
+    [("language-v1", "exported by an older version"), ("classifier-v2", "another model/model.safetensors")],
 )
 def test_a_bundle_of_other_weights_is_not_taken_for_the_runs(name: str, reason: str, workplace: Path) -> None:
     weights = workplace / "artifacts" / name / "model" / "model.safetensors"

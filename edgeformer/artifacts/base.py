@@ -34,7 +34,7 @@ class Recognised(Frozen):
         """Return a generic object schema for a direct subclass (the task defines its keys), else the model's own."""
         if Recognised not in cls.__bases__:
             return handler(core_schema)
-        return {"type": "object", "description": f"{cls.called}, as its task has them"}
+        return {"type": "object", "description": f"{cls.called}; its keys depend on the task"}
 
     @classmethod
     def recognise(cls, value: object) -> object:
@@ -47,7 +47,7 @@ class Recognised(Frozen):
             needed = {name for name, info in fields.items() if info.is_required()}
             if needed <= value.keys() <= fields.keys():
                 return kind.model_validate(dict(value), strict=False)
-        raise ValueError(f"{cls.called} of no task that is known here: {', '.join(sorted(map(str, value)))}")
+        raise ValueError(f"the keys of {cls.called} fit no task of this version: {', '.join(sorted(map(str, value)))}")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -56,14 +56,16 @@ class BundleFiles:
         detail: str | None
         try:
             if sha256 is None:
-                check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} has no checksum of it")
+                check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} lists no checksum for it")
             elif sha256_of(path) == sha256:
                 check = FileCheck(file=name, status="intact")
             elif (actual_bytes := path.stat().st_size) < size_bytes:
-                detail = f"{actual_bytes:,} of {size_bytes:,} bytes are there"
+                detail = f"{actual_bytes:,} of {size_bytes:,} bytes"
                 check = FileCheck(file=name, status="truncated", detail=detail)
             else:
-                check = FileCheck(file=name, status="changed", detail=f"its sha256 is not the one in {BUNDLE_FILE}")
+                check = FileCheck(
+                    file=name, status="changed", detail=f"its sha256 differs from the one in {BUNDLE_FILE}"
+                )
         except OSError as error:
             detail = None if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
             check = FileCheck(file=name, status="missing", detail=detail)
@@ -81,7 +83,7 @@ class BundleFiles:
         if check.status == "unexpected":
             raise ArtifactError(f"{self.folder / BUNDLE_FILE}: {need}, which is not listed with a checksum; {REMEDY}")
         messages = {
-            "missing": check.detail or "cannot be read: it is missing",
+            "missing": check.detail or "cannot be read: the file is missing",
             "truncated": f"truncated: {check.detail}",
             "changed": f"changed since it was exported (its sha256 differs from {BUNDLE_FILE})",
         }
@@ -93,7 +95,7 @@ class BundleFiles:
         foreign = pure.is_absolute() or ".." in pure.parts or any(character in name for character in "\\:\0")
         if foreign or not path.resolve().is_relative_to(self.folder.resolve()):
             raise ArtifactError(
-                f"{self.folder / BUNDLE_FILE}: names {name!r}, which lies outside the bundle; do not use it"
+                f"{self.folder / BUNDLE_FILE}: names the file {name!r} outside the bundle; do not use this bundle"
             )
         return path
 
@@ -120,7 +122,9 @@ class BundleFiles:
                 name = (PurePosixPath(graph).parent / location).as_posix()
                 # Joining drops the folder of "/x" and any "./"; a runtime may resolve such names differently.
                 if PurePosixPath(location).as_posix() != location or not location:
-                    raise ArtifactError(f"{self.folder / graph}: reads weights from {location!r}, no file name")
+                    raise ArtifactError(
+                        f"{self.folder / graph}: reads weights from {location!r}, which is no file name; {REMEDY}"
+                    )
                 self.intact(name, f"{graph} reads weights from {name}")
 
 
@@ -161,15 +165,15 @@ class TargetRecord(Frozen):
         """Return why the record cannot be used for the bundle's artifact, or None if it can."""
         subject = f"{TARGETS_FILE}: the record of {self.artifact} on {self.device}"
         if self != self.signed():
-            return f"{subject} was changed since it was written, so it is not used: {REMEASURE}"
+            return f"{subject} was changed since it was written and is ignored; {REMEASURE}"
         current = next((entry for entry in manifest.artifacts if entry.id == self.artifact), None)
         if current is None or current.status != "built":
-            return f"{subject} is stale: the bundle holds no such artifact (any more)"
+            return f"{subject} is ignored: the bundle has no such artifact"
         sha256 = files_sha256(current, manifest.files)
         if sha256 != self.artifact_sha256:
             return (
-                f"{subject} is stale: it is of a file with the sha256 {self.artifact_sha256[:_SHOWN]}…, and the "
-                f"bundle's has {str(sha256)[:_SHOWN]}…: another artifact, or built again; {REMEASURE}"
+                f"{subject} is ignored, because the artifact was replaced or built again since (its sha256 was "
+                f"{self.artifact_sha256[:_SHOWN]}… and is {str(sha256)[:_SHOWN]}…); {REMEASURE}"
             )
         return None
 

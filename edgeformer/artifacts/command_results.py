@@ -16,7 +16,7 @@ class MemoryBreakdown(Frozen):
     weights: int = Field(description="parameters and buffers")
     gradients: int = Field(description="gradients of the parameters")
     optimizer: int = Field(description="state of the optimizer: AdamW's two moments")
-    activations: int = Field(description="the batch, and results of the forward pass that are still held")
+    activations: int = Field(description="the batch, and results of the forward pass that the backward pass needs")
     temporary: int = Field(description="backward pass (recomputed activations included), half-precision weights")
     reserve: int = Field(description="memory outside of tensors: allocator fragmentation, library workspaces")
 
@@ -39,7 +39,9 @@ class PlannedTime(Frozen):
     """Predicted duration of training: a range, never a measurement."""
 
     status: Literal["estimated", "unavailable"]
-    low_s: float | None = Field(None, description="of all epochs with validation; if `steps` is null, of `rows`")
+    low_s: float | None = Field(
+        None, description="lower end of the time of all epochs with validation; of `rows` if `steps` is null"
+    )
     high_s: float | None = None
     steps: int | None = Field(None, description="optimizer steps of all epochs; null: the number of rows is unknown")
     rows: int = Field(description="training rows that the range covers, over all epochs; 1000 if `steps` is null")
@@ -47,7 +49,7 @@ class PlannedTime(Frozen):
     rows_from: Literal["data", "recipe", "unknown"] = Field(
         "unknown", description="source of the row count: the data, the recipe's expected_rows, or unknown"
     )
-    basis: str = Field(description="method of the range; `unavailable`: the reason")
+    basis: str = Field(description="how the range was computed; for `unavailable`, the reason")
     low_reason: str | None = Field(None, description="assumption about the device at the low end")
     high_reason: str | None = Field(None, description="assumption about the device at the high end")
     share_of_peak: tuple[float, float] | None = Field(None, description="share of peak rate at the high and low end")
@@ -86,13 +88,13 @@ class ArtifactCheck(Frozen):
     role: Literal["full", "exit", "step", "decode"]
     precision: Precision
     status: Literal["verified", "failed", "damaged", "unavailable"] = Field(
-        description="failed: outside the tolerance; damaged: one of its files is, or it does not load; unavailable: it "
-        "cannot run here, or was not built"
+        description="failed: outside the tolerance; damaged: one of its files is damaged, or it does not load; "
+        "unavailable: it cannot run here, or was not built"
     )
     reason: str | None = None
     parity: Parity | None = Field(None, description="parity with torch FP32, measured on this machine")
     tolerance: str | None = Field(None, description="tolerance that was applied")
-    notes: tuple[str, ...] = Field((), description="findings of its portability audit for this machine")
+    notes: tuple[str, ...] = Field((), description="warnings of its portability audit for this machine")
 
 
 class Recorded(Frozen):
@@ -113,7 +115,7 @@ class Verification(Frozen):
     manifest_protected: bool = Field(description="bundle.json has a checksum of itself, and it matches")
     files: tuple[FileCheck, ...]
     artifacts: tuple[ArtifactCheck, ...]
-    asked: bool = Field(description="the user named an artifact or a runtime")
+    asked: bool = Field(description="the user chose an artifact or a runtime")
     stale: tuple[str, ...] = Field((), description="unusable records of targets.json, with the reason")
     recorded: Recorded | None = Field(None, description="result of `--write`, if given")
 
@@ -152,7 +154,7 @@ class GateCheck(Frozen):
     phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: per call or per token")
     batch: int | None = None
     seq: int | None = None
-    provider: str | None = Field(None, description="latency, memory and score: of both, if a runtime was named")
+    provider: str | None = Field(None, description="latency, memory and score: runtime of both, if one was chosen")
     unit: str = ""
     baseline: float | None = None
     candidate: float | None = None
@@ -266,6 +268,9 @@ class PageManifest(Frozen):
     leaks: bool
     cautions: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = Field(None, description="None: the page takes no text")
+    pieces: Literal["first", "all"] | None = Field(
+        None, description="token classifiers, whose `labels` are classes of tokens: tokens of a word that count"
+    )
     thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
     pairs: bool = Field(False, description="the model reads pairs of texts")
     silent: str | None = Field(None, description="reason why the page takes no text")

@@ -15,7 +15,7 @@ from edgeformer.artifacts.base import Frozen, Recognised
 def _amount(value: object) -> object:
     count, fraction = type(value) is int and value >= 1, type(value) is float and 0.0 < value <= 1.0
     if not (count or fraction):
-        raise ValueError("must be a count of rows (a whole number from 1) or a fraction (with a point, up to 1.0)")
+        raise ValueError("must be a number of rows (1 or more) or a fraction with a decimal point (up to 1.0)")
     return value
 
 
@@ -38,14 +38,14 @@ def check_encoding(name: str) -> str:
     except (LookupError, ValueError):  # ValueError: a null character
         is_text_encoding = False
     if not is_text_encoding:
-        raise ValueError("is no known text encoding; examples: utf-8, cp1252, latin-1, utf-16, shift_jis")
+        raise ValueError("is not a text encoding; examples: utf-8, cp1252, latin-1, utf-16, shift_jis")
     return name
 
 
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 """Encoding of a text file: the name of a Python codec."""
 
-ROWS = "count or fraction of rows, sampled by split_seed and stratified by label, in order; absent: all rows"
+ROWS = "number or fraction of rows to use, sampled with split_seed and stratified by label; absent: all rows"
 
 
 class HubSource(Frozen):
@@ -53,14 +53,14 @@ class HubSource(Frozen):
 
     kind: Literal["hub"]
     name: str = Field(description="hub name (nyu-mll/glue) or the folder of a local data set")
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    text: str = "text"
-    text_pair: str | None = Field(None, description="column of the second text, where rows are pairs of texts")
+    config: str | None = Field(None, description="configuration of the data set, e.g. sst2 of nyu-mll/glue")
+    split: str = Field("train", description="split of the data set")
+    revision: str | None = Field(None, description="branch, tag or commit; absent: the newest")
+    text: str = Field("text", description="column of the text")
+    text_pair: str | None = Field(None, description="column of the second text, if rows are pairs of texts")
     label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
+    skip_unlabelled: bool = Field(False, description="leave out rows without a label instead of refusing them")
     rows: Amount | None = Field(None, description=ROWS)
 
 
@@ -68,7 +68,7 @@ class FileSource(Frozen):
     """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
 
     kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the recipe, else to the working directory")
+    path: str = Field(description="absolute, or relative to the recipe or the working directory")
     format: Literal["tsv", "csv", "jsonl", "parquet", "text"] | None = Field(
         None, description="absent: inferred from the file's suffix"
     )
@@ -76,44 +76,73 @@ class FileSource(Frozen):
         None, description="column separator of a CSV file; absent: detected from its first lines"
     )
     encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
-    header: bool = Field(True, description="false: the first line names no columns; they are numbered from 1")
-    text: ColumnName = "text"
-    text_pair: ColumnName | None = Field(None, description="column of the second text, where rows are pairs of texts")
+    header: bool = Field(True, description="false: the first line has no column names; columns are numbered from 1")
+    text: ColumnName = Field("text", description="column of the text")
+    text_pair: ColumnName | None = Field(None, description="column of the second text, if rows are pairs of texts")
     label: ColumnName | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
-    skip_unlabelled: bool = False
+    skip_unlabelled: bool = Field(False, description="leave out rows without a label instead of refusing them")
     rows: Amount | None = Field(None, description=ROWS)
 
     @model_validator(mode="after")
     def _fits_format(self) -> Self:
         for key, is_set in (("delimiter", self.delimiter is not None), ("header", not self.header)):
             if is_set and self.format in ("jsonl", "parquet", "text"):
-                raise ValueError(f"{key}: is for tables of text, and format is {self.format}; set format: csv")
+                raise ValueError(f"{key} applies to tables of text, but format is {self.format}; set format: csv")
         if self.format == "tsv" and self.delimiter not in (None, "\t"):
-            raise ValueError("delimiter: the columns of format: tsv are parted by tabs; set format: csv")
+            raise ValueError(
+                "delimiter does not apply to format: tsv, whose columns are separated by tabs; set format: csv"
+            )
         if self.encoding is not None and self.format == "parquet":
-            raise ValueError("encoding: is for files of text, and format is parquet; leave it out")
+            raise ValueError("encoding does not apply to format: parquet; leave it out")
         label = self.label if self.label_value is None else None
         columns = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
         if not self.header and columns:
             raise ValueError(
-                f"header: false: such a file names no columns, so they are given by their numbers from 1 (text: 1, "
-                f"label: 2), not as {columns[0]!r}; label: null where there is none"
+                "with header: false columns have no names; use their numbers from 1 (text: 1, label: 2) instead of "
+                f"{columns[0]!r}, or label: null for a file without labels"
             )
         return self
 
 
+class SpanSource(FileSource):
+    """A file of texts with labelled spans of characters: JSON Lines, or CoNLL columns; also as .xz, .gz or .bz2.
+
+    JSON Lines: ``{"text": "Ada in Ulm", "spans": [{"start": 0, "end": 3, "label": "PER"}]}``; offsets count Unicode
+    code points. CoNLL: a token and its tag per line, an empty line after a sentence, whose text is its tokens joined by
+    spaces.
+    """
+
+    format: Literal["conll", "jsonl"] | None = Field(  # type: ignore[assignment]
+        None, description="absent: inferred from the file's suffix"
+    )
+    text: ColumnName = Field("text", description="JSON Lines: key of the text; CoNLL: number of the token's column")
+    label: ColumnName | None = Field(
+        "spans", description="JSON Lines: key of the spans; CoNLL: number of the tag's column, by default the last"
+    )
+
+    @model_validator(mode="after")
+    def _has_spans(self) -> Self:
+        for key in ("text_pair", "label_value", "delimiter"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: is not for texts with labelled spans; leave it out")
+        if self.label is None or self.skip_unlabelled or not self.header:
+            raise ValueError("label: names the spans, and a text without any has an empty list; leave out label, "
+                             "skip_unlabelled and header")  # fmt: skip
+        return self
+
+
 class SyntheticSource(Frozen):
-    """The built-in generator of synthetic product reviews (seeded). Not real text; for trying things out."""
+    """The built-in generator of synthetic product reviews. They are no real text and serve for first trials."""
 
     kind: Literal["synthetic-reviews"]
-    rows: Annotated[int, Field(ge=1)]
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    rows: Annotated[int, Field(ge=1)] = Field(description="number of reviews")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="seed of the generator")
 
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
-_LATER = ("rows", "encoding", "longest", "shortest", "balance")
+_LATER = ("rows", "encoding", "longest", "shortest", "balance", "prompts")
 """Keys that were added after the first version of the recipe format."""
 
 
@@ -139,23 +168,29 @@ class HubTokenizer(Frozen):
     """A tokenizer by hub name."""
 
     kind: Literal["hub"]
-    name: str
-    revision: str | None = None
+    name: str = Field(description="hub name, e.g. bert-base-uncased")
+    revision: str | None = Field(None, description="branch, tag or commit; absent: the newest")
 
 
 class FileTokenizer(Frozen):
     """A ``tokenizer.json`` on this machine."""
 
     kind: Literal["file"]
-    path: str = Field(description="absolute, or relative to the recipe, else to the working directory")
+    path: str = Field(description="absolute, or relative to the recipe or the working directory")
 
 
 class TrainedTokenizer(Frozen):
-    """A tokenizer trained on the run's training text. It has ``model.vocab_size`` tokens, or fewer if the text yields
-    fewer; the model's vocabulary then has the same size."""
+    """A tokenizer trained on the run's training text.
+
+    It has ``model.vocab_size`` tokens. A short text can yield fewer; then the model's vocabulary is smaller too.
+    """
 
     kind: Literal["trained"]
-    algorithm: Literal["wordpiece", "bpe"] = "wordpiece"
+    algorithm: Literal["wordpiece", "wordpiece-cased", "bpe", "words"] = Field(
+        "wordpiece",
+        description="wordpiece lowers texts and removes their accents, wordpiece-cased and bpe do not; words, for "
+        "linear models, takes whole words without punctuation; language models need bpe",
+    )
 
 
 TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Field(discriminator="kind")]
@@ -164,16 +199,16 @@ TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Fie
 class DataSection(Recognised):
     """Fields that every task's ``data`` section has."""
 
-    parts: Parts
+    parts: Parts = Field(description="part (train, validation, test or another name) → its sources")
     stream: bool = Field(
         False,
-        description="keep the training set on disk, as tokens, and read each batch from there: for sets that are too "
-        "large for memory. The other sets stay in memory. Splits: stratified, sst-test, and given with train, "
+        description="keep the training set on disk, as tokens, and read each batch from there, if it is too large for "
+        "memory; the other sets stay in memory. Possible splits: stratified, sst-test, and given with train, "
         "validation and test",
     )
     expected_rows: PositiveInt | None = Field(
         None,
-        description="training rows of an epoch, for `plan` before the data is read; training warns about a wrong count",
+        description="number of training rows, for `plan` before the data is read; training warns if it is wrong",
     )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]
@@ -191,8 +226,8 @@ class DataSection(Recognised):
         if self.expected_rows in (None, rows):
             return None
         return (
-            f"data.expected_rows: the recipe states {self.expected_rows:,} training rows, and its data has {rows:,}; "
-            f"a plan made without the data is off by that; correct it with --set data.expected_rows={rows}"
+            f"data.expected_rows: the recipe states {self.expected_rows:,} training rows, but its data has {rows:,}; "
+            f"correct it with --set data.expected_rows={rows}, because plan uses it"
         )
 
     @property
@@ -210,11 +245,11 @@ class DataSection(Recognised):
     def _samples_labelled_texts(self) -> Self:
         part = next((part for part in self.parts if self.sampled(part)), None)
         if part is not None and self.instead_of_rows is not None:
-            raise ValueError(f"parts.{part}: rows: is for texts with labels; {self.instead_of_rows}")
+            raise ValueError(f"parts.{part}: rows: applies to texts with labels; {self.instead_of_rows}")
         return self
 
 
-IN_MEMORY = "Leave stream out; to use less memory, set rows: of a source"
+IN_MEMORY = "leave stream out; to use less memory, set rows: of a source"
 
 SplitProtocol = Literal["random-split", "stratified", "glue-dev", "sst-test", "given", "imported"]
 
@@ -245,42 +280,60 @@ class DataConfig(DataSection):
         """Separator between several labels of a row; None: a row has one label."""
         return None
 
-    split: SplitProtocol
-    split_seed: Seed = 42
+    split: SplitProtocol = Field(description="protocol that makes the sets from the parts; see above")
+    split_seed: Seed = Field(42, description="seed of the split and of sampling")
     rows: dict[Name, Amount] = Field(
-        {}, description="set → count or fraction of its rows, sampled as for a source; train: 0.1 keeps test sets whole"
+        {},
+        description="set → number or fraction of its rows, sampled as for a source; {train: 0.1} keeps the other sets",
     )
-    longest: Share | None = Field(None, description="only this share of the texts: those with most words, cleaned")
-    shortest: Share | None = Field(None, description="only this share: those with fewest words; ties in row order")
+    longest: Share | None = Field(
+        None, description="fraction of the texts to use: those with the most words after cleaning"
+    )
+    shortest: Share | None = Field(
+        None, description="fraction of the texts to use: those with the fewest words after cleaning"
+    )
     balance: Literal["label", "source", "label-and-source"] | None = Field(
-        None, description="equal numbers of rows per label, per source, or per label and source, in every set"
+        None, description="reduce every set to equal numbers of rows per label, per source, or per label and source"
     )
-    labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)]
-    cleaning: Literal["paper", "none"] = "paper"
-    max_length: Annotated[int, Field(ge=4)] = Field(128, description="tokens, special tokens included")
+    labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)] = Field(
+        description="names of the classes, as the label column has them; the column may have their positions from 0"
+    )
+    cleaning: Literal["paper", "none"] = Field(
+        "paper",
+        description="paper: lower case, no HTML tags and URLs, no repeated punctuation and white space, as in paper A",
+    )
+    max_length: Annotated[int, Field(ge=4)] = Field(
+        128, description="longest input in tokens, special tokens included; longer texts are cut"
+    )
 
     @property
     def test_set(self) -> str:
         """Name of the protocol's own test set."""
         return "test" if self.split in ("imported", "stratified") else self.split
 
-    @field_validator("labels")
+    def label_names(self, number: int) -> list[str]:
+        """Return the names of a row's labels, of the number by which data sets store them."""
+        if self.separator is not None:
+            return [label for bit, label in enumerate(self.labels) if number >> bit & 1]
+        return [self.labels[number]]
+
+    @field_validator("labels", check_fields=False)  # regression has numbers instead
     @classmethod
     def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(labels)) != len(labels):
-            raise ValueError("label names must differ from each other")
+            raise ValueError("two labels have the same name; every label needs a different name")
         return labels
 
     @model_validator(mode="after")
     def _fits_split(self) -> Self:
         if self.longest is not None and self.shortest is not None:
-            raise ValueError("longest and shortest: leave one of them out")
+            raise ValueError("longest and shortest cannot be combined; leave one of them out")
         # The set of the part test is called given.
         other_parts = [part for part in self.parts if (self.split, part) != ("given", "test")]
         sets = dict.fromkeys(("train", "validation", self.test_set, *other_parts))
         unknown = next((name for name in self.rows if name not in sets), None)
         if unknown is not None:
-            raise ValueError(f"rows: no set is called {unknown!r}; split {self.split!r} has {', '.join(sets)}")
+            raise ValueError(f"rows: split {self.split!r} has no set {unknown!r}; it has {', '.join(sets)}")
         needs = {
             "random-split": ("train",),
             "stratified": ("train",),
@@ -302,17 +355,77 @@ class DataConfig(DataSection):
         cut += ["rows.train"] if "train" in self.rows else []
         if cut:
             raise ValueError(
-                f"stream: true is not possible with {cut[0]}, which needs all texts of the part train in memory. Leave "
-                f"{cut[0]} out, or set rows: of a source instead"
+                f"stream: true is not possible with {cut[0]}, which needs all texts of the part train in memory; "
+                f"leave {cut[0]} out, or set rows: of a source instead"
             )
         if any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ())):
-            raise ValueError(f"stream: true is not possible with pairs of texts (text_pair). {IN_MEMORY}")
+            raise ValueError(f"stream: true is not possible with pairs of texts (text_pair); {IN_MEMORY}")
         given = self.split in ("given", "imported") and "validation" in self.parts
         if self.split not in ("stratified", "sst-test") and not given:
             raise ValueError(
                 f"stream: true is not possible with split: {self.split}, which needs all texts of the part train in "
-                "memory. Use split: stratified, or split: given with the parts train, validation and test"
+                "memory; use split: stratified, or split: given with the parts train, validation and test"
             )
+        return self
+
+
+Tag = tuple[str, str]
+"""Position of a token in a span (B, I, E, S, as in BIOES; O: in none), and the span's label."""
+
+_POSITIONS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}  # L and U are BILOU's names
+
+
+def parse_tag(name: str) -> Tag:
+    """Return position and label of a tag such as ``B-PER``; a name without a position is that of a token inside."""
+    if name == "O":
+        return "O", ""
+    position, dash, label = name.partition("-")
+    return (_POSITIONS[position], label) if dash and label and position in _POSITIONS else ("I", name)
+
+
+class SpanData(DataConfig):
+    """Data of a token classifier: texts with labelled spans of characters, which do not overlap.
+
+    Texts that are longer than ``max_length`` are read in windows, which overlap by a quarter of their tokens.
+    """
+
+    parts: dict[Name, Annotated[tuple[SpanSource, ...], Field(min_length=1, strict=False)]]  # type: ignore[assignment]
+    labels: Annotated[tuple[str, ...], Field(min_length=1, max_length=62, strict=False)] = Field(
+        description="labels of spans"
+    )
+    cleaning: Literal["paper", "none"] = "none"
+    scheme: Literal["BIO", "BIOES"] = Field(
+        "BIO", description="classes of a token: begin, inside, outside; BIOES: also the end, and a span of one token"
+    )
+    tags: Annotated[tuple[str, ...], Field(min_length=2, strict=False)] | None = Field(
+        None, description="imported models: names of the classes, in order; absent: by labels and scheme"
+    )
+    pieces: Literal["first", "all"] = Field(
+        "first",
+        description="first: the first token of a word decides for the word, and punctuation marks are words; all: each "
+        "token decides for itself, for spans inside words",
+    )
+
+    @property
+    def separator(self) -> str | None:
+        return ","
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes of a token, such as ``B-PER``, in the order of the model's outputs."""
+        positions = "BI" if self.scheme == "BIO" else "BIES"
+        return self.tags or ("O", *(f"{position}-{label}" for label in self.labels for position in positions))
+
+    @model_validator(mode="after")
+    def _fits_spans(self) -> Self:
+        if self.stream:
+            raise ValueError("stream: is not possible with labelled spans; leave it out")
+        if self.balance in ("label", "label-and-source"):
+            raise ValueError("balance: a text with several spans counts for each of them; balance: source is possible")
+        if self.tags is not None and ("O" not in self.tags or len({*self.tags}) != len(self.tags)):
+            raise ValueError("tags: must be different names, and one of them O, the class of tokens in no span")
+        if {label for _, label in map(parse_tag, self.classes)} != {*self.labels, ""}:
+            raise ValueError(f"tags: their labels must be those of labels, {', '.join(self.labels)}")
         return self
 
 
@@ -325,22 +438,20 @@ class TextConfig(DataSection):
     """
 
     length_key: ClassVar[str] = "sequence_length"
-    instead_of_rows: ClassVar[str | None] = (
-        "a language model takes the first paragraphs of its training text with data.first_n"
-    )
+    instead_of_rows: ClassVar[str | None] = "to use fewer texts, set data.first_n"
 
     parts: Parts = Field(description="train, validation, and any number of test sets by name")
-    mode: Literal["paragraphs", "packed"]
-    sequence_length: Annotated[int, Field(ge=8)] = Field(description="tokens that the model reads at once")
-    min_characters: Annotated[int, Field(ge=0)] = Field(50, description="only paragraphs with more characters are used")
-    first_n: PositiveInt | None = Field(None, description="train on the first n paragraphs only")
+    mode: Literal["paragraphs", "packed"] = Field(description="layout of the rows; see above")
+    sequence_length: Annotated[int, Field(ge=8)] = Field(description="tokens per row; the model sees that many at once")
+    min_characters: Annotated[int, Field(ge=0)] = Field(50, description="use only paragraphs with more characters")
+    first_n: PositiveInt | None = Field(None, description="use only the first n paragraphs for training")
 
     @field_validator("parts")
     @classmethod
     def _has_both(cls, parts: dict[str, tuple[Source, ...]]) -> dict[str, tuple[Source, ...]]:
         missing = [part for part in ("train", "validation") if part not in parts]
         if missing:
-            raise ValueError(f"needs the parts train and validation; missing: {', '.join(missing)}")
+            raise ValueError(f"the parts train and validation are needed; missing: {', '.join(missing)}")
         return parts
 
 
@@ -356,15 +467,22 @@ class PairsConfig(DataSection):
     """
 
     length_key: ClassVar[str] = "max_length"
-    instead_of_rows: ClassVar[str | None] = "pairs with a score are all read; leave it out"
+    instead_of_rows: ClassVar[str | None] = "all scored pairs are used; leave rows out"
 
-    max_length: Annotated[int, Field(ge=4)] = Field(description="tokens, special tokens included")
+    max_length: Annotated[int, Field(ge=4)] = Field(
+        description="longest input in tokens, special tokens included; longer texts are cut"
+    )
+    prompts: dict[Literal["query", "document"], str] = Field(
+        {}, description="text in front of a query, and of a document that is searched, e.g. `query: ` and `passage: `"
+    )
 
     @field_validator("stream")
     @classmethod
     def _fits_memory(cls, stream: bool) -> bool:
         if stream:
-            raise ValueError("an embedding model is not trained here, so there is no training set to stream")
+            raise ValueError(
+                "stream: embedding models are not trained, so there is no training set to stream; leave it out"
+            )
         return stream
 
 

@@ -22,6 +22,11 @@ class Fact(Frozen, Generic[T]):
     source: str
     verified: bool
 
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return a name for schemas that a person can read."""
+        return f"Fact[{'bytes' if params[0] is Bytes else params[0].__name__}]"
+
 
 class Peaks(Frozen):
     """Dense peak rates (no sparsity) in operations per second; a multiply-add counts as two operations.
@@ -78,8 +83,9 @@ class Budgets(Frozen):
 
     def for_task(self, task: str) -> Budget:
         """Return the budget of ``task`` (a recipe's ``task``), or one without limits if profiles have none for it."""
-        budgets = {"language-modeling": self.language_modeling, "multi-label-classification": self.classification}
-        return {"classification": self.classification, **budgets}.get(task, Budget())
+        if task in ("classification", "multi-label-classification", "token-classification", "regression"):
+            return self.classification
+        return self.language_modeling if task == "language-modeling" else Budget()
 
 
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
@@ -93,7 +99,7 @@ class Efficiency(Frozen):
     The time of an operator is the overhead plus the time at each of the rates.
     """
 
-    of_peak: Positive | None = Field(None, description="share of the peak rate; None: not limited by it")
+    of_peak: Positive | None = Field(None, description="share of the peak rate; None: the peak rate is no limit")
     of_bandwidth: Positive | None = Field(None, description="share of bandwidth, for data in a cache; may exceed 1")
     of_memory: Positive | None = Field(None, description="share of bandwidth, beyond caches; None: as `of_bandwidth`")
     overhead_us: NotNegative = Field(0.0, description="per operator, without work")
@@ -117,7 +123,7 @@ class FittedCase(Frozen):
     seq: int
     measured_ms: float
     estimated_ms: float | None = None
-    stable: bool = Field(True, description="false: the measurement does not repeat; errors ignore it")
+    stable: bool = Field(True, description="false: the measurement does not repeat, and errors ignore it")
 
 
 class EstimateError(Frozen):
@@ -190,12 +196,14 @@ class DeviceProfile(Frozen):
     kind: Literal["cuda", "cpu"]
     tensorrt: Literal["rtx", "enterprise", "none"] | None = Field(
         None,
-        description="builder of `export --trt`: TensorRT for RTX; TensorRT itself, on the device; or "
-        "nothing. Absent: `rtx` where a word of the title or `match` begins with RTX, else `enterprise`",
+        description="builder of `export --trt`: rtx (TensorRT for RTX), enterprise (TensorRT, built on the device "
+        "itself) or none; absent: rtx if a word of the title or of `match` begins with RTX, else enterprise",
     )
     address: str | None = Field(None, description="[USER@]HOST of the device for ssh; written by `devices add`")
     match: str | None = Field(None, description="part of the card's (cuda) or processor's (cpu) name; absent: any")
-    match_not: tuple[str, ...] = Field((), strict=False, description="words in names of other devices: SUPER, Laptop")
+    match_not: tuple[str, ...] = Field(
+        (), strict=False, description="words in the names of other devices: SUPER, Laptop"
+    )
     boards: tuple[str, ...] = Field((), strict=False, description="Jetson: compatible part numbers in the device tree")
     compute_capability: Fact[str] | None = None
     memory_bytes: Fact[Bytes] | None = Field(None, description="memory of the device; absent: this host's")
@@ -211,7 +219,7 @@ class DeviceProfile(Frozen):
     power: Fact[Power] | None = None
     clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the same clock at every power limit")
     budgets: Budgets = Budgets()
-    calibration: Calibration | None = Field(None, description="written by `calibrate`; never by hand")
+    calibration: Calibration | None = Field(None, description="written by `calibrate`; do not edit")
 
     @model_validator(mode="before")
     @classmethod
@@ -234,9 +242,9 @@ class DeviceProfile(Frozen):
     def tensorrt_source(self) -> str:
         """Source of :attr:`tensorrt_edition` for messages: the profile, or a guess from the device's name."""
         if self.tensorrt is not None:
-            return f"its profile says tensorrt: {self.tensorrt}"
+            return f"its profile states tensorrt: {self.tensorrt}"
         name = "has" if self.tensorrt_edition == "rtx" else "does not have"
         return (
-            f"its profile has no key tensorrt; {self.tensorrt_edition} is a guess, because its name {name} RTX in it "
-            "(set tensorrt in the profile to choose)"
+            f"its profile has no key tensorrt, and {self.tensorrt_edition} is inferred, because its name {name} RTX "
+            "in it (to choose, set tensorrt in the profile)"
         )

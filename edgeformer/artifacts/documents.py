@@ -54,11 +54,11 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         problem = None
         if self.check_event(yaml.AliasEvent):
-            problem = "an alias (*) is not supported; write the value that it stands for"
+            problem = "an alias (*) is not supported; write the value in its place"
         elif self._depth > DEEPEST:
-            problem = f"lists and mappings are nested more than {DEEPEST} deep"
+            problem = f"lists and mappings are nested more than {DEEPEST} levels deep"
         elif self._nodes > MOST_NODES:
-            problem = f"holds more than {MOST_NODES:,} keys and values"
+            problem = f"has more than {MOST_NODES:,} keys and values"
         if problem is not None:
             raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         self._depth += 1
@@ -145,7 +145,7 @@ def read_yaml(path: Path) -> YamlDocument:
         raise RecipeError(f"{path}: cannot be read: {reason}") from None
     if len(content) > MOST_BYTES:
         line = content.count(b"\n") + 1
-        raise RecipeError(f"{path}:{line}: goes on after {MOST_BYTES // 1024} KiB; a recipe or profile has a few")
+        raise RecipeError(f"{path}:{line}: larger than {MOST_BYTES // 1024} KiB; a recipe or profile has a few KiB")
     try:
         document, lines = parse_yaml(text.removeprefix("\ufeff"))
     except yaml.MarkedYAMLError as error:
@@ -155,7 +155,7 @@ def read_yaml(path: Path) -> YamlDocument:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(f"{path}:{line}: not valid YAML: {error.reason} (#x{error.character:04x})") from None
     if not isinstance(document, dict):
-        raise RecipeError(f"{path}: must hold keys and values (key: value), one per line")
+        raise RecipeError(f"{path}: must hold keys and values, one per line, as in name: reviews")
     return YamlDocument(str(path), document, lines)
 
 
@@ -199,7 +199,7 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
             raise RecipeError(f"--set {override}: the value is not valid YAML ({reason}); quote it") from None
         keys = path_text.strip().split(".")
         if len(keys) > DEEPEST:
-            raise RecipeError(f"--set {override}: its path has {len(keys):,} steps, more than {DEEPEST}")
+            raise RecipeError(f"--set {override}: the path has {len(keys):,} steps; at most {DEEPEST} are possible")
         target: Any = document.content
         path: KeyPath = ()
         for position, key in enumerate(keys):
@@ -209,8 +209,8 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
             if isinstance(target, list):
                 if not key.isdigit() or int(key) >= len(target):
                     raise RecipeError(
-                        f"--set {override}: {parent} is a list of {len(target)}; "
-                        f"{key!r} is not one of its positions 0…{len(target) - 1}"
+                        f"--set {override}: {parent} is a list with {len(target)} entries; {key!r} is not one of its "
+                        f"positions 0…{len(target) - 1}"
                     )
                 path = (*path, int(key))
             elif isinstance(target, dict):
@@ -218,7 +218,7 @@ def apply_overrides(document: YamlDocument, overrides: list[str]) -> None:
                 if target.get(key) is None:
                     target[key] = {}
             else:
-                raise RecipeError(f"--set {override}: {parent} is a single value and has no keys of its own")
+                raise RecipeError(f"--set {override}: {parent} is a single value without keys; set {parent} itself")
         target[path[-1]] = value
         # Problems below this key are the override's, not the file's.
         document.lines = {key: line for key, line in document.lines.items() if key[: len(path)] != path}
@@ -317,7 +317,7 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
             return candidate
     names = shipped_names(kind)
     hint = did_you_mean(Path(name).stem, names)
-    raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file, and {hint}the shipped ones are {', '.join(names)}")
+    raise RecipeError(f"no {_CALLED[kind]} {name!r}: no such file; {hint}shipped: {', '.join(names)}")
 
 
 def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
@@ -339,12 +339,15 @@ def load_profile(
     Raises RecipeError.
     """
     if name is None:
-        raise InputError("--device: name a hardware profile; the recipe has no target (see: edgeformer list devices)")
+        raise InputError(
+            "--device is missing, and the recipe has no target; add --device NAME (edgeformer list devices shows the "
+            "names)"
+        )
     document = read_yaml(find("profiles", name, local))
     profile = validate(DeviceProfile, document)
     if note is not None and profile.calibration is None and document.content.get("calibration") is not None:
         where = document.where(("calibration",))
-        note(f"{where}: calibration: of an earlier estimator, ignored; run edgeformer calibrate again")
+        note(f"{where}: calibration: made by an earlier estimator and ignored; run edgeformer calibrate again")
     return profile
 
 
@@ -382,5 +385,7 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
             resolved = (matches or candidates)[0].resolve()
             holder[path[-1]] = str(resolved)
             if not typed and resolved.exists() and resolved != (folder / value).resolve():
-                notes.append(f"{'.'.join(map(str, path))}: {value} is not beside the recipe; taken: {resolved}")
+                notes.append(
+                    f"{'.'.join(map(str, path))}: {value} is not in the folder of the recipe; using {resolved}"
+                )
     return notes

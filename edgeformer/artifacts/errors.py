@@ -50,6 +50,12 @@ class MissingDependencyError(EdgeformerError):
     """An optional package is needed for this command; the message names the extra to install."""
 
 
+class NoisyMachineError(EdgeformerError):
+    """Other work on the machine disturbed a measurement too much to use it; the message says what to do."""
+
+    exit_code = 4
+
+
 class InterruptedRun(EdgeformerError):
     """The user pressed Ctrl-C; the message says how to resume."""
 
@@ -88,7 +94,7 @@ def install_hint(extra: str, *, reinstall: bool = False) -> str:
     It names the clone: edgeformer is not on the public package index, where anyone could claim its name.
     """
     forced = "--force-reinstall " if reinstall else ""
-    return f'python -m pip install {forced}".[{extra}]" in the clone, or with the wheel\'s path in place of the dot'
+    return f'python -m pip install {forced}".[{extra}]" in the clone, or with the path of the wheel in place of the dot'
 
 
 @contextmanager

@@ -72,6 +72,9 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside.rename(temporary))
 
 
+_UNCHANGED = "; the previous content is unchanged"
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Add the path to an OSError for a full disk, in which the system names no file."""
@@ -80,7 +83,8 @@ def _naming(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(error.errno, f"{error.strerror}; what was there before is unchanged", str(path)) from error
+        reason = str(error.strerror).removesuffix(_UNCHANGED)  # of a file in a folder, which was named already
+        raise OSError(error.errno, f"{reason}{_UNCHANGED}", str(path)) from error
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes:

@@ -60,7 +60,7 @@ class Golden:
     def _graph_problem(self) -> str | None:
         calls = {len(array) if array.ndim else 0 for array in self.arrays.values()}
         if len(calls) > 1 or 0 in calls:
-            return f"its arrays are not of the same calls: {sorted(calls)}"
+            return f"the arrays have different numbers of calls: {sorted(calls)}"
         for name, array in self.arrays.items():
             if not name.startswith((INPUT, OUTPUT)):
                 return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
@@ -72,7 +72,7 @@ class Golden:
 
     def _text_problem(self) -> str | None:
         if _IDS not in self.arrays:
-            return f"it holds no {_IDS}"
+            return f"it has no {_IDS}"
         ids = self.arrays[_IDS]
         mask = self.arrays.get(_MASK, np.ones_like(ids))
         is_int64 = {ids.dtype, mask.dtype} == {np.dtype(np.int64)}
@@ -85,7 +85,7 @@ class Golden:
             if array.dtype.kind not in "iuf":
                 return f"{name} holds {array.dtype}, not numbers"
             if array.ndim and (0 in array.shape or len(array) != len(ids)):
-                return f"{name} is {list(array.shape)}, which does not go with {len(ids)} rows"
+                return f"{name} has the shape {list(array.shape)}, which does not fit {len(ids)} rows"
         return None
 
     def __len__(self) -> int:
@@ -104,7 +104,9 @@ class Golden:
         """Return the graph inputs ``names``, int64 [n, S] each. Raises GoldenError if one is missing."""
         missing = [name for name in names if name not in self.arrays]
         if missing:
-            raise GoldenError(f"{self.path}: holds no {missing[0]!r}; it is of an older version: export the run again")
+            raise GoldenError(
+                f"{self.path}: has no {missing[0]!r}, because an older version wrote it; export the run again"
+            )
         return {name: self.arrays[name] for name in names}
 
     def texts(self) -> tuple[Tokens, ...]:
@@ -119,7 +121,7 @@ def read_golden(path: Path) -> Golden:
     try:
         return Golden(path, read_arrays(path))
     except FileNotFoundError:
-        raise GoldenError(f"{path}: missing; without it there are no real inputs to run; {REMEDY}") from None
+        raise GoldenError(f"{path}: the golden inputs are missing; {REMEDY}") from None
     except ValueError as error:
         raise GoldenError(f"{path}: damaged ({error}); {REMEDY}") from None
 
@@ -140,11 +142,11 @@ def read_arrays(path: Path) -> dict[str, Array]:
                 raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB or {_MOST_MEMBERS} arrays")
             for member in members:
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(f"{member.filename} is packed in a way that numpy never packs")
+                    raise ValueError(f"{member.filename} has a compression that numpy does not write")
                 with archive.open(member) as array:
                     shape, _, dtype = readers[np.lib.format.read_magic(array)](array)
                 if math.prod(shape) * dtype.itemsize > member.file_size:
-                    raise ValueError(f"{member.filename} says that it is {list(shape)}, but holds fewer numbers")
+                    raise ValueError(f"{member.filename} states the shape {list(shape)}, but holds fewer numbers")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:

@@ -95,14 +95,16 @@ class Portability(Frozen):
                 remedy = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
                 risks.append(f"{count:,} of {total:,} FP32 {kind} are denormal; {remedy}")
         if saturation is not None and saturation.at_risk:
-            at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of weights"
+            at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of INT8 weights"
             measured = ""
             if saturation.sums is not None:
-                measured = f"; on golden inputs {saturation.saturated or 0:,} of {saturation.sums:,} sums are"
-            risks.append(f"{at_risk} can go beyond 16 bits on x86 processors with AVX2 and without VNNI{measured}")
+                measured = (
+                    f"; on golden inputs this happens in {saturation.saturated or 0:,} of {saturation.sums:,} sums"
+                )
+            risks.append(f"{at_risk} can overflow 16 bits on x86 processors with AVX2 and without VNNI{measured}")
         for problem, operators in (
-            ("operators that are not of the ONNX standard, which other runtimes lack", self.other_operators),
-            ("control flow, in which runtimes differ", self.control_flow),
+            ("operators outside the ONNX standard, which other runtimes may lack", self.other_operators),
+            ("control flow, which runtimes implement differently", self.control_flow),
         ):
             if operators:
                 risks.append(f"{problem}: {', '.join(f'{name} ({count})' for name, count in operators.items())}")
@@ -113,14 +115,21 @@ class Portability(Frozen):
         risks = []
         if self.needs is not None and release(onnxruntime) < release(self.needs):
             risks.append(
-                f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR {self.ir_version}"
-                f"{', operators of its own' if self.other_operators else ''}), here {onnxruntime}"
+                f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR "
+                f"{self.ir_version}{', non-standard operators' if self.other_operators else ''}); {onnxruntime} is "
+                "installed"
             )
         if self.saturation is not None and self.saturation.at_risk:
             if flags is None:
-                risks.append("INT8 sums can be cut off at 16 bits here: whether the processor has VNNI is not known")
+                risks.append(
+                    "INT8 sums may be wrong on this machine: it is unknown whether its processor has VNNI, without "
+                    "which 16-bit sums saturate"
+                )
             elif "avx2" in flags and not flags & {"avx_vnni", "avx512_vnni"}:
-                risks.append("INT8 sums can be cut off at 16 bits here: the processor has AVX2 and no VNNI")
+                risks.append(
+                    "INT8 sums may be wrong on this machine: its processor has AVX2 and no VNNI, so 16-bit sums "
+                    "saturate"
+                )
         return risks
 
 
@@ -159,7 +168,7 @@ class ExitTime(Frozen):
     def sentence(self) -> str:
         """Return a sentence that compares the time of early exit with that of all loops."""
         if self.quickest_ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return "its time was not compared with the full graph; run edgeformer exits again"
+            return "its time was not compared with that of the full graph; run edgeformer exits again"
         means = [self.full_ms["mean"], *([self.full_graph_ms["mean"]] if self.full_graph_ms else [])]
         verdict = {
             True: "early exit is faster",
@@ -223,14 +232,19 @@ class OverlapCount(Frozen):
 
     test_set: str
     test_rows: int
-    duplicates: int = Field(description="test texts identical to a training text")
-    contained: int = Field(description="further ones inside a training text, or around one of 3+ words")
+    duplicates: int = Field(description="test texts that are equal to a training text")
+    contained: int = Field(
+        description="further test texts that are inside a training text, or that contain one of three or more words"
+    )
 
 
 class DataFinding(Frozen):
     """Data warning for the owner of the data."""
 
-    kind: Literal["empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels", "seen texts"]
+    kind: Literal[
+        "empty texts", "duplicates", "contradictions", "labels without rows", "uneven labels", "seen texts",
+        "inexact spans",
+    ]  # fmt: skip
     set: str = Field(description="part or set with the problem")
     rows: int = Field(description="affected rows; 0: no row has the label")
     message: str = Field(description="the problem, and how it is handled")
@@ -380,7 +394,8 @@ class Engine(Frozen):
     builder: str = Field(description="package and version")
     seconds: float = Field(description="build time, parsing included")
     checked_by: Literal["builder log", "inspector", "size"] = Field(
-        description="source of layers and precisions; inspector: versions before 2026-11-25; size: weights' size only"
+        description="source of layers and precisions; size: only the size of the weights is known; inspector: written "
+        "by versions before 2026-11-25"
     )
     layers: int | None = Field(None, description="number of layers after fusion")
     layers_by_precision: dict[str, int] = Field({}, description="type of the outputs (FP16, INT64…) → layers")

@@ -68,7 +68,7 @@ def _read_messages(path: Path) -> dict[str, list[_Message]]:
                 if wire_type == _BYTES:
                     length, position = _varint(content, position)
                     if length > end - position:
-                        raise ValueError("a field is longer than what it lies in")
+                        raise ValueError("a field ends beyond its message")
                     kind = _FIELDS[message.kind].get(number)
                     if kind == "bytes":
                         message.members[number].append(content[position : position + length])
@@ -83,9 +83,9 @@ def _read_messages(path: Path) -> dict[str, list[_Message]]:
                 elif wire_type in (_FIXED32, _FIXED64):
                     position += 4 if wire_type == _FIXED32 else 8
                 else:
-                    raise ValueError(f"a field of kind {wire_type}, which ONNX has none of")
+                    raise ValueError(f"a field has the kind {wire_type}, which ONNX does not use")
             if position > end:
-                raise ValueError("a field is longer than what it lies in")
+                raise ValueError("a field ends beyond its message")
             if len(pending) > _MOST_MESSAGES:
                 raise ValueError(f"it holds more than {_MOST_MESSAGES:,} nodes, tensors and attributes")
     return messages
@@ -100,7 +100,7 @@ def _varint(content: mmap.mmap | bytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError("a number has no end")
+    raise ValueError("a number is not terminated")
 
 
 def external_files(path: Path) -> set[str]:
@@ -110,13 +110,13 @@ def external_files(path: Path) -> set[str]:
     """
     try:
         if path.suffix != ".onnx":  # ONNX Runtime reads a format of its own from other suffixes
-            raise ValueError("its name does not end in .onnx")
+            raise ValueError("the file name does not end in .onnx")
         messages = _read_messages(path)
         if any(b"EPContext" in node.members[4] for node in messages["node"]):
-            raise ValueError("it holds code that was compiled for a provider (EPContext)")
+            raise ValueError("it has code that was compiled for a provider (EPContext)")
         return {entry.text(2) for entry in messages["entry"] if entry.members[1][-1:] == [b"location"]}
     except (OSError, ValueError, IndexError) as error:
-        raise ArtifactError(f"{path}: is no ONNX graph that can be checked ({error}); {REMEDY}") from None
+        raise ArtifactError(f"{path}: not an ONNX graph that can be checked ({error}); {REMEDY}") from None
 
 
 _DTYPES = {
@@ -211,9 +211,9 @@ def read_outline(path: Path) -> Outline:
             outline.outputs = tuple(map(_port, graph.members[12]))
             outline.tables = _tables(graph.members[1], {port.name for port in outline.inputs}, stored)
     except (OSError, ValueError, IndexError) as error:
-        raise ArtifactError(f"{path}: is no ONNX graph that can be read ({error})") from None
+        raise ArtifactError(f"{path}: not an ONNX graph that can be read ({error})") from None
     if not outline.outputs or not outline.opsets:
-        raise ArtifactError(f"{path}: is no ONNX graph: it has no outputs, or says of no operator set")
+        raise ArtifactError(f"{path}: not an ONNX graph: it has no outputs or no opset")
     return outline
 
 
@@ -226,7 +226,7 @@ def _sizes(tensor: _Message) -> list[int]:
             size, position = _varint(packed, position)
             sizes.append(size)
     if any(size >> 62 for size in sizes):
-        raise ValueError(f"the tensor {tensor.text(8)!r} has a size of {max(sizes)}")
+        raise ValueError(f"the tensor {tensor.text(8)!r} has an axis of {max(sizes)}")
     return sizes
 
 

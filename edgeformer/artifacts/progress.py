@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
@@ -58,3 +59,21 @@ def bar(progress: Progress, description: str, total: int | None, unit: str = "")
         yield
     finally:
         progress.finish()
+
+
+def forward_event(line: str, progress: Progress) -> str | None:
+    """Replay a line of a command that ran with ``EDGEFORMER_PROGRESS=json``; return the line if it is not progress."""
+    try:
+        event = json.loads(line)
+        kind = event["event"]
+    except (ValueError, KeyError, TypeError):
+        return line if line.strip() else None
+    if kind == "start":
+        progress.start(event["description"], event["total"], event["unit"])
+    elif kind == "advance":
+        progress.advance(event["amount"], **event["fields"])
+    elif kind == "finish":
+        progress.finish()
+    else:
+        progress.message(event["text"])
+    return None

@@ -29,7 +29,7 @@ class OptimizerConfig(Frozen):
     """Keys that were added later; at their defaults, they are left out of a recipe's fingerprint."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: PositiveFloat = Field(description="highest learning rate")
+    lr: PositiveFloat = Field(description="peak learning rate")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
     ] = (0.9, 0.999)
@@ -37,9 +37,9 @@ class OptimizerConfig(Frozen):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     kernels: Literal["fused", "foreach", "loop"] = Field(
         "fused",
-        description="one kernel per step (fused), per operation on all weights (foreach), or per operation on "
-        "each weight (loop); results differ only by rounding. `fused` alone allocates nothing: if memory runs out in "
-        "a step of the others, some weights have changed, so the run ends",
+        description="one kernel per step (`fused`), one per operation for all weights (`foreach`), or one per "
+        "operation and weight (`loop`); results differ only by rounding. With `foreach` and `loop`, a step that runs "
+        "out of memory ends the run, because some weights have changed",
     )
 
 
@@ -53,33 +53,35 @@ class PlateauSchedule(Frozen):
     """ReduceLROnPlateau on validation loss, stepped once per epoch."""
 
     kind: Literal["plateau"]
-    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.5, description="factor of a reduction")
     patience: Annotated[int, Field(ge=0)] = Field(
-        2, description="bad epochs without a reduction, as in torch: with 1 the second one in a row reduces the rate"
+        2,
+        description="epochs without improvement before a reduction, as in torch: with 1, the second such epoch reduces "
+        "the rate",
     )
 
 
 class OneCycleSchedule(Frozen):
-    """OneCycle over the whole run: warm-up to the optimizer's lr in a share ``warmup`` of it, then a cosine down."""
+    """OneCycle over the whole run: warm-up to the optimizer's lr, then a cosine down."""
 
     kind: Literal["one-cycle"]
-    warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.05, description="fraction of all steps")
 
 
 class CosineSchedule(Frozen):
-    """Linear warm-up over ``warmup`` of all steps, then a cosine down to ``final`` × lr."""
+    """Linear warm-up to the optimizer's lr, then a cosine down."""
 
     kind: Literal["cosine"]
-    warmup: Probability = 0.06
-    final: Probability = 0.0
+    warmup: Probability = Field(0.06, description="fraction of all steps")
+    final: Probability = Field(0.0, description="rate of the last step, as a fraction of lr")
 
 
 class LinearSchedule(Frozen):
-    """Linear warm-up over ``warmup`` of all steps, then a line down to ``final`` × lr, as for fine-tuned encoders."""
+    """Linear warm-up to the optimizer's lr, then linear down, as is usual for fine-tuning encoders."""
 
     kind: Literal["linear"]
-    warmup: Probability = 0.06
-    final: Probability = 0.0
+    warmup: Probability = Field(0.06, description="fraction of all steps")
+    final: Probability = Field(0.0, description="rate of the last step, as a fraction of lr")
 
 
 Schedule = Annotated[
@@ -89,19 +91,20 @@ Schedule = Annotated[
 
 
 class EarlyStopping(Frozen):
-    """Stop after ``patience`` epochs without an improvement of validation loss by at least ``min_delta``."""
+    """End training when the validation loss no longer improves."""
 
-    patience: PositiveInt = 3
-    min_delta: Annotated[float, Field(ge=0.0)] = 1e-3
+    patience: PositiveInt = Field(3, description="epochs in a row without an improvement that end training")
+    min_delta: Annotated[float, Field(ge=0.0)] = Field(1e-3, description="smallest decrease that counts, in nats")
 
 
 class CompileConfig(Frozen):
     """torch.compile for training steps; scores are computed without it."""
 
     shapes: PositiveInt = Field(
-        8, description="maximum number of compiled batch shapes: rows are padded to one of as many lengths; a "
-        "batch of fewer rows, as the last of an epoch, is not compiled"
-    )  # fmt: skip
+        8,
+        description="maximum number of compiled shapes: rows are padded to one of this many lengths; a smaller last "
+        "batch of an epoch is not compiled",
+    )
 
 
 class TrainingConfig(Frozen):
@@ -115,38 +118,60 @@ class TrainingConfig(Frozen):
     later: ClassVar[tuple[str, ...]] = ("tf32", "compile")
     """Keys that were added later, as in :class:`OptimizerConfig`."""
 
-    epochs: PositiveInt = Field(description="passes over the training rows")
-    batch_size: PositiveInt = Field(description="rows per micro-batch")
+    epochs: PositiveInt = Field(description="passes over the training set")
+    batch_size: PositiveInt = Field(
+        description="rows per micro-batch; an optimizer step sees batch_size × accumulation rows"
+    )
     accumulation: PositiveInt = Field(1, description="micro-batches per optimizer step")
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
-        "fp32", description="auto: bf16 if this machine supports it, fp16 on older CUDA cards, else fp32"
+        "fp32", description="auto: bf16 if the machine supports it, fp16 on older CUDA cards, else fp32"
     )
     optimizer: OptimizerConfig
-    schedule: Schedule
-    clip_norm: PositiveFloat | None = Field(1.0, description="gradients with a larger norm are scaled to it")
-    batching: Literal["shuffled", "bucketed"] = Field(
-        "shuffled", description="bucketed: batches of similar length, in random order"
+    schedule: Schedule = Field(description="learning rate over the steps")
+    clip_norm: PositiveFloat | None = Field(
+        1.0, description="maximum norm of the gradient; larger ones are scaled down"
     )
-    early_stopping: EarlyStopping | None = None
+    batching: Literal["shuffled", "bucketed"] = Field(
+        "shuffled", description="bucketed: batches of rows of similar length, in random order"
+    )
+    early_stopping: EarlyStopping | None = Field(None, description="absent: all epochs are trained")
     log_every: PositiveInt = Field(50, description="optimizer steps per line of metrics.jsonl")
     checkpoint_minutes: PositiveFloat = Field(
-        10.0, description="interval of checkpoints within an epoch, in minutes; does not affect the result"
+        10.0, description="minutes between checkpoints within an epoch; does not affect the result"
     )
     tf32: bool = Field(
         False,
-        description="truncate float32 factors to 10 bits of mantissa in training steps: faster on CUDA "
-        "cards from compute capability 8.0 on; scores are computed in full precision",
+        description="truncate float32 inputs of matrix products to 10 bits of mantissa in training steps: faster on "
+        "CUDA cards from compute capability 8.0 on; scores are computed in full precision",
     )
     pinned_memory: bool | None = Field(
         None,
-        description="copy batches to a CUDA card from page-locked memory, while it computes; absent: on CUDA only",
+        description="copy batches to a CUDA card from page-locked memory during computation; absent: on CUDA only",
     )
-    compile: CompileConfig | None = None
+    compile: CompileConfig | None = Field(None, description="compile the training step with torch.compile")
 
     @property
     def effective_batch(self) -> int:
         """Rows per optimizer step."""
         return self.batch_size * self.accumulation
+
+
+class FitConfig(Frozen):
+    """Training settings of a model that is fitted to all rows at once, in float32 or better on the CPU."""
+
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Keys that were added later, as in :class:`OptimizerConfig`."""
+    epochs: ClassVar[int] = 1
+    precision: ClassVar[Literal["fp32"]] = "fp32"
+    batching: ClassVar[Literal["bucketed"]] = "bucketed"
+    effective_batch: ClassVar[int] = 256
+    """Rows that are read together."""
+    compile: ClassVar[None] = None
+    early_stopping: ClassVar[None] = None
+
+    max_iterations: PositiveInt = Field(300, description="iterations, each a pass over all rows")
 
 
 class ModelConfig(Frozen):
@@ -156,10 +181,12 @@ class ModelConfig(Frozen):
     """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ()
     """Keys that were added later, as in :class:`OptimizerConfig`."""
+    derived: ClassVar[tuple[str, ...]] = ()
+    """Keys that training sets; they are left out of a recipe's fingerprint."""
 
     kind: str
-    vocab_size: PositiveInt = Field(description="number of tokens; the maximum for a trained tokenizer")
-    max_positions: PositiveInt = Field(description="longest input in tokens")
+    vocab_size: PositiveInt = Field(description="number of tokens; for a trained tokenizer the maximum")
+    max_positions: PositiveInt = Field(description="longest input in tokens that the model accepts")
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
         """Check the rest of a recipe against this model. Raises ValueError if it does not fit."""
@@ -168,12 +195,15 @@ class ModelConfig(Frozen):
 class Recipe(Frozen):
     """Fields of every recipe. A task narrows the types of ``data`` and ``training``, a model that of ``model``."""
 
-    name: Name = Field(description="prefix of the run names, followed by a number")
-    description: str = Field("", description="one line, for lists and model cards")
+    per_token: ClassVar[bool] = False
+    """Whether the model has an answer for every token, not for the text."""
+
+    name: Name = Field(description="name of the recipe and prefix of its runs")
+    description: str = Field("", description="one line for lists and model cards")
     task: str
     target: Name | None = Field(None, description="default device profile of plan and profile")
     seed: Seed = Field(42, description="seed of weights, row order and dropout")
-    tokenizer: TokenizerConfig
+    tokenizer: TokenizerConfig = Field(description="pretrained encoders have their own")
     data: DataSection
     model: ModelConfig
     training: TrainingConfig
@@ -182,8 +212,8 @@ class Recipe(Frozen):
     def _parts_fit(self) -> Self:
         if self.data.tokens_at_once > self.model.max_positions:
             raise ValueError(
-                f"data.{self.data.length_key} {self.data.tokens_at_once} is longer than model.max_positions "
-                f"{self.model.max_positions}"
+                f"data.{self.data.length_key} {self.data.tokens_at_once} is larger than model.max_positions "
+                f"{self.model.max_positions}; reduce the first or increase the second"
             )
         self.model.check_recipe(self.data, self.training)
         return self
@@ -203,16 +233,16 @@ class Recipe(Frozen):
         left_out = {
             "training": {"checkpoint_minutes", "pinned_memory", *_unsaid(self.training)},
             "data": {"thresholds", "expected_rows"},
-            "model": _unsaid(self.model),
+            "model": {*self.model.derived, *_unsaid(self.model)},
         }
         decisive = self.model_dump(mode="json", exclude=left_out)
-        for key in _unsaid(self.training.optimizer):
+        for key in _unsaid(self.training.optimizer) if isinstance(self.training, TrainingConfig) else ():
             del decisive["training"]["optimizer"][key]
         text = json.dumps({**decisive, "data": stated(decisive["data"])}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unsaid(section: OptimizerConfig | TrainingConfig | ModelConfig) -> set[str]:
+def _unsaid(section: OptimizerConfig | TrainingConfig | FitConfig | ModelConfig) -> set[str]:
     """Return the later keys of a section that are at their defaults."""
     fields = type(section).model_fields
     return {key for key in section.later if getattr(section, key) == fields[key].default}

@@ -226,6 +226,31 @@ class EstimateEvidence(EstimateRecord):
     why_not: str | None = None
 
 
+class EstimateCheck(Frozen):
+    """Estimate of a row beside its measurement on the device."""
+
+    artifact: str
+    precision: str
+    phase: Literal["steady", "decode"]
+    batch: int
+    seq: int
+    measured_ms: float
+    estimated_ms: float
+    low_ms: float | None = Field(None, description="lower end of the estimate")
+    high_ms: float | None = Field(None, description="upper end of the estimate")
+    stable: bool = Field(True, description="false: the measurement does not repeat")
+
+    @property
+    def error(self) -> float:
+        """Error of the estimate as a share of the measurement."""
+        return self.estimated_ms / self.measured_ms - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement is inside the estimate's range."""
+        return (self.low_ms or self.estimated_ms) <= self.measured_ms <= (self.high_ms or self.estimated_ms)
+
+
 class Report(Frozen):
     """Measurements and verdict per artifact, for one device profile."""
 
@@ -248,6 +273,7 @@ class Report(Frozen):
         None, description="error of estimated rows, from this device's or this host's calibration; None: not validated"
     )
     estimate_evidence: tuple[EstimateEvidence, ...] = Field((), description="records of the estimator's error")
+    estimate_checks: tuple[EstimateCheck, ...] = Field((), description="--on: estimates beside measured rows")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = ()
     search: Search | None = None
@@ -282,7 +308,7 @@ def parse_report(path: Path, content: bytes) -> Report:
     def check_number(text: str) -> float:
         number = float(text)
         if not abs(number) <= _LARGEST:
-            raise ArtifactError(f"{path}: damaged: {text[:40]} is no finite number that was measured; make it again")
+            raise ArtifactError(f"{path}: damaged: {text[:40]} cannot be a measured number; make the report again")
         return int(text) if text.lstrip("-").isdecimal() else number
 
     document = json.loads(content, parse_constant=check_number, parse_float=check_number, parse_int=check_number)

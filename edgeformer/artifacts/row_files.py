@@ -1,4 +1,4 @@
-"""Streaming writers for rows of a table: JSON Lines, CSV, Parquet, or one JSON document. Memory use is constant."""
+"""Streaming writers for rows of a table: JSON Lines, CSV, Parquet, NumPy, or one JSON document, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.artifacts.units import csv_cell
 
 Row = Mapping[str, object]
 
-FORMATS = ("jsonl", "csv", "parquet")
+FORMATS = ("jsonl", "csv", "parquet", "npy")
 """File formats, which are also their suffixes."""
 ERROR = "error"
 """Column with the error of rows that have no result."""
@@ -47,6 +49,8 @@ def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> 
     if name == "jsonl":
         return JsonRows(stream)
     columns = {column: value for column, value in example.items() if value is not None}
+    if name == "npy":
+        return NpyRows(stream, columns)
     return ParquetRows(stream, columns, style) if name == "parquet" else CsvRows(stream, columns, style)
 
 
@@ -78,9 +82,7 @@ def format_named(path: Path | None, stated: str | None) -> str | None:
         return stated
     suffix = path.suffix.lower().removeprefix(".").replace("ndjson", "jsonl")
     if suffix not in FORMATS:
-        raise InputError(
-            f"--output {path}: its suffix does not tell the format; call it .{', .'.join(FORMATS)}, or give --format"
-        )
+        raise InputError(f"--output {path}: the suffix names no format; use .{', .'.join(FORMATS)}, or add --format")
     return suffix
 
 
@@ -140,7 +142,7 @@ class ParquetRows:
     """Writer of Parquet: one row group per write, with the column types of an example."""
 
     def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
-        with needs_extra("train", "writing Parquet"):
+        with needs_extra("parquet", "writing Parquet"):
             import pyarrow
             from pyarrow import parquet
         self._arrow: Any = pyarrow
@@ -169,5 +171,33 @@ class ParquetRows:
         self._writer.close()
 
 
-RowWriter = JsonRows | CsvRows | ParquetRows
+class NpyRows:
+    """Writer of the vectors alone, as a NumPy array [rows, d]; a row without a vector is zeros. The stream can seek."""
+
+    def __init__(self, stream: BinaryIO, example: Row) -> None:
+        vector = np.asarray(example["vector"])
+        self._dtype = np.dtype(np.float32) if vector.dtype == np.float64 else vector.dtype
+        self._stream, self._shape = stream, (0, len(vector))
+        self._write_header()
+
+    def _write_header(self) -> None:
+        """Write the header, whose length does not depend on the number of rows."""
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
+        np.lib.format.write_array_header_1_0(self._stream, header)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        count, width = self._shape
+        vectors = np.zeros((len(rows), width), dtype=self._dtype)
+        for number, row in enumerate(rows):
+            if "vector" in row:
+                vectors[number] = row["vector"]
+        self._stream.write(vectors.tobytes())
+        self._shape = count + len(rows), width
+
+    def close(self) -> None:
+        self._stream.seek(0)
+        self._write_header()
+
+
+RowWriter = JsonRows | CsvRows | ParquetRows | NpyRows
 """Writer of rows in order: call ``write`` repeatedly, then ``close``, which leaves the stream open."""

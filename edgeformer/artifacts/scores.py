@@ -37,7 +37,7 @@ class Score(Recognised):
     """Fields of every task's score. The task's own type is recognised by its fields once the task is imported."""
 
     n: int = Field(description="rows or predicted tokens that the loss is a mean over")
-    loss: float = Field(description="mean cross-entropy, nats; embeddings: 1 − similarity")
+    loss: float = Field(description="mean cross-entropy, nats; embeddings: 1 − similarity; regression: squared error")
 
     called: ClassVar[str] = "scores"
 
@@ -63,7 +63,9 @@ class EvaluationRow(Frozen):
     split: str
     exit: int | None = Field(None, description="loop of the exit; None: the last")
     n: int = Field(description="rows, or predicted tokens")
-    loss: float = Field(description="mean cross-entropy per row or token, nats; embeddings: 1 − similarity")
+    loss: float = Field(
+        description="mean cross-entropy per row or token, nats; embeddings: 1 − similarity; regression: squared error"
+    )
     accuracy: float | None = None
     precision: float | None = None
     recall: float | None = None
@@ -72,6 +74,12 @@ class EvaluationRow(Frozen):
     perplexity: float | None = None
     word_perplexity: float | None = None
     similarity: float | None = Field(None, description="embeddings: rank correlation of cosines with pair scores")
+    spearman: float | None = Field(None, description="regression: rank correlation of scores with the numbers")
+    pearson: float | None = None
+    r2: float | None = Field(None, description="regression: share of the variance that is explained")
+    rmse: float | None = None
+    ndcg: float | None = Field(None, description="queries and documents: mean nDCG@10")
+    mrr: float | None = Field(None, description="queries and documents: mean reciprocal rank, 0 beyond rank 10")
     leaks: bool = Field(False, description="the model sees the tokens that it predicts: the scores are void")
     ms_per_sample: float | None = Field(None, description="batched time in the model per row (paper A, Table 6)")
     batch: int | None = None

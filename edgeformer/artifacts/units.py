@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4}
+_MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4, "H": 3.6e6}
 _MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # units are case-insensitive: MJ is a millijoule
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
@@ -38,7 +38,7 @@ def parse_share(text: str) -> float:
     """Parse ``"5%"`` into 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5 %."""
     number = text.strip().removesuffix("%")
     if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
-        raise ValueError(f"{text!r} is no share; write it in per cent, e.g. 5%")
+        raise ValueError(f"{text!r} is not a percentage; write e.g. 5%")
     return float(number) / 100
 
 

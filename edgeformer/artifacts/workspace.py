@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.data_config import NAME_PATTERN
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import read_at_most
@@ -47,10 +48,8 @@ def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
     try:
         return model.model_validate_json(content, strict=False)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
         raise ArtifactError(
-            f"{path}: damaged or written by another version: {place}: {first['msg']}; make it again"
+            f"{path}: damaged or written by another version: {first_problem(error)}; make it again"
         ) from None
 
 
@@ -58,7 +57,9 @@ NEW_RUN = ".new-run."
 """Name prefix of the temporary folder of a new run, until it is renamed to its final name."""
 
 
-def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = ", or go on with --resume") -> Path:
+def free_folder(
+    artifacts: Path, name: str | None, recipe: str, or_else: str = ", or continue that run with --resume"
+) -> Path:
     """Return a new run's folder, which does not exist yet: ``name``, or the recipe's name with the next free number.
 
     Raises InputError, with the remedy ``or_else``: ``name`` exists or is invalid, or the folder is not writable.
@@ -69,12 +70,12 @@ def free_folder(artifacts: Path, name: str | None, recipe: str, or_else: str = "
             folder = artifacts / f"{recipe}-{number:03d}"
             if not folder.exists():
                 return folder
-        raise InputError(f"{artifacts}: holds 9,999 runs of {recipe}; choose a --name")
+        raise InputError(f"{artifacts}: has 9,999 runs of {recipe}; add --name NAME")
     if re.fullmatch(NAME_PATTERN, name) is None:
         raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     folder = artifacts / name
     if folder.exists():
-        raise InputError(f"--name {name}: {folder} exists already; choose another name{or_else}")
+        raise InputError(f"--name {name}: {folder} already exists; choose another name{or_else}")
     return folder
 
 
@@ -90,7 +91,7 @@ def _require_room(option: str, path: Path, instead: str) -> None:
     """Raise InputError if ``path`` is not a writable folder, and nothing can be created at it."""
     parent = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"{option}: {parent} cannot be written; {instead}, or allow it")
+        raise InputError(f"{option}: {parent} is not a writable folder; {instead}, or change its permissions")
 
 
 def resume_command(folder: Path, flags: Sequence[str] = ()) -> str:

@@ -17,7 +17,7 @@ from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, Silent, bar
 from edgeformer.artifacts.report import MeasureRules, checksum_notes, read_report
-from edgeformer.artifacts.units import format_bytes
+from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
 from edgeformer.benchmark.paired_run import (
     ERROR,
@@ -62,7 +62,7 @@ def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
     """Return the bundle that a report was measured on, and notes. Raises ArtifactError: one is damaged or replaced."""
     report = read_report(path)
     parent = path.resolve().parent.parent  # the folder of the reports lies in that of the run, or of the bundle
-    problem = f"its bundle {report.bundle} is not here; name the bundle's folder instead"
+    problem = f"its bundle {report.bundle} is missing; give the folder of the bundle instead of the report"
     for folder in (parent / Path(report.bundle).name, Path(report.bundle), parent):
         if find_enclosing_bundle(folder / GOLDEN_FILE) != folder.resolve():
             continue
@@ -73,8 +73,8 @@ def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
         if changed is None:
             return bundle, checksum_notes(path, report, bundle.manifest)
         problem = (
-            f"{changed!r} in {folder} is not the one that was measured; keep the baseline's bundle somewhere else, and "
-            "name its folder"
+            f"{changed!r} in {folder} has changed since it was measured; copy the baseline's bundle before you export "
+            "again, and give the folder of the copy"
         )
     raise ArtifactError(f"{path}: {problem}")
 
@@ -100,9 +100,14 @@ def gate_bundles(
     candidate, start_s = location.open_bundle(), time.perf_counter()
     task = candidate.task
     if candidate.manifest.task != baseline.manifest.task:
-        raise InputError(f"--against: {baseline.manifest.run!r} is of another task than {candidate.manifest.run!r}")
+        raise InputError(
+            f"--against: {baseline.manifest.run!r} is a {baseline.task.noun} and {candidate.manifest.run!r} is a "
+            f"{task.noun}; give two models of one task"
+        )
     if gate_options.eval_data is not None and not task.reads_text:
-        raise InputError(f"--eval-data: {candidate.name} is a {task.noun}, which has no score on labelled rows")
+        raise InputError(
+            f"--eval-data: {candidate.name} is a {task.noun}, which labelled rows cannot score; leave it out"
+        )
     selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
     checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
     notes = [*notes, *presence_notes]
@@ -113,9 +118,9 @@ def gate_bundles(
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
         gpu_uuid, progress = find_target(device).gpu_uuid, progress or Silent()
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
-        notes.append("both were measured in turns on this host; a ratio of another processor may differ")
+        notes.append("both were measured alternately on this host; on another processor the ratio may differ")
         if len(request.threads) > 1:
-            notes.append(f"measured with {request.threads[0]} threads only, the first of those asked for")
+            notes.append(f"measured with {request.threads[0]} threads only, the first number of --threads")
         if all(both.baseline.sha256 == both.candidate.sha256 for both in pairs):
             notes.append("baseline and candidate are the same files")
         for name, flag, limit in (
@@ -126,9 +131,9 @@ def gate_bundles(
             if limit is None:
                 notes.append(f"not checked: {name} ({flag} off)")
         if not task.reads_text:
-            notes.append(f"not checked: score; a {task.noun} has no labelled rows, and is judged by its drift")
+            notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
     if not checks:
-        notes.append("nothing was compared: no artifact is built in both bundles; the notes above say why")
+        notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
     return Gate(
         status=next((status for status in _STATUSES if status in statuses), "undecided"),
@@ -159,8 +164,8 @@ def _compare_presence(
     def absence(side: str, artifact: ArtifactManifest | None) -> str:
         """Return why a side has no such artifact; empty: it was built."""
         if artifact is None:
-            return f"the {side} does not have it"
-        reason = artifact.reason or "its manifest gives no reason"
+            return f"the {side} lacks it"
+        reason = artifact.reason or "no reason is recorded"
         return "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
 
     checks: list[GateCheck] = []
@@ -168,7 +173,7 @@ def _compare_presence(
     notes: list[str] = []
     for name in dict.fromkeys(selected or ids):
         if name not in ids:
-            raise InputError(f"--artifact {name}: neither bundle has it; they have {', '.join(ids)}")
+            raise InputError(f"--artifact {name}: neither bundle has this artifact; they have {', '.join(ids)}")
         old, new = old_artifacts.get(name), new_artifacts.get(name)
         why_no_old, why_no_new = absence("baseline", old), absence("candidate", new)
         if old is not None and new is not None and not why_no_old and not why_no_new:
@@ -178,10 +183,10 @@ def _compare_presence(
         elif why_no_new:
             notes.append(f"{name}: not compared; {why_no_old}; {why_no_new}")
         elif selected:
-            reason = f"{why_no_old}; there is nothing to compare with"
+            reason = f"{why_no_old}, so there is nothing to compare it with"
             checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
         else:
-            notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare with")
+            notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare it with")
     return checks, pairs, notes
 
 
@@ -221,9 +226,9 @@ def _compare_pairs(
                 runs += [(both, files, provider, item) for item in items_of(both.candidate, new.task, shapes)]
                 continue
             status: GateStatus = "undecided"
-            reason = f"this machine can run neither: {refusal}; to compare others only, name them: --artifact ID"
+            reason = f"this machine cannot run it: {refusal}; to compare other artifacts only, use --artifact ID"
             if cannot_run(both.baseline, provider) is None:
-                status, reason = "fail", f"this machine can run the baseline, but not the candidate: {refusal}"
+                status, reason = "fail", f"this machine runs the baseline but not the candidate: {refusal}"
             add(GateCheck(name="latency", artifact=name, status=status, reason=reason), provider)
     for both, files, provider, item in runs:
         rules, threads = options.rules or WARMUP_RULES, request.threads[0]
@@ -232,7 +237,8 @@ def _compare_pairs(
             for side in files
         )
         phase, batch, seq = item
-        with bar(progress, f"comparing {both.candidate.id} at {batch}×{seq}", None, "round"):
+        longest = format_duration(options.longest_s)
+        with bar(progress, f"Comparing {both.candidate.id} at {batch}×{seq}, {longest} at most", None, "rounds"):
             # The chance of an error is shared by all runs.
             error = options.error / len(runs)
             timed = timed_checks(both, (first, second), options, error, lambda _: progress.advance(1))
@@ -264,17 +270,20 @@ def timed_checks(
     reason = f"{rounds} rounds of two fresh processes"
     if result.needs_s is not None:
         reason = (
-            f"{fewest} rounds are the fewest that say anything, and would take about {result.needs_s / 60:.0f} "
-            f"minutes, as the first {rounds} did; compare at a shorter text or a smaller batch"
+            f"a decision needs at least {fewest} rounds, which would take about {result.needs_s / 60:.0f} minutes at "
+            f"the pace of the first {rounds}; use a smaller --seq or --batch"
         )
     elif decision == "undecided":
-        bound = "all that are ever made" if rounds >= MOST_ROUNDS else f"all that fit into {rules.longest_s:.0f} s"
-        bound = "the fewest that say anything" if rounds <= fewest else bound
-        reason += f", which are {bound}: the machine is too noisy, or the change too close to what is allowed"
+        bound = "the most that are measured" if rounds >= MOST_ROUNDS else f"all that fit into {rules.longest_s:.0f} s"
+        bound = "the fewest that a decision needs" if rounds <= fewest else bound
+        reason += (
+            f", {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
+            "again on an idle machine"
+        )
     if result.unsettled:
         reason += f"; {result.unsettled} of {2 * rounds} processes did not settle"
     if result.failures:
-        reason += f"; measured once more after {', and '.join(result.failures)}"
+        reason += f"; one round was repeated after a failure: {', '.join(result.failures)}"
     latency = GateCheck(
         name="latency",
         artifact=both.candidate.id,
@@ -305,13 +314,13 @@ def memory_check(both: ArtifactPair, limit: float, result: Pairing) -> GateCheck
         measured = [memory.peak for memory in rounds if memory.peak is not None]
         peaks.append(median(measured) if measured else None)
         method = next((memory.method or memory.reason for memory in rounds), None)
-        methods.append(method or "no round was measured")
+        methods.append(method or "not measured")
     old, new = peaks if methods[0] == methods[1] else (None, None)
     check = _growth_check("memory", both, limit, old, new)
     sides = zip(methods, result.providers, strict=True)
     reasons = [check.reason, " and ".join(dict.fromkeys(f"{method}, with {provider}" for method, provider in sides))]
     if check.status == "fail" and old is not None and new is not None and new - old < _LEAST_GROWTH_BYTES:
-        reasons[0] = f"less than {format_bytes(_LEAST_GROWTH_BYTES)} more, which is within the variation of a process"
+        reasons[0] = f"grew by less than {format_bytes(_LEAST_GROWTH_BYTES)}, which processes vary by anyway"
         check = check.model_copy(update={"status": "pass"})
     return check.model_copy(update={"reason": "; ".join(filter(None, reasons))})
 
@@ -334,15 +343,13 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
     if old is None or new is None:
         status = "undecided"
         sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
-        reason = (
-            f"the bundle of the {' and the '.join(sides)} does not record how far it is from torch: export it again"
-        )
+        reason = f"the bundle of the {' and the '.join(sides)} records no difference from torch FP32; export it again"
     elif tolerance is not None and new > tolerance:
-        reason = f"beyond its tolerance of {tolerance:g}"
+        reason = f"above its tolerance of {tolerance:g}"
     elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
-        reason = "more than twice the baseline's"
+        reason = "more than twice that of the baseline"
     else:
-        status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an answer"
+        status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an output"
     yield GateCheck(
         name="drift",
         artifact=both.candidate.id,
@@ -369,5 +376,5 @@ def _growth_check(
         candidate=new,
         change=change,
         limit=limit,
-        reason="not known of both" if change is None else "",
+        reason="the baseline or the candidate has no comparable figure" if change is None else "",
     )

@@ -22,7 +22,7 @@ from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Float64s, Task
 
-REMEDY = "name a labelled file that neither was trained on: --eval-data FILE"
+REMEDY = "give a labelled file that neither model was trained on: --eval-data FILE"
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
@@ -76,19 +76,19 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         # One name per fingerprint: an imported model may have one file for both sets.
         names = list({recorded[name]: name for name in ("validation", test) if name in recorded}.values())[::-1]
         if not names:
-            raise DataError("the baseline's bundle does not record which rows it was tested on")
+            raise DataError("the bundle of the baseline does not record its test rows")
         source = f"the baseline's {' and '.join(names)} rows"
         if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
-            source += ", among them the candidate's validation set"
+            source += ", which include the candidate's validation set"
     texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
     trained_on, size = candidate.trained_on.get("train"), 2 if task.predicts == "vectors" else 1  # texts of a row
     if trained_on is None:
-        raise DataError("the candidate's bundle does not record what it was trained on")
+        raise DataError("the bundle of the candidate does not record its training rows")
     if trained_on == recorded.get("train"):
         # Trained on the same rows, neither has an advantage; nothing has to be read.
         return CommonRows(texts, source)
     if getattr(candidate.data, "stream", False):
-        raise DataError("the candidate's training set is streamed, so the baseline's rows are not looked up in it")
+        raise DataError("the candidate's training set is streamed and too large to search for the baseline's rows")
     training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
     is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
     if size == 2:  # of a pair neither text
@@ -96,8 +96,8 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
     if not len(untrained):
         # Recorded scores do not help either: the validation rows may be among these.
-        return CommonRows(untrained, f"the candidate was trained on all {count:,} of {source}")
-    without = f", without the {count:,} that the candidate was trained on" if count else ""
+        return CommonRows(untrained, f"the candidate was trained on all {count:,} rows of {source}")
+    without = f", without {count:,} rows that the candidate was trained on" if count else ""
     return CommonRows(untrained, source + without)
 
 
@@ -106,7 +106,7 @@ def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
     texts = bundle.task.set_texts(bundle.data, name)
     if texts.fingerprint() != bundle.trained_on[name]:
         raise DataError(
-            f"the data of the {side} changed since its training: its {name} set differs from the one recorded"
+            f"the data of the {side} changed after its training: its {name} set differs from the recorded one"
         )
     return texts
 
@@ -153,12 +153,12 @@ def score_check(
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
-        return recorded or undecided(f"no rows to score both on: {rows}; {REMEDY}")
+        return recorded or undecided(f"there are no rows to score both on: {rows}; {REMEDY}")
     if not len(rows.texts):
-        return undecided(f"no rows to score both on: {rows.source}; {REMEDY}")
+        return undecided(f"there are no rows to score both on: {rows.source}; {REMEDY}")
     for side, artifact in zip(_SIDES, scored, strict=True):
         if artifact is None:
-            return undecided(f"the {side} has no full graph of this precision, by which decoding could be scored")
+            return undecided(f"the {side} has no full graph of this precision, which scores its decode graph")
         if (refusal := cannot_run(artifact, provider)) is not None:
             return undecided(f"the {side} cannot be scored on this machine: {refusal}")
     try:
@@ -183,10 +183,12 @@ def score_check(
         for bundle, counts in zip(sides, lengths, strict=True):
             is_complete &= counts < bundle.manifest.max_length
         if not is_complete.any():
-            return undecided(f"the two make other tokens of {source}, and cut all of it; {REMEDY} with shorter texts")
+            return undecided(
+                f"the two tokenizers differ, and every text of {source} is cut; {REMEDY} with shorter texts"
+            )
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
-        source = f"{source}, per word, because the two make other tokens of them"
+        source = f"{source}, per word, because the two tokenizers differ"
     return compare_figures(task, check, figures[0], figures[1], source)
 
 
@@ -210,7 +212,7 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
     used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
     if missing := [name for name in used if name not in candidate_names]:
         raise InputError(
-            f"the candidate has no label {', '.join(map(repr, missing))}, which rows of {rows.source} have; {REMEDY}"
+            f"the candidate lacks the label {', '.join(map(repr, missing))} of rows in {rows.source}; {REMEDY}"
         )
     candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
     values = 1 << candidate_indices if has_label_sets else candidate_indices
@@ -236,14 +238,14 @@ def _row_figures(
     ):
         for numbers in batches:
             batch = task.batch(rows, numbers, reader.pad)
-            batch_answers = task.row_answers(session.run(batch), batch)
+            batch_answers = task.row_answers(session.run(batch), batch, bundle.data)
             if answers is None:
                 answers = np.empty((len(rows), *batch_answers.shape[1:]), dtype=batch_answers.dtype)
             answers[numbers] = batch_answers
             progress.advance(len(numbers))
     assert answers is not None
     if not np.isfinite(answers).all():
-        raise InputError("it answers with what is no finite number")
+        raise InputError("its outputs are not finite")
     return rows.lengths, task.row_figures(answers, rows, bundle.data)
 
 
@@ -258,7 +260,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
     if baseline.shape[1] == 1:
         worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
-        reason += f"; {worse:,} right before and wrong now, {better:,} the other way"
+        reason += f"; {worse:,} answers changed from right to wrong and {better:,} from wrong to right"
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
@@ -275,9 +277,9 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         reason += f"; too few rows for a limit of {limit:g}: {REMEDY}"
     elif status == "fail" and least <= 0:
         status = "undecided"
-        reason += f"; more is lost than the {limit:g} that is allowed, but this may be chance: {REMEDY} with more rows"
+        reason += f"; the loss exceeds the limit of {limit:g}, but may be chance: {REMEDY} with more rows"
     elif least <= limit < largest:
-        reason += f"; the loss of {limit:g} that is allowed lies inside it, so more rows could decide otherwise"
+        reason += f"; the limit of {limit:g} lies inside the interval, so more rows could change the result"
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
 
@@ -309,8 +311,8 @@ def _compare_recorded(
     if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:
         return None
     reason = (
-        f"as export recorded it on the same {second.n:,} validation {task.unit}, without an interval, because the rows "
-        f"are not at hand: {why_no_rows}"
+        f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, because the "
+        f"rows are missing: {why_no_rows}"
     )
     status = "fail" if _loss(task.metric, old, new - old) > (check.limit or 0.0) else "pass"
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}

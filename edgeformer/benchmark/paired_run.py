@@ -263,7 +263,7 @@ def _measure_round(pair: Pair, number: int, result: Pairing) -> None:
             clients[side].send(line)
             message = clients[side].receive()
             if isinstance(message, End):
-                raise SideError(side, message.reason or "its process ended early")
+                raise SideError(side, message.reason or "its process ended without a result")
             return message
 
         # Both open at once, but warm up one after the other: they share the cores.

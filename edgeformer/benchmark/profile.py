@@ -121,10 +121,10 @@ def profile_bundle(
                     reason = next((row.latency_ms.reason for row in measured if row.latency_ms.reason), "not measured")
                     provider = next((row.provider for row in measured if row.latency_ms.status == "measured"), None)
                     if provider is not None:
-                        reason = f"{target.reason}, but the rows were measured with {provider}: "
-                        reason += f"{default_provider(device.kind)} is needed"
-                    notes.append(f"{artifact.id}: {reason}; rows `device` are estimated instead")
-                with bar(profiling.progress, f"estimating {artifact.id} on {device.name}", None):
+                        reason = f"{target.reason}, but {provider} measured the rows, and this device needs "
+                        reason += f"{default_provider(device.kind)}"
+                    notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
+                with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
                     artifact_device_rows = estimate(bundle, artifact, device, items)
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
@@ -133,8 +133,8 @@ def profile_bundle(
     except KeyboardInterrupt:
         rows = profiling.host_rows
         notes.append(
-            f"interrupted: {len(rows)} rows of {len({row.artifact for row in rows})} of "
-            f"{len(request.artifacts)} artifacts were measured; nothing was judged"
+            f"interrupted after {len(rows)} rows of {len({row.artifact for row in rows})} of "
+            f"{len(request.artifacts)} artifacts; there is no verdict"
         )
         raise ProfileInterrupted(_report(profiling, rows, None)) from None
 
@@ -145,7 +145,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
     rows = profiling.host_rows
     providers = request.providers(artifact)
     if not providers:
-        profiling.notes.append(f"{artifact.id}: left out: {request.runtime} does not open it")
+        profiling.notes.append(f"{artifact.id}: left out, because {request.runtime} does not open it")
     for provider in providers:
         refusal = cannot_run(artifact, provider)
         if refusal is not None:
@@ -186,8 +186,8 @@ def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> li
     on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
     if not target.present or device.kind != "cuda" or not on_cpu:
         return []
-    note = f"measured on the card itself: {', '.join(on_card) or 'nothing'}; {', '.join(on_cpu)} ran on the processor"
-    return [f"{note}; to run ONNX graphs on the card: edgeformer doctor"]
+    note = f"measured on the card: {', '.join(on_card) or 'nothing'}; measured on the processor: {', '.join(on_cpu)}"
+    return [f"{note}; edgeformer doctor says how to run ONNX graphs on the card"]
 
 
 def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
@@ -231,17 +231,17 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     unused = shape_notes(limits) if is_interrupted else []
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
     if not target.present:
-        estimates = "no row was estimated for it" if is_interrupted else "rows `device` are estimated for it"
-        notes.append(f"{target.reason}: rows `host` were measured here, {estimates}")
+        estimates = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
+        notes.append(f"{target.reason}: the measured times are those of this host, {estimates}")
     for reason in dict.fromkeys(left_out.values()):
         names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
-        notes.append(f"left out of the verdict, because no {device.title} can ever run it: {names}: {reason}")
+        notes.append(f"left out of the verdict, because no {device.title} can run it: {names}: {reason}")
     if left_out and not judged and not is_interrupted:
-        notes.append("nothing was judged: no artifact can ever run on this device")
+        notes.append("nothing was judged, because no artifact can run on this device")
     elif not is_interrupted:  # the note of the interruption says that nothing was judged
         notes += verdict_notes(verdict, judged, limits, whole_texts)
     if manifest.synthetic:
-        notes.append("the model was trained on generated text")
+        notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
 
     sizes: list[SizeParts] = []
     for artifact in request.artifacts:
@@ -308,10 +308,10 @@ def break_tie(
     rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
     names = " with ".join(job.files.artifact.id for job in jobs)
     try:
-        with bar(progress, f"comparing {names}", None, "round"):
+        with bar(progress, f"Comparing {names}", None, "rounds"):
             pairing = compare_pair((jobs[0], jobs[1]), rules, lambda _: progress.advance(1))
     except SideError as error:
-        progress.message(f"not compared in turns: {error}")
+        progress.message(f"no tie break between {names}: {error}")
         return None
     return Comparison(
         first=first,
@@ -351,26 +351,27 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
             bundled, other = subject.artifacts.get(name), recorded.artifacts.get(name) if recorded is not None else None
             if bundled is None or (other is not None and other.sha256 != bundled.sha256):
                 raise ArtifactError(
-                    f"{path}: is about another {name!r} than {bundle.folder} has: name the run that was measured"
+                    f"{path}: was measured with another {name!r} than that of {bundle.folder}; give the measured run "
+                    "to --bundle"
                 )
     if subject is None:
-        raise InputError(f"{path}: by an earlier version, which names no task; name the bundle: --bundle RUN")
+        raise InputError(f"{path}: is of an earlier version and names no task; give its bundle: --bundle RUN")
     rows = tuple(row for row in report.rows if row.where == "host")
     if not report.on_target:
         host = report.host.get("cpu", "another machine")
         raise InputError(
-            f"{path}: its rows were measured on {host}; for {report.device_title} it has estimates; a report "
-            "is judged that was measured on the device itself"
+            f"{path}: was measured on {host} and has only estimates for {report.device_title}; give a report that was "
+            "measured on the device itself"
         )
     if not any(row.latency_ms.status == "measured" for row in rows):
-        raise InputError(f"{path}: holds no measured row")
+        raise InputError(f"{path}: has no measured row; measure again with edgeformer profile")
     names = list(dict.fromkeys(row.artifact for row in rows))
     for name in options.artifacts:
         if name not in names:
-            raise InputError(f"--artifact {name}: {path} has {', '.join(names)}")
+            raise InputError(f"--artifact {name}: {path} has no such artifact; it has {', '.join(names)}")
     task = get_task(subject.task)
     if bundle is None and not task.reads_text:
-        raise InputError(f"{path}: of a {task.noun}, whose shapes only the bundle has; name it: --bundle RUN")
+        raise InputError(f"{path}: is of a {task.noun}, whose shapes only its bundle records; give it: --bundle RUN")
     longest = max_call_tokens(task, subject.max_positions, subject.max_length)
     data = bundle.data if bundle is not None else None
     limits = limits_of(options, device, task, longest, data, is_other_host=True)
@@ -385,10 +386,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
             judged += of_kind
             continue
         shapes = ", ".join(dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind))
-        reason = f"{limits.batch}×{limits.seq} was not measured, but {shapes}"
+        reason = f"the report has no row at {limits.batch}×{limits.seq}, but at {shapes}"
         if not of_kind:
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
-            reason = f"measured with {labels} only, which says nothing of a device of the kind {device.kind}"
+            kind = "a GPU" if device.kind == "cuda" else "a CPU"
+            reason = f"measured with {labels} only, and the device is {kind}"
         judged += [row.model_copy(update=absent_figures(reason)) for row in rows if row.artifact == name]
     # A report from elsewhere may state several sizes of one artifact: the largest counts.
     sizes: dict[str, int] = {}
@@ -396,7 +398,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
     verdict = check_budget(judged, limits, whole_texts)
-    notes = [f"{path.name} judged for {device.title}: that it was measured there is the word of whoever judges it"]
+    notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(limits)
     notes += verdict_notes(verdict, judged, limits, whole_texts)

@@ -35,7 +35,7 @@ class ProfileOptions:
     """Shapes, limits and artifacts to measure. Limits override the budgets of the device profile.
 
     Attributes:
-        batches: batch sizes to measure, each with every one of ``seqs``; None: 1 and 16.
+        batches: batch sizes to measure, each with every one of ``seqs``; None: the budget's.
         seqs: sequence lengths to measure; empty: the budget's.
         max_latency_ms: p50, at every shape that ``batches`` and ``seqs`` name, else at the budget's.
         max_size_bytes: of the artifact's file.
@@ -100,55 +100,60 @@ def resolve(
     """
     if manifest.leaks and not options.allow_leak:
         raise InputError(
-            f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; "
-            "use --allow-leak to profile it anyway, with a note in the report"
+            f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; add "
+            "--allow-leak to profile it anyway, with a note in the report"
         )
-    batches = (1, 16) if options.batches is None else options.batches
-    for name, values in (("batch", batches or (0,)), ("seq", options.seqs), ("threads", options.threads)):
+    batches = (0,) if options.batches == () else options.batches or ()
+    for name, values in (("batch", batches), ("seq", options.seqs), ("threads", options.threads)):
         if min(values, default=1) < 1:
-            raise InputError(f"{name} must be 1 or more, not {min(values)}")
+            raise InputError(f"--{name}: must be 1 or more, not {min(values)}")
     longest = max(options.seqs, default=0)
     if manifest.max_positions is not None and longest > manifest.max_positions:
         raise InputError(
-            f"seq {longest} is too long: {manifest.run!r} takes at most {manifest.max_positions} tokens; ask for less"
+            f"--seq {longest}: {manifest.run!r} takes at most {manifest.max_positions} tokens; give a smaller number"
         )
     if options.search is not None:
         check_options(options.search, manifest)
     task = get_task(manifest.task)
     longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
     limits = limits_of(options, device, task, longest_call, manifest.data)
-    named_shapes = {*product(batches, options.seqs or (limits.seq,)), *limits.shapes}
+    named_shapes = {*product(batches or (limits.batch,), options.seqs or (limits.seq,)), *limits.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}
 
     by_id = {entry.id: entry for entry in manifest.artifacts}
     requested_ids = options.artifacts or ((artifact,) if artifact is not None else tuple(by_id))
     unknown = next((name for name in requested_ids if name not in by_id), None)
     if unknown is not None:
-        raise InputError(f"no artifact {unknown!r} in {manifest.run!r}; it has: {', '.join(by_id) or 'none'}")
+        raise InputError(
+            f"--artifact {unknown}: {manifest.run!r} has no such artifact; it has: {', '.join(by_id) or 'none'}"
+        )
     if not by_id:
-        raise InputError(f"nothing to profile in {manifest.run!r}: its bundle has no artifacts")
+        raise InputError(f"the bundle of {manifest.run!r} has no artifacts; export the run again")
     requested = [by_id[name] for name in dict.fromkeys(requested_ids)]
     artifacts = tuple(entry for entry in requested if entry.status == "built")
     unbuilt = [
-        f"{entry.id}: {entry.status}: {entry.reason or 'no reason given'}"
+        f"{entry.id}: {entry.status}: {entry.reason or 'no reason is recorded'}"
         for entry in requested
         if entry.status != "built"
     ]
     if not artifacts:
-        raise NotBuiltError(f"nothing to profile in {manifest.run!r}: {'; '.join(unbuilt)}")
+        raise NotBuiltError(f"{manifest.run!r} has no artifact to profile: {'; '.join(unbuilt)}")
     runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
     if runtime is not None and not any(requested_providers(entry, runtime) for entry in artifacts):
         ids = ", ".join(entry.id for entry in artifacts)
-        raise InputError(f"--runtime {runtime}: opens none of {manifest.run!r}'s artifacts ({ids})")
+        raise InputError(f"--runtime {runtime}: opens none of the artifacts of {manifest.run!r} ({ids})")
 
     notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
     if device.budgets.for_task(task.name) == Budget():
-        notes.append(f"device profile {device.name!r} has no budget for {manifest.task}")
+        note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
+        if limits.memory_bytes is not None and options.max_memory_bytes is None:
+            note += f"; the memory limit is the usable memory of the device, {format_bytes(limits.memory_bytes)}"
+        notes.append(note)
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
-        notes.append(f"measured by other rules than the usual ones: {rules}")
+        notes.append(f"measured with other stopping rules than usual: {rules}")
     return Request(
         shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
         limits=limits,
@@ -182,7 +187,7 @@ def limits_of(
     """
     budget = device.budgets.for_task(task.name)
     batch, seq = budget.batch, min(budget.seq, longest or budget.seq)
-    note = f"the budget names {batch}×{budget.seq}, but the model takes at most {seq} tokens of a text"
+    note = f"the shape of the budget is {batch}×{budget.seq}, but the model reads at most {seq} tokens of a text"
     shape_note = note if seq < budget.seq else None
     if data is not None:
         batch, seq = task.fit_shape(data, batch, seq)
@@ -223,11 +228,11 @@ def limits_of(
 
 def shape_notes(limits: Limits) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
-    notes = [f"budget's shape: {limits.shape_note}"] if limits.shape_note else []
+    notes = [f"judged at {limits.batch}×{limits.seq}: {limits.shape_note}"] if limits.shape_note else []
     if limits.by_command:
         shapes = ", ".join(f"{shape.batch}×{shape.seq}" for shape in limits.by_command)
-        budget = f"; the budget's own are judged at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
-        notes.append(f"the command's limits are judged at {shapes}, which it asked for{budget}")
+        budget = f", those of the profile at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
+        notes.append(f"the limits of the command line are judged at {shapes}{budget}")
     return notes
 
 

@@ -60,12 +60,17 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
     for name, bound in options.bounds.items():
         if name != metric.name:
             flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
-            raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}; bound it with {metric.flag}")
+            raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}, which needs {metric.flag} instead")
         if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
-            highest = "" if metric.highest is None else f" and never above {metric.highest:g} (0.91 is 91 %)"
-            raise InputError(f"{metric.flag}: {bound:g}; {metric.name} is never below {metric.lowest:g}{highest}")
+            limits = f"at least {metric.lowest:g}"
+            if metric.highest is not None:
+                limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91 %)"
+            raise InputError(f"{metric.flag} {bound:g}: must be {limits}")
     if manifest.leaks:
-        raise InputError(f"--search: {manifest.run!r} leaks future tokens; its scores are void, nothing to search by")
+        raise InputError(
+            f"--search: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
+            "--search"
+        )
 
 
 def search(
@@ -120,7 +125,7 @@ def search(
         ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
         shape = f"{at_shape.batch}×{at_shape.seq}"
-        why_absent = next(filter(None, reasons), f"{shape} was neither measured nor estimated")
+        why_absent = next(filter(None, reasons), f"there is no measurement or estimate at {shape}")
         absent = absent_figures(why_absent)
         for row in usable or [artifact_rows[0].model_copy(update={**absent, "threads": None})]:
             judged = [row.model_copy(update=absent)]
@@ -130,15 +135,7 @@ def search(
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, options.minimize))
             costs.append(quantities(row)[options.minimize])
-    # The Pareto front of score, latency and size, of all candidates whose score and latency are known, feasible or not.
-    points: dict[int, tuple[float, float, int]] = {}
-    for position, candidate in enumerate(candidates):
-        if candidate.score is not None and candidate.latency_ms is not None:
-            loss = -candidate.score if metric.higher_is_better else candidate.score
-            points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
-    for position, point in points.items():
-        if not any(other != point and all(map(le, other, point)) for other in points.values()):
-            candidates[position] = candidates[position].model_copy(update={"on_front": True})
+    candidates = mark_front(candidates, metric)
     # The two fastest that may be picked, if their measured times are close.
     times = [(candidates[position].latency_ms or inf, position) for position in _eligible(candidates)]
     times = sorted(time for time in times if candidates[time[1]].latency_status == "measured")[:2]
@@ -162,6 +159,104 @@ def search(
     return _pick(result, costs, metric)
 
 
+def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidate]:
+    """Mark the Pareto front of score, latency and size among the candidates with both figures, feasible or not."""
+    points: dict[int, tuple[float, float, int]] = {}
+    for position, candidate in enumerate(candidates):
+        if candidate.score is not None and candidate.latency_ms is not None:
+            loss = -candidate.score if metric.higher_is_better else candidate.score
+            points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
+
+    def is_on_front(position: int) -> bool:
+        point = points.get(position)
+        return point is not None and not any(other != point and all(map(le, other, point)) for other in points.values())
+
+    front = map(is_on_front, range(len(candidates)))
+    return [c.model_copy(update={"on_front": flag}) for c, flag in zip(candidates, front, strict=True)]
+
+
+@dataclass(frozen=True)
+class CandidateLimits:
+    """Limits of the candidates of several models, beside those of the device's budget. None is no limit."""
+
+    score: float | None = None
+    latency_ms: float | None = None
+    size_bytes: int | None = None
+
+
+def combine_searches(
+    searches: Mapping[str, Search], limits: CandidateLimits, minimize: Literal["latency", "size"]
+) -> Search:
+    """Return one search over the candidates of several models, whose artifacts are then called ``model/artifact``.
+
+    The models answer the same task on the same validation rows. A candidate that its own search refused stays refused.
+    An estimated latency keeps a limit only with its whole range.
+
+    Args:
+        searches: model → its search, without limits of its own; at least one.
+    """
+    first = next(iter(searches.values()))
+    metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
+    candidates: list[Candidate] = []
+    costs: list[Check] = []
+    for model, search in searches.items():
+        for candidate in search.candidates:
+            objections, unknown = [candidate.reason] if candidate.reason else [], [*candidate.unknown]
+            is_inside = None
+            if limits.score is not None and candidate.score is not None:
+                low, high = candidate.score_low, candidate.score_high
+                is_inside = None if low is None or high is None else low <= limits.score <= high
+                if not _meets(candidate.score, limits.score, metric):
+                    side = "below" if metric.higher_is_better else "above"
+                    objections.append(f"{metric.name} {candidate.score:.4f} is {side} {limits.score:g}")
+            if limits.latency_ms is not None and candidate.latency_ms is not None:
+                low, high = candidate.latency_ms, candidate.latency_ms
+                if candidate.latency_status == "estimated":
+                    low, high = candidate.low_ms or low, candidate.high_ms or high
+                if low > limits.latency_ms:
+                    objections.append(f"latency {shown(low, 'ms')} is over {shown(limits.latency_ms, 'ms')}")
+                elif high > limits.latency_ms and "latency" not in unknown:
+                    unknown.append("latency")
+            if limits.size_bytes is not None and candidate.size_bytes > limits.size_bytes:
+                sizes = format_bytes(candidate.size_bytes), format_bytes(limits.size_bytes)
+                objections.append("size {} is over {}".format(*sizes))
+            changes = {
+                "artifact": f"{model}/{candidate.artifact}",
+                "bound_inside": is_inside,
+                "feasible": candidate.feasible and not objections,
+                "reason": "; ".join(objections) or None,
+                "unknown": tuple(unknown),
+            }
+            candidates.append(candidate.model_copy(update=changes))
+            value: float | None = candidate.latency_ms if minimize == "latency" else candidate.size_bytes
+            costs.append(
+                Check(
+                    name=minimize,
+                    artifact=candidates[-1].artifact,
+                    limit=inf,
+                    value=value,
+                    unit="ms" if minimize == "latency" else "bytes",
+                    status="pass",
+                    basis=candidate.latency_status if minimize == "latency" else "measured",
+                    low=candidate.low_ms if minimize == "latency" else None,
+                    high=candidate.high_ms if minimize == "latency" else None,
+                )
+            )
+    bases = {search.basis for search in searches.values()}
+    combined = first.model_copy(
+        update={
+            "bound": limits.score,
+            "minimize": minimize,
+            "candidates": tuple(mark_front(candidates, metric)),
+            "pick": None,
+            "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
+            "not_in_bundle": (),
+            "compared": None,
+        }
+    )
+    return _pick(combined, costs, metric)
+
+
 def same_setting(rows: Sequence[Row], provider: str, threads: int | None) -> list[Row]:
     """Return the rows of one provider and thread count."""
     return [row for row in rows if (row.provider, row.threads) == (provider, threads)]
@@ -175,10 +270,10 @@ def _score_of(
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step bundle have the score of the full graph of their precision.
     """
-    unscored = f"its predictions were never scored (an engine runs only on its target): {REMEASURE}"
+    unscored = f"it has no score, because an engine runs only on its target: {REMEASURE}"
     if record is not None:
         detail = f" ({record.unscored})" if record.unscored else ""
-        unscored = f"on {record.device} it was compared, but not scored on the validation split{detail}"
+        unscored = f"{record.device} compared its outputs but did not score it on the validation split{detail}"
     if artifact.status != "built":  # it failed on its target
         return artifact.reason or "it was not built"
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
@@ -207,10 +302,10 @@ def _score_of(
             scored_as = entry.id if entry is not artifact else None
             return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
     if rounds_to is not None:
-        return f"its predictions in {rounds_to} were never scored: export on such a machine"
+        return f"it has no score in {rounds_to}; export on a machine that computes in {rounds_to}"
     if not artifact.is_graph:
         return unscored
-    return f"its predictions were never scored on {'the validation split' if has_split else 'anything'}"
+    return "it has no score on the validation split" if has_split else "it has no score"
 
 
 def _candidate(
@@ -241,7 +336,7 @@ def _candidate(
             side = "below" if metric.higher_is_better else "above"
             objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{interval}")
     if latency.value is None:
-        objections.append(f"its latency is unavailable: {latency.reason or 'no reason given'}")
+        objections.append(f"its latency is unknown: {latency.reason or 'no reason is recorded'}")
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
@@ -249,7 +344,7 @@ def _candidate(
             limit = shown(check.limit, check.unit)
             objections.append(f"{check.name} {shown(check.value, check.unit)}{shape} is over {limit}")
     if cost.value is None and not objections:
-        objections.append(f"its {minimize} is not known: {cost.reason}")
+        objections.append(f"its {minimize} is unknown: {cost.reason}")
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -296,7 +391,7 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
     if not positions:
         reason = "nothing was profiled"
         if candidates:
-            reason = f"none of {len(candidates)} candidates is feasible: none is known to {demands}"
+            reason = f"none of {len(candidates)} candidates is known to {demands}"
         scores = [(candidate.score, candidate.artifact) for candidate in candidates if candidate.score is not None]
         if scores and bound is not None and not any(_meets(score, bound, metric) for score, _ in scores):
             score, artifact = max(scores) if metric.higher_is_better else min(scores)
@@ -314,7 +409,7 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         is_estimate = cost.basis == "estimated"
         if comparison is not None and {best, position} == {comparison.first, comparison.second}:
             if comparison.found == "no different":
-                return "measured in turns they are the same"
+                return "measured alternately, they are equally fast"
             if comparison.found != "not known":
                 return None
         # Ranges of measured times are those of two processes, not of a third one: they tie what is close.
@@ -322,9 +417,9 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         if is_overlap and is_estimate:
             return "their ranges overlap"
         if value <= values[best] * (1 + NOISE):
-            return f"they are within {NOISE:.1%}"
+            return f"they differ by less than {NOISE:.1%}"
         if is_overlap and value <= values[best] * (1 + CLOSE):
-            return "each was measured twice, and the ranges overlap"
+            return "the ranges of their two measurements overlap"
         return None
 
     def order(position: int) -> tuple[float, ...]:
@@ -351,14 +446,14 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
 
     pick = min((p for p in positions if minimize == "size" or p == best or why_tied(p) is not None), key=order)
     picked = candidates[pick]
-    among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only one that {demands}"
+    among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
     if pick != best:
         advantage = "fewer threads" if minimize == "latency" else "shorter time"
         if picked.size_bytes < candidates[best].size_bytes:
             advantage = f"smaller file ({format_bytes(picked.size_bytes)})"
         reason = (
-            f"{label(pick)}: {minimize} {cost_text(pick)}, no different from the least ({cost_text(best)}, "
-            f"{label(best)}) {among}: {why_tied(pick)}, and it has the {advantage}"
+            f"{label(pick)}: {minimize} {cost_text(pick)}, equal to the smallest ({cost_text(best)}, {label(best)}) "
+            f"{among}: {why_tied(pick)}, and it has the {advantage}"
         )
     elif len(positions) > 1:
         reason = f"{label(pick)}: smallest {minimize} ({cost_text(pick)}) {among}"
@@ -369,25 +464,24 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         second = min(rest, key=values.__getitem__)
         reason += f"; next: {label(second)}, {cost_text(second)}"
     if comparison is not None:
-        outcome = f"not known after {comparison.rounds} rounds"
+        outcome = f"undecided after {comparison.rounds} rounds"
         if comparison.low is not None and comparison.high is not None:
             change = f"{comparison.change:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%})"
             outcome = f"{comparison.found}, {change}"
-        reason += f"; measured in turns, {label(comparison.second)} against {label(comparison.first)}: {outcome}"
+        reason += f"; measured alternately, {label(comparison.second)} against {label(comparison.first)}: {outcome}"
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
-        reason += f". {unstable} of the {len(positions)} measurements are not stable: "
-        reason += "measure again when the machine is quiet"
+        reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
     if bound is not None and picked.score_low is not None and picked.score_high is not None:
         low, high = metric.text(picked.score_low), metric.text(picked.score_high)
         reason += f". {metric.name[0].upper()}{metric.name[1:]} {metric.text(picked.score)} on {picked.score_rows:,} "
         reason += f"rows, {CONFIDENCE * 100:g} % interval {low} to {high}"
         if picked.bound_inside:
-            reason += f": the bound {bound:g} lies inside it, so these rows do not decide whether it is met"
+            reason += f": the limit {bound:g} lies inside it, so these rows do not decide whether it is met"
     if picked.unknown:
-        reason += f". Not known: whether it keeps the limit of {' and '.join(picked.unknown)}"
+        reason += f". Unknown: whether it keeps the limit of {' and '.join(picked.unknown)}"
     if result.basis == "host":
-        reason += ". Ranked by this host's times: the device was neither measured nor estimated"
+        reason += ". Ranked by the times of this host, because there are none of the device"
     elif picked.latency_status == "estimated":
         reason += ". Its time is an estimate"
     return result.model_copy(update={"pick": pick, "reason": reason})
@@ -411,7 +505,7 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
         options["decoding with caches"] = "--exit all"
     if task.can_trim and not any(artifact.trimmed for artifact in artifacts):
         options["trimmed vocabulary"] = "--vocab-trim"
-    lines = [f"{variant}: export again with {option} as well" for variant, option in options.items()]
+    lines = [f"{variant}: add them with edgeformer export {option}" for variant, option in options.items()]
     unbuilt = {artifact.id: artifact for artifact in artifacts if artifact.status != "built"}
-    lines += [f"{id_}: {entry.status}: {entry.reason or 'no reason given'}" for id_, entry in unbuilt.items()]
+    lines += [f"{id_}: {entry.status}: {entry.reason or 'no reason is recorded'}" for id_, entry in unbuilt.items()]
     return tuple(lines)

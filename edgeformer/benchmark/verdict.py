@@ -83,7 +83,7 @@ def check_budget(rows: Sequence[Row], limits: Limits, whole_texts: Collection[st
             continue
         unknown = next((check for check in checks if check.name == name), None)
         if unknown is not None:
-            reason = unknown.reason or "no reason was given"
+            reason = unknown.reason or "no reason is recorded"
         elif not rows:
             reason = "no artifact can run on the device"
         else:
@@ -104,12 +104,15 @@ def verdict_notes(verdict: Verdict, rows: Sequence[Row], limits: Limits, whole_t
     checked = {check.name for check in verdict.checks}
     missing = [kind.name for kind in verdict.not_judged if kind.name in flags.keys() - checked]
     if not verdict.checks:
-        notes.append("nothing was judged: neither the profile nor the command sets a limit")
+        notes.append(
+            "nothing was judged, because neither the profile nor the command sets a limit; set one with --max-latency, "
+            "--max-size or --max-vram"
+        )
     elif missing:
         options = " and ".join(flags[name] for name in missing)
-        notes.append(f"no limit for {' and '.join(missing)}; set one with {options}")
+        notes.append(f"not judged: {' and '.join(missing)}; set a limit with {options}")
     if exempt := exempt_from_latency(rows, limits, whole_texts):
-        notes.append(f"not judged per decoded token, because other artifacts decode: {', '.join(exempt)}")
+        notes.append(f"latency per token is judged for the artifacts that decode only, not for {', '.join(exempt)}")
     return notes
 
 
@@ -152,7 +155,7 @@ def quantities(row: Row) -> dict[str, Check]:
             values.append(float(second_p50))
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
-        update: dict[str, Any] = {"reason": None if latency.stable else "the measurement is not stable"}
+        update: dict[str, Any] = {"reason": None if latency.stable else "the measurement is unstable"}
         if len(values) > 1:
             update |= {"low": min(values), "high": max(values)}
         checks["latency"] = checks["latency"].model_copy(update=update)
@@ -212,7 +215,9 @@ def _row_checks(
     reasons = (other.latency_ms.reason for other in nearest if other.latency_ms.status == "unavailable")
     shape = f"{limits.batch}×{limits.seq}"
     shapes = ", ".join(dict.fromkeys(f"{other.batch}×{other.seq}" for other in rows))
-    why_absent = f"{shape} was not measured, but {shapes}" if row is None else f"decoding at {shape} was not measured"
+    why_absent = (
+        f"there is no row at {shape}, but at {shapes}" if row is None else f"decoding at {shape} was not measured"
+    )
     why_absent = next(filter(None, reasons), why_absent)
     values = absent = quantities(rows[0].model_copy(update=absent_figures(why_absent)))
     if row is not None:
@@ -227,7 +232,7 @@ def _row_checks(
         if row.phase != limits.phase and not is_whole_text:
             values |= {"latency": absent["latency"], "energy": absent["energy"]}
     passes = is_whole_text and limits.phase == "decode"
-    p50 = "p50 of a whole pass, which each token costs without caches," if passes else "p50"
+    p50 = "p50 of a whole pass, which a graph without caches needs for each token," if passes else "p50"
     checks: list[Check] = []
     for name, limit, description in (
         ("size", limits.size_bytes, ""),
@@ -252,7 +257,7 @@ def _row_checks(
         elif value is not None and check.basis == "measured":
             status = "pass" if value <= limit else "fail"
         elif value is not None:
-            reason = f"{reason}; an estimate without a range decides nothing"
+            reason = f"{reason}; an estimate without a range gives no verdict"
         update = {"limit": float(limit), "status": status, "reason": reason}
         if name != "size":
             update |= {"batch": limits.batch, "seq": limits.seq}

@@ -17,7 +17,7 @@ import typer
 
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError
-from edgeformer.cli import import_model
+from edgeformer.cli import devices, import_model
 
 app = typer.Typer(
     name="edgeformer",
@@ -55,7 +55,7 @@ All commands: edgeformer --help
 What works on this machine: edgeformer doctor"""
 
 _PANELS = {
-    "Build": ("init", "train", "export"),
+    "Build": ("init", "search", "train", "export"),
     "Use": ("predict", "evaluate", "generate", "serve", "page"),
     "Measure": ("profile", "gate", "calibrate", "compare"),
     "Check": ("plan", "verify", "exits", "doctor"),
@@ -65,7 +65,8 @@ for _panel, _names in _PANELS.items():
     for _name in _names:
         app.command(_name, rich_help_panel=_panel)(import_module(f"edgeformer.cli.{_name}").command)
 app.add_typer(import_model.app, name="import", rich_help_panel="Build")
-for _command in (*app.registered_commands, *import_model.app.registered_commands):
+app.add_typer(devices.app, name="devices", rich_help_panel="Measure")
+for _command in (*app.registered_commands, *import_model.app.registered_commands, *devices.app.registered_commands):
     # Join the lines of each paragraph, because typer prints a docstring's line breaks as they are.
     _docstring = inspect.cleandoc((_command.callback and _command.callback.__doc__) or "")
     _command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", _docstring)

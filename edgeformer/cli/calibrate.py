@@ -9,22 +9,28 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
+from edgeformer.cli.options import advanced
 
 
 def command(
     run: opt.RunOrGraph = None,
-    device: str | None = Option(None, help="Device profile to start from (edgeformer list devices). Default: host."),
+    device: str | None = Option(
+        None, help="CPU profile that describes this machine (edgeformer list devices). Default: host."
+    ),
     also: list[str] | None = Option(None, metavar="RUN", help="Also calibrate with this run. May be repeated."),
     threads: opt.Threads = None,
     validate: bool = Option(
-        False, "--validate", help="After the calibration, compare estimates for this host with measurements."
+        False, "--validate", help="After the calibration, compare its estimates with measurements on this host."
     ),
     validate_only: bool = Option(
         False, "--validate-only", help="Compare as --validate does, without a new calibration."
     ),
-    batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to compare at. Default: 1,8."),
-    seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to compare at. Default: 16,64,128."),
+    batch: str | None = Option(None, metavar="N,N…", help="--validate: batch sizes. Default: 1,8."),
+    seq: str | None = Option(None, metavar="N,N…", help="--validate: sequence lengths in tokens. Default: 16,64,128."),
     strict: opt.Strict = False,
+    allow_noise: bool = advanced(
+        False, "--allow-noise", help="Keep the calibration even if other programs disturbed it. Estimates then say so."
+    ),
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
     inputs: opt.Inputs = None,
@@ -33,9 +39,12 @@ def command(
 ) -> None:
     """Calibrate the estimator for this host's processor, with a bundle.
 
-    Writes DIR/profiles/host.yaml, which --device host then uses. To know the error for other models, add at least two
-    runs with --also: each model is estimated from a calibration without it. --validate also compares estimates of RUN
-    with measurements at --batch and --seq. For a GPU in this host, only --validate-only --device NAME is available.
+    Writes DIR/profiles/host.yaml, which --device host then uses. Takes 4 to 10 minutes on an idle machine. To know the
+    error for other models, add at least two runs with --also: each model is estimated from a calibration without it.
+    --validate also compares estimates of RUN with measurements at --batch and --seq. For a GPU in this host, only
+    --validate-only --device NAME is available.
+
+    Exit code 4: other programs disturbed the measurement, so nothing was written. Close them, or use --allow-noise.
 
     Examples:
       edgeformer calibrate
@@ -48,16 +57,20 @@ def command(
     from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration
     from edgeformer.run import locate
+    from edgeformer.system.host import describe_host
 
     counts, progress, profiles = opt.integers(threads, "--threads"), show_progress(), own_profiles(artifacts)
     batches, seqs = opt.integers(batch, "--batch") or (1, 8), opt.integers(seq, "--seq") or (16, 64, 128)
     if also and validate_only:
-        raise InputError("--also: names runs to calibrate with; leave out --validate-only")
+        raise InputError("--also: adds runs to a calibration, and --validate-only makes none; leave out one of the two")
     if len(counts) > 1:
-        raise InputError("--threads: a calibration is for one number of threads")
+        raise InputError("--threads: a calibration has one number of threads; give one number")
     if counts and validate_only:
-        raise InputError("--threads: --validate-only takes those of the calibration; calibrate again to change them")
-    bundle = opt.locate_or_import(run, artifacts, shape, value_range, inputs).require_bundle()
+        raise InputError(
+            "--threads: --validate-only uses the threads of the calibration; to change them, calibrate again"
+        )
+    location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
+    bundle = location.require_bundle()
     options = CalibrationOptions(
         calibrate=not validate_only,
         check=validate or validate_only,
@@ -65,11 +78,14 @@ def command(
         threads=counts[0] if counts else None,
         rules=MeasureRules.strict() if strict else None,
         further=tuple(locate(name, artifacts).require_bundle() for name in also or ()),
+        allow_noise=allow_noise,
     )
     profile = load_profile(device or "host", profiles, progress.message)
     profile, written = improve(bundle, profile, options, profiles, progress)
     assert profile.calibration is not None
     if as_json:
-        opt.print_json({"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)})
+        document = {"path": str(written), "profile": profile.model_dump(mode="json", by_alias=True)}
+        opt.print_json({**document, "host": describe_host()})
     else:
         print_calibration(profile.calibration, written, opt.stdout())
+        opt.say_next(f"edgeformer profile {location.argument} --device {profile.name}", "uses this calibration")

@@ -15,22 +15,28 @@ Style = Literal["plain", "markdown", "csv", "json"]
 
 def command(
     runs: list[str] = Argument(
-        ..., metavar="RUN RUN…", help="Two or more runs (names or folders), or two reports (.json)."
+        ..., metavar="RUN RUN…", help="Two or more runs (names or folders), or reports (.json)."
     ),
-    device: str | None = Option(None, help="Compare the rows of two runs' reports for this device."),
+    device: str | None = Option(None, help="Compare two runs row by row, by their reports for this device."),
+    html: Path | None = Option(
+        None, "--html", metavar="FILE", help="Reports: also write a page that compares devices."
+    ),
     style: Style = Option("plain", "--format", help="Format of the table."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Compare runs, or two reports.
+    """Compare runs, or reports.
 
     Runs are compared by parameters, scores, sizes and the latency of their newest reports. Two reports are compared row
-    by row, as ratios; differences smaller than the noise are marked.
+    by row, as ratios; differences smaller than the noise are marked. Three and more, or two with --html, are compared
+    as devices: measured times, verdicts, and the cheapest artifact of each. Reports of a browser page can be among
+    them.
 
     Examples:
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --format markdown
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --device host
       edgeformer compare before/rtx4050.json after/rtx4050.json
+      edgeformer compare host-on-pi.json host-on-jetson.json browser.json --html devices.html
     """
     from edgeformer.artifacts.report import read_report
     from edgeformer.cli.console import say
@@ -41,6 +47,14 @@ def command(
         report_of,
         run_records,
         score_note,
+    )
+    from edgeformer.report.devices import (
+        compare_devices,
+        comparison_tables,
+        csv_comparison,
+        markdown_comparison,
+        name_reports,
+        write_comparison,
     )
     from edgeformer.run import locate
 
@@ -54,13 +68,34 @@ def command(
         say(format_comparison(rows, style))
         if note is not None:
             say(note if style == "csv" else f"\n{note}", err=style == "csv")
+        if style == "plain" and all(location.bundle is not None for location in locations[:2]) and len(locations) > 1:
+            baseline, candidate = (location.argument for location in locations[:2])
+            opt.say_next(f"edgeformer gate {candidate} --against {baseline}", "decides whether it is slower or worse")
         return
+    if files and len(files) == len(runs) and (html is not None or len(files) > 2):
+        comparison = compare_devices(name_reports(files))
+        if html is not None:
+            write_comparison(comparison, html)
+        if as_json or style == "json":
+            opt.print_json(comparison)
+        elif style == "markdown":
+            say(markdown_comparison(comparison))
+        elif style == "csv":
+            say(csv_comparison(comparison))
+        else:
+            for table in comparison_tables(comparison):
+                opt.stdout().print(table)
+        return
+    if html is not None:
+        raise InputError("--html: compares reports; name two or more report files (.json)")
     if len(runs) != 2:
-        raise InputError(f"compare: reports are compared two at a time, not {len(runs)}")
+        raise InputError(f"compare: needs two reports, not {len(runs)}; compare more than two runs by their names")
     if files and device is not None:
-        raise InputError("--device: chooses among a run's reports; report files are what they are, leave it out")
+        raise InputError("--device: selects a report of each run, and these are report files; leave it out")
     if len(files) == 1:
-        raise InputError(f"compare: {files[0]} is a file and the other argument is not; give two reports or two runs")
+        raise InputError(
+            f"compare: {files[0]} is a report and the other argument is a run; give two reports or two runs"
+        )
     if device is None:
         first, second = map(read_report, files)
     else:

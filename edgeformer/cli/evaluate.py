@@ -14,13 +14,13 @@ def command(
     artifact: str | None = Option(
         None, metavar="ID|all", help="Artifact to score; torch: the run's own weights. Default: all."
     ),
-    split: str = Option("test", help="test, validation, or the name of a further test set (e.g. sst-test)."),
+    split: str = Option("test", help="Set to score: test, validation, or the name of a test set (e.g. sst-test)."),
     data: Path | None = Option(
-        None, metavar="FILE", help="Score this file: labelled rows, or plain text for a language model."
+        None, metavar="FILE", help="File to score instead of --split: labelled rows; language models: plain text."
     ),
-    batch: int = Option(64, min=1, help="Rows per batch. The time per sample depends on it."),
+    batch: int = Option(64, min=1, help="Rows per batch; the time per sample depends on it."),
     threshold: float | None = Option(
-        None, min=0.0, max=1.0, metavar="P", help="Also score early exit at this confidence."
+        None, min=0.0, max=1.0, metavar="P", help="Also score early exit at this confidence, from 0 to 1."
     ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
@@ -54,8 +54,12 @@ def command(
         opt.print_json(evaluation)
         return
     console = opt.stdout()
-    console.print(evaluation_table(location.name, evaluation.rows))
+    console.print(evaluation_table(location.name, location.open_model().task, evaluation.rows))
     if evaluation.early_exit:
         console.print(early_exit_table(location.name, evaluation.early_exit))
     if any(row.leaks for row in evaluation.rows):
         console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
+    if location.bundle is None:
+        opt.say_next(f"edgeformer export {location.argument} --int8")
+    else:
+        opt.say_next(f"edgeformer profile {location.argument} --search", "compares score, latency and size")

@@ -11,13 +11,15 @@ from edgeformer.cli import options as opt
 
 def command(
     run: opt.Run = None,
-    max_drop: str = Option("1%", metavar="SHARE", help="Largest acceptable score drop. 1% is one point of accuracy."),
-    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong. 5% is 95 % confidence."),
+    max_drop: str = Option("1%", metavar="SHARE", help="Largest acceptable score drop; 1% is one point of accuracy."),
+    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong; 5% is 95 % confidence."),
     artifact: str | None = Option(
         None, metavar="ID", help="Choose thresholds for this step artifact only. Default: all."
     ),
-    split: str = Option("validation", help="Rows to choose on: validation, or the name of a test set."),
-    data: Path | None = Option(None, metavar="FILE", help="Choose on the rows of this labelled file."),
+    split: str = Option("validation", help="Rows that choose the thresholds: validation, or the name of a test set."),
+    data: Path | None = Option(
+        None, metavar="FILE", help="Labelled file whose rows choose the thresholds, not --split."
+    ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
     pair: opt.PairColumn = None,
@@ -28,10 +30,10 @@ def command(
 ) -> None:
     """Choose early-exit thresholds that keep the score drop within --max-drop.
 
-    Runs the held-out rows through every exit of the step bundle (export --exit all) and chooses the thresholds that
-    save most loops while an exact test (Learn then Test) excludes, at --risk, a larger score drop. Writes them to
-    bundle.json, with the time of single texts, for [b]predict --confidence auto[/b]. Use rows that did not select the
-    epoch (--split, --data) if you can. If the rows cannot support the guarantee, nothing is written (exit code 2).
+    Runs held-out rows through every exit of the step bundle (export --exit all), and chooses the thresholds that save
+    most loops while an exact test (Learn then Test) excludes a larger score drop at --risk. Writes them to bundle.json,
+    with the time of single texts, for [b]predict --confidence auto[/b]. The validation split also chose the best epoch;
+    for an independent guarantee use --data or a test set. With too few rows nothing is written (exit code 2).
 
     Examples:
       edgeformer exits --max-drop 1%
@@ -74,5 +76,9 @@ def command(
         say(f"{id_}: {guarantee.sentence()}\n{id_}: {guarantee.time.sentence()}")
     if recommended is None:
         say("not recommended on this machine: no artifact is known to be faster with early exit than with all loops")
+        opt.say_next(
+            f"edgeformer profile {location.argument} --search", "chooses among the artifacts without early exit"
+        )
     else:
-        say(f"use it: edgeformer predict {location.argument} --confidence auto --artifact {recommended}")
+        command = f"edgeformer predict {location.argument} --confidence auto --artifact {recommended} TEXT"
+        opt.say_next(command, "uses these thresholds")

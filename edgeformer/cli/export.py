@@ -21,14 +21,14 @@ def command(
     int8: bool = Option(
         False,
         "--int8",
-        help="Also write INT8 graphs (a quarter of the size), and with the extra openvino an OpenVINO INT8 model.",
+        help="Also write INT8 graphs (a quarter of the size); with the extra openvino installed also openvino-int8.",
     ),
-    int4: bool = Option(False, "--int4", help="Also write graphs with 4-bit weights in blocks, for ONNX Runtime only."),
+    int4: bool = Option(False, "--int4", help="Also write graphs with 4-bit weights, which only ONNX Runtime opens."),
     trt: bool = Option(
         False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
     trt_via: str = advanced(
-        "onnx", metavar="onnx|torch-tensorrt", help="What --trt compiles: the ONNX graph or the torch module."
+        "onnx", metavar="onnx|torch-tensorrt", help="--trt: build from the ONNX graph, or with torch-tensorrt."
     ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
@@ -37,16 +37,20 @@ def command(
         None,
         "--exit",
         metavar="N|all",
-        help="Also write a graph that ends at the exit after loop N. all: every exit, and the step bundle.",
+        help="Also write a graph that stops after loop N; all: one for every exit, and the step bundle.",
     ),
-    target: str | None = Option(None, help="Device profile that engines are built for. Default: the recipe's target."),
+    target: str | None = Option(None, help="--trt: device profile to build for. Default: the recipe's target."),
     vocab_trim: bool = Option(
-        False, "--vocab-trim", help="Also write graphs whose vocabulary is limited to the tokens of the training text."
+        False, "--vocab-trim", help="Also write graphs that keep only the tokens of the training text."
     ),
-    vocab_keep: int | None = advanced(None, min=0, metavar="N", help="--vocab-trim: also keep the first N tokens."),
-    vocab_max: int | None = advanced(None, min=1, metavar="N", help="--vocab-trim: keep only the N most used tokens."),
+    vocab_keep: int | None = advanced(
+        None, min=0, metavar="N", help="--vocab-trim: also keep the first N tokens of the vocabulary. Default: 0."
+    ),
+    vocab_max: int | None = advanced(
+        None, min=1, metavar="N", help="--vocab-trim: keep only the N most frequent tokens. Default: all."
+    ),
     replace: bool = Option(False, "--replace", help="Delete the existing bundle and write a new one."),
-    keep_going: bool = advanced(False, "--keep-going", help="Continue after a rejected artifact."),
+    keep_going: bool = advanced(False, "--keep-going", help="Continue with the other artifacts after a rejected one."),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
@@ -81,12 +85,12 @@ def command(
     wrapped = location.run is None and location.open_bundle().manifest.wrapped is not None
     folder = location.require_bundle() if wrapped else location.require_run() / BUNDLE_FOLDER
     if run is None:
-        progress.message(f"exporting {folder.parent}, the newest finished run")
+        progress.message(f"Exporting {folder.parent}, the newest finished run")
     try:
         loops: tuple[int, ...] | Literal["all"]
         loops = "all" if exits == "all" else tuple(int(part) for part in exits.split(",")) if exits is not None else ()
     except ValueError:
-        raise InputError(f"--exit {exits!r}: must be the number of a loop, or all") from None
+        raise InputError(f"--exit {exits!r}: give the number of a loop, or all") from None
     with report_bundle_on_interrupt(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
@@ -124,7 +128,7 @@ def command(
         for note in bundle.notes:
             say(f"note   {note}")
         if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
-            say(f"kept   {', '.join(kept)}")
+            say(f"kept   {', '.join(kept)}   (of the previous export)")
         say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
         name = folder if bundle.wrapped is not None else whole(folder).parent.name
         leak = " --allow-leak" if bundle.leaks else ""
@@ -154,9 +158,9 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
             yield
     except KeyboardInterrupt:
-        state = f"{bundle} is unchanged" if previous is not None else f"there is no {bundle}"
+        state = f"{bundle} is unchanged" if previous is not None else f"{bundle} was not written"
         if file.is_file() and sha256_of(file) != previous:
-            state = f"{bundle} was complete already"
+            state = f"{bundle} was already complete"
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
@@ -169,9 +173,9 @@ def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     prefix = "--trt --trt-via "
     flags = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
     if via not in flags:
-        raise InputError(f"--trt-via {via!r}: must be {' or '.join(flags)}")
+        raise InputError(f"--trt-via {via!r}: give {' or '.join(flags)}")
     if flags[via] is not None and not trt:
-        raise InputError("--trt-via: selects the compiler of engines; add --trt")
+        raise InputError("--trt-via: has no effect without --trt; add --trt")
     # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
     selected = [flag for flag in (flags[via], "--trt" if trt else None) if flag is not None]
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))

@@ -12,28 +12,36 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    against: str = Option(..., metavar="BASELINE", help="The baseline: a run, a bundle, or a report (.json)."),
+    context: typer.Context,
+    against: str = Option(
+        ..., metavar="BASELINE", help="Baseline: a run, a bundle, or a report (.json), whose bundle is measured again."
+    ),
     run: opt.RunOrGraph = None,
-    device: opt.Device = None,
+    device: opt.MeasuredDevice = None,
+    on: opt.OnOne = None,
     batch: opt.Batches = None,
     seq: opt.Lengths = None,
     artifact: opt.ArtifactIds = None,
-    max_slowdown: str | None = Option(None, metavar="SHARE", help="Largest acceptable slowdown. Default: 5%."),
-    max_memory_growth: str | None = Option(
-        None, metavar="SHARE", help="Largest acceptable growth of memory; off: no check. Default: 10%."
+    max_slowdown: str | None = Option(
+        None, metavar="SHARE", help="Largest acceptable growth of the median latency. Default: 5%."
     ),
-    max_size_growth: str | None = Option(
+    max_memory_growth: str | None = Option(
+        None, metavar="SHARE", help="Largest acceptable growth of the peak memory; off: no check. Default: 10%."
+    ),
+    max_size_growth: str | None = opt.advanced(
         None, metavar="SHARE", help="Largest acceptable growth of a file; off: no check. Default: 5%."
     ),
     max_score_loss: str | None = Option(
-        None, metavar="SHARE", help="Largest acceptable score loss; off: no check. Default: 1%."
+        None,
+        metavar="SHARE",
+        help="Largest acceptable score loss (1% is one point of accuracy); off: no check. Default: 1%.",
     ),
     eval_data: Path | None = Option(
-        None, metavar="FILE", help="File of rows to score both bundles on. Default: the baseline's test set."
+        None, metavar="FILE", help="File of labelled rows to score both bundles on. Default: the baseline's test set."
     ),
-    junit: Path | None = Option(None, metavar="FILE.xml", help="Write the checks as JUnit XML."),
+    junit: Path | None = Option(None, metavar="FILE.xml", help="Also write the checks as JUnit XML."),
     summary: Path | None = Option(
-        None, metavar="FILE.md", help="Append a Markdown summary, e.g. to the job summary of CI."
+        None, metavar="FILE.md", help="Append a Markdown summary to this file, e.g. the job summary of CI."
     ),
     threads: opt.Threads = None,
     runtime: opt.MeasuredRuntime = None,
@@ -44,24 +52,29 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Measure a bundle and its baseline in turns, and fail where the bundle is worse.
+    """Compare a bundle with its baseline, and fail if it is slower, larger or less accurate.
 
-    Fresh processes of both bundles take turns until a sequential test decides. The gate fails if the bundle is slower
+    Measures both alternately in fresh processes until a sequential test decides. The gate fails if the bundle is slower
     than --max-slowdown allows, or worse in memory, size, score or drift, or lacks an artifact. Both are scored on the
     same rows: held-out rows of the baseline that the candidate was not trained on, or those of --eval-data.
 
-    Exit code 3: a check failed. 4: a check is undecided, because of noise or missing rows.
+    --on sends both bundles to a device over SSH and compares them there. Its scores need --eval-data, or data that the
+    device can read.
+
+    Exit code 3: a check failed. 4: a check is undecided, because the machine is busy or rows are missing.
 
     Examples:
       edgeformer gate --against main/reports/host.json --max-slowdown 5% --junit gate.xml
       edgeformer gate path/to/candidate --against path/to/baseline --device host --artifact onnx-int8
+      edgeformer gate path/to/candidate --against path/to/baseline --on pi@raspberrypi
     """
-    from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.artifacts.documents import own_profiles
     from edgeformer.artifacts.units import parse_share
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.benchmark.gate import GateOptions, gate_bundles, named_baseline
     from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.cli.progress import show_progress
+    from edgeformer.measurement.target import resolve_device
     from edgeformer.report.gate import append_summary, print_gate, write_junit
     from edgeformer.run import locate
 
@@ -74,14 +87,13 @@ def command(
         elif text is not None:
             limits[name] = opt.parse_value(f"--{name.replace('_', '-')}", text, parse_share)
     if eval_data is not None and max_score_loss == "off":
-        raise InputError("--eval-data: scores both on a file, but --max-score-loss off checks no score")
+        raise InputError("--eval-data: has no effect with --max-score-loss off; leave out one of them")
     for option, path in (("--junit", junit), ("--summary", summary)):
         if path is not None:
             require_writable(option, path)
     progress = show_progress()
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
-    target = device or location.open_bundle().manifest.target
-    profile = load_profile(target, own_profiles(artifacts), progress.message)
+    candidate = location.open_bundle()
     if against.endswith(".json"):
         baseline, notes = named_baseline(Path(against))
     else:
@@ -95,11 +107,36 @@ def command(
         allow_leak=allow_leak,
     )
     gate_options = GateOptions(**limits, eval_data=eval_data)  # type: ignore[arg-type]
-    gate = gate_bundles(location, baseline, profile, options, gate_options, progress, notes)
+    if on is None:
+        profile = resolve_device(device or candidate.manifest.target, own_profiles(artifacts), progress.message)
+        gate = gate_bundles(location, baseline, profile, options, gate_options, progress, notes)
+    else:
+        from edgeformer.devices.measure import find_targets, gate_on, load_device
+
+        (target,) = find_targets([on], artifacts)
+        forwarded = opt.forward_options(
+            context, ("batch", "seq", "threads", "artifact", "runtime", "allow_leak", *texts)
+        )
+        if location.artifact is not None and not artifact:
+            forwarded.append(f"--artifact={location.artifact}")
+        remote_profile = load_device(device, artifacts, progress)
+        gate = gate_on(target, (candidate, baseline), remote_profile, forwarded, eval_data, artifacts, progress)
+        gate = gate.model_copy(update={"notes": (*notes, *gate.notes)})
     if as_json:
         opt.print_json(gate)
     else:
         print_gate(gate, opt.stdout())
+        undecided = {check.name for check in gate.checks if check.status == "undecided"}
+        if gate.status == "pass":
+            opt.say_next(f"edgeformer verify {gate.candidate}", "checks a copy of the bundle on the device")
+        elif gate.status == "fail":
+            opt.say_next(f"edgeformer profile {gate.candidate} --device host", "shows time and memory of each artifact")
+        elif undecided & {"latency", "memory"}:
+            opt.say_next("run the same command again on an idle machine")
+        else:
+            opt.say_next(
+                f"edgeformer gate {gate.candidate} --against {against} --eval-data FILE", "scores both on FILE"
+            )
     if junit is not None:
         write_junit(gate, junit)
     if summary is not None:

@@ -16,26 +16,34 @@ from edgeformer.cli.options import advanced
 
 def command(
     words: list[str] | None = Argument(
-        None, metavar="[RUN] PROMPT", help="Text to continue, after an optional run. Default: standard input."
+        None, metavar="[RUN] PROMPT", help="An optional run, then the text to continue. Default: standard input."
     ),
     max_tokens: int | None = Option(
-        None, min=1, help="Largest number of new tokens. Default: 64, or what the context allows."
+        None, min=1, help="Largest number of new tokens. Default: 64, or fewer if the context is full."
     ),
-    temperature: float = Option(1.0, min=0.0, help="Sampling temperature. 0: always the most probable token."),
-    top_k: int | None = Option(None, min=1, help="Sample from the k most probable tokens."),
-    top_p: float | None = Option(None, help="Sample from the most probable tokens whose probabilities add up to this."),
+    temperature: float = Option(1.0, min=0.0, help="Sampling temperature; 0: always the most probable token."),
+    top_k: int | None = Option(None, min=1, help="Sample from the K most probable tokens. Default: all."),
+    top_p: float | None = Option(
+        None, help="Sample from the most probable tokens that together have this probability, up to 1. Default: all."
+    ),
     seed: int = Option(0, min=0, help="Seed of the sampling."),
-    exit_: int | None = Option(None, "--exit", metavar="N", help="Stop every token after loop N."),
-    confidence: bool = Option(
-        False, "--confidence", help="Stop each token at the first exit whose top probability reaches the threshold."
+    exit_: int | None = Option(
+        None, "--exit", metavar="N", help="Exit after loop N for every token. Default: last loop."
     ),
-    threshold: float | None = Option(None, min=0.0, max=1.0, help="--confidence: threshold at loop 1. Default: 0.92."),
-    floor: float | None = advanced(None, min=0.0, max=1.0, help="--confidence: lowest threshold. Default: 0.8."),
+    confidence: bool = Option(
+        False, "--confidence", help="Exit each token at the first exit whose top probability reaches its own threshold."
+    ),
+    threshold: float | None = Option(
+        None, min=0.0, max=1.0, help="--confidence: threshold after loop 1, a probability. Default: 0.92."
+    ),
+    floor: float | None = advanced(
+        None, min=0.0, max=1.0, help="--confidence: lowest threshold, a probability. Default: 0.8."
+    ),
     decay: float | None = advanced(
         None, min=0.0, max=1.0, help="--confidence: factor of the threshold per loop. Default: 0.98."
     ),
     artifact: str | None = Option(
-        None, metavar="ID|torch", help="Artifact to run; torch: the run's own weights. Default: FP32."
+        None, metavar="ID|torch", help="Artifact to run; torch: the weights of the run. Default: FP32."
     ),
     runtime: str | None = Option(
         None, metavar="NAME", help="Runtime or provider, e.g. torch-cpu. Default: the artifact's first."
@@ -62,14 +70,14 @@ def command(
 
     location, prompts = opt.split_run_and_texts([*(words or ())], artifacts, run, "generate")
     if len(prompts) > 1:
-        raise InputError(f"one prompt at a time; put it in quotes: {' '.join(prompts)!r}")
+        raise InputError(f"there are {len(prompts)} prompts; put one prompt in quotes: {' '.join(prompts)!r}")
     prompt = prompts[0] if prompts else "" if sys.stdin.isatty() else opt.stdin().rstrip("\n")
     if not prompts and not prompt:
-        raise InputError("no prompt given; pass it as an argument, or on standard input")
+        raise InputError("there is no prompt; give it as an argument, or on standard input")
     thresholds = {"start": threshold, "floor": floor, "decay": decay}
     settings = {name: value for name, value in thresholds.items() if value is not None}
     if settings and not confidence:
-        raise InputError("--threshold, --floor and --decay belong to --confidence")
+        raise InputError("--threshold, --floor, --decay: have no effect without --confidence; add --confidence")
     early = EarlyExit(**settings) if confidence else None
     options = GenerateOptions(max_tokens, Sampling(temperature, top_k, top_p, seed), exit_, early, artifact, runtime)
     streaming = sys.stdout.isatty() and not as_json

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Import a model that was trained el
 
 @app.command("crt")
 def crt(
-    path: Path = Argument(..., metavar="PATH", help="Checkpoint: .pt, .pth, .bin or .safetensors."),
+    path: Path = Argument(..., metavar="PATH", help="Checkpoint file: .pt, .pth, .bin or .safetensors."),
     name: str | None = Option(None, help="Name of the run. Default: crt_imported and a number."),
     tokenizer: Path | None = Option(
         None, metavar="FILE", help="tokenizer.json of the model. Default: gpt2 from the hub."
@@ -55,10 +55,10 @@ def hf(
     data: Path | None = Option(
         None,
         metavar="FILE|DIR",
-        help="Data that artifacts are judged on: labelled rows, pairs with a score, or a folder of such files.",
+        help="Labelled data to score artifacts on: a file, or a folder with validation.tsv. Default: none.",
     ),
     labels: str | None = Option(
-        None, metavar="A,B…", help="Names of the classes, in order. Default: the model's names."
+        None, metavar="A,B…", help="Names of the classes, in the order of the model. Default: the model's names."
     ),
     pooling: Literal["cls", "mean", "max"] | None = Option(
         None, metavar="cls|mean|max", help="Pooling of token states into one vector. Default: the model's, or mean."
@@ -66,15 +66,22 @@ def hf(
     max_length: int | None = Option(
         None, metavar="N", help="Maximum length of a text in tokens. Default: the model's, at most 512."
     ),
+    query_prompt: str | None = Option(
+        None, metavar="TEXT", help="Embedding models: text in front of a query, e.g. 'query: '. Default: the model's."
+    ),
+    document_prompt: str | None = Option(
+        None, metavar="TEXT", help="Embedding models: text in front of a document, e.g. 'passage: '."
+    ),
     target: str | None = Option(None, metavar="PROFILE", help="Device profile that profile uses by default."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
     """Import a Hugging Face text encoder.
 
-    Supports BERT, DistilBERT, RoBERTa, ELECTRA, MiniLM, ALBERT and ModernBERT. A sequence classifier becomes a
-    classifier; a sentence-transformers folder or a bare encoder becomes an embedding model. Reads safetensors only and
-    never runs code of the model.
+    Supports BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MiniLM, MPNet, DeBERTa-v3, ALBERT and ModernBERT. A sequence
+    classifier becomes a classifier, with one output a regression model (a cross-encoder is one); a token classifier
+    becomes one of spans; a sentence-transformers folder or a bare encoder becomes an embedding model. Reads safetensors
+    only and never runs code of the model.
 
     Examples:
       edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm
@@ -86,7 +93,9 @@ def hf(
     with needs_extra("train", "importing a model"):
         from edgeformer.export.import_run import HfOptions, import_hf
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
-    options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target)
+    options_of_prompts = {"query": query_prompt, "document": document_prompt}
+    prompts = {kind: prompt for kind, prompt in options_of_prompts.items() if prompt}
+    options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target, prompts)
     folder = import_hf(source, options, show_progress())
     keys = {"run", "task", "status", "parameters", "reason"}
     _print_run(folder, keys, f"edgeformer export {folder.name} --int8", as_json=as_json)
@@ -109,18 +118,22 @@ def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -
 @app.command("onnx")
 def onnx(
     model: Path = Argument(..., metavar="MODEL.onnx", help="ONNX file. External weights must be in the same folder."),
-    output: Path = Option(..., "--output", "-o", metavar="DIR", help="Folder of the bundle."),
+    output: Path = Option(..., "--output", "-o", metavar="DIR", help="Folder to write the bundle to."),
     inputs: opt.Inputs = None,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
     seed: int = Option(0, min=0, help="Seed of random golden inputs."),
     tokenizer: Path | None = Option(
-        None, metavar="FILE", help="tokenizer.json. With --labels, the bundle is a text classifier."
+        None, metavar="FILE", help="tokenizer.json of the model; with --labels, the bundle is a text classifier."
     ),
     labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in the order of the logits."),
-    data: Path | None = Option(None, metavar="FILE", help="Labelled texts for golden inputs and scores."),
+    data: Path | None = Option(
+        None,
+        metavar="FILE",
+        help="Text classifiers: labelled texts for golden inputs and scores. Default: random tokens.",
+    ),
     max_length: int = Option(128, min=4, help="Text classifiers: maximum length of a text in tokens."),
-    replace: bool = Option(False, "--replace", help="Replace an existing bundle."),
+    replace: bool = Option(False, "--replace", help="Replace an existing bundle in DIR."),
     as_json: opt.Json = False,
 ) -> None:
     """Import an ONNX file as a [b]bundle[/b].
@@ -152,4 +165,4 @@ def onnx(
     opt.stdout().print(artifact_table(bundle))
     for note in bundle.notes:
         say(f"note   {note}")
-    say(f"bundle {output}\nnext   edgeformer profile {output} --device rtx4050")
+    say(f"bundle {output}\nnext   edgeformer profile {output} --device host   (other devices: edgeformer list devices)")

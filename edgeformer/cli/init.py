@@ -1,4 +1,4 @@
-"""Command init: draft a recipe from a file of labelled texts."""
+"""Command init: draft a recipe from a file of labelled texts, or of texts with labelled spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeformer.cli import options as opt
 
 
 def command(
-    data: Path = Argument(..., metavar="DATA", help="CSV, TSV, JSONL or Parquet file, also compressed."),
+    data: Path = Argument(..., metavar="DATA", help="CSV, TSV, JSONL, Parquet or CoNLL file, also compressed."),
     out: Path | None = Option(
         None, "-o", "--out", metavar="FILE", help="Recipe to write. Default: the name of DATA with .yaml."
     ),
@@ -29,6 +29,7 @@ def command(
 
     Detect delimiter, columns and labels, print them, and write them to the recipe. The split holds out a tenth of each
     label's texts for validation and another tenth for the test. Length, vocabulary and epochs follow from the data.
+    CoNLL files, and JSONL files with [b]spans[/b], become recipes of token classifiers.
 
     Examples:
       edgeformer init reviews.csv
@@ -58,4 +59,7 @@ def command(
     for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
         say(note)
     path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
-    say(f"\n{recipe.text}\nrecipe  {recipe.path}\nnext    edgeformer train {path}")
+    say(f"\n{recipe.text}\nrecipe  {recipe.path}")
+    opt.say_next(f"edgeformer train {path}")
+    file = f'"{data}"' if " " in str(data) else data
+    opt.say_next(f"edgeformer search {file} --device NAME", "tries models from linear to this one")

@@ -9,9 +9,18 @@ from typer import Argument
 
 from edgeformer.cli import options as opt
 
+_NEXT = {
+    "recipes": "edgeformer train NAME",
+    "devices": "edgeformer profile --device NAME",
+    "runs": "edgeformer profile {name}",
+}
+"""Next command after each list."""
+
 
 def command(
-    kind: Literal["recipes", "devices", "runs"] = Argument(..., metavar="{recipes|devices|runs}", help="What to list."),
+    kind: Literal["recipes", "devices", "runs"] = Argument(
+        ..., metavar="{recipes|devices|runs}", help="Shipped recipes, device profiles, or the runs in DIR."
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -29,5 +38,6 @@ def command(
         opt.print_json({kind: rows})
     elif rows:
         opt.stdout().print(table(rows))
+        opt.say_next(_NEXT[kind].format(name=rows[-1].get("run")))
     else:
         say(f"no {kind} in {artifacts}; train one: edgeformer train quickstart")

@@ -45,7 +45,7 @@ Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format("")
 RunOrGraph = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(", or any .onnx file"))]
 NamedRun = Annotated[
     str | None,
-    typer.Option("--run", metavar="RUN", help="The run. Every argument is then a text."),
+    typer.Option("--run", metavar="RUN", help="Name or folder of the run; all arguments are then texts."),
 ]
 Device = Annotated[
     str | None, typer.Option(help="Device profile (edgeformer list devices). Default: the recipe's target.")
@@ -66,11 +66,13 @@ On = Annotated[
         help="Measure on this device over SSH: [USER@]HOST, a name of devices add, or local. May be repeated.",
     ),
 ]
+OnOne = Annotated[
+    str | None,
+    typer.Option("--on", metavar="HOST", help="Run on this device over SSH: [USER@]HOST or a name of devices add."),
+]
 Batches = Annotated[
     str | None,
-    typer.Option(
-        metavar="N,N…", help="Batch sizes to measure. Default: 1,16 (the command gate: that of the device budget)."
-    ),
+    typer.Option(metavar="N,N…", help="Batch sizes to measure, in rows. Default: that of the device budget."),
 ]
 Lengths = Annotated[
     str | None,
@@ -106,7 +108,7 @@ Shapes = Annotated[
     advanced(
         "--shape",
         metavar="INPUT=1x512",
-        help="ONNX files: sizes of an input. B is the batch size, S the sequence length. May be repeated.",
+        help="ONNX files: sizes of an input; B is the batch size, S the sequence length. May be repeated.",
     ),
 ]
 Ranges = Annotated[
@@ -160,6 +162,13 @@ def stdout() -> Console:
     return Terminal(emoji=False, width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
+def say_next(command: str, purpose: str = "") -> None:
+    """Print the most likely next command, and what it is for."""
+    from edgeformer.cli.console import say
+
+    say(f"next    {command}" + (f"   ({purpose})" if purpose else ""))
+
+
 def print_json(document: BaseModel | dict[str, Any]) -> None:
     """Print the JSON document of ``--json``."""
     content = document if isinstance(document, dict) else document.model_dump(mode="json", by_alias=True)
@@ -172,7 +181,9 @@ def stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise InputError(
+            f"standard input is not UTF-8: {error.reason} at byte {error.start}; convert it to UTF-8"
+        ) from None
 
 
 def parse_value(option: str, text: str, parse: Callable[[str], V]) -> V:
@@ -188,7 +199,7 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
     try:
         values = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: write whole numbers separated by commas, e.g. {option} 1,16") from None
+        raise typer.BadParameter(f"{text!r}: write integers separated by commas, e.g. {option} 1,16") from None
     if any(value < 1 for value in values):
         raise typer.BadParameter(f"{text!r}: every number must be at least 1")
     return values
@@ -265,7 +276,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
             example = f"edgeformer {command} --run {[*near, *names[::-1], 'RUN'][0]} {first}{dots}"
             runs = ", ".join(names[-8:]) or "none yet"
             raise InputError(
-                f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if it is a text: {example}"
+                f"no run {first!r}; {hint}runs in {artifacts}: {runs}; if {first!r} is a text: {example}"
             ) from None
     return locate(None, artifacts), words
 
@@ -295,9 +306,9 @@ def locate_or_import(
 
         progress = show_progress()
         bundle = import_onnx_cached(path, artifacts, onnx_options(shapes, ranges, inputs), progress)
-        progress.message(f"{run}: measured as the bundle {bundle}")
+        progress.message(f"{run}: imported as the bundle {bundle}")
         return Location(None, bundle)
     for option, value in {"--shape": shapes, "--range": ranges, "--inputs": inputs}.items():
         if value:
-            raise InputError(f"{option}: is for an ONNX file; the inputs of a bundle are known")
+            raise InputError(f"{option}: is for an ONNX file, and a bundle has its inputs; leave it out")
     return locate(run, artifacts)

@@ -13,19 +13,21 @@ from edgeformer.cli import options as opt
 def command(
     bundle: opt.Run = None,
     output: Path = Option(
-        Path("site"), "--output", "-o", metavar="DIR", help="Folder of the page. An existing page is replaced."
+        Path("site"), "--output", "-o", metavar="DIR", help="Folder to write the page to; it replaces an existing page."
     ),
     libraries: Path | None = Option(
         None,
         metavar="DIR",
-        help="node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
+        help="Folder node_modules with onnxruntime-web and @huggingface/tokenizers. Default: a CDN, with checksums.",
     ),
     artifact: list[str] | None = Option(
         None, help="Include only this artifact. May be repeated. Default: all that browsers can run."
     ),
-    provider: list[str] | None = Option(None, help="wasm (CPU) or webgpu. May be repeated. Default: both."),
+    provider: list[str] | None = Option(
+        None, help="Provider in the browser: wasm (CPU) or webgpu. May be repeated. Default: both."
+    ),
     batch: str | None = Option(None, metavar="N,N…", help="Batch sizes to measure. Default: 1."),
-    seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to measure. Default: 16,128."),
+    seq: str | None = Option(None, metavar="N,N…", help="Sequence lengths to measure, in tokens. Default: 16,128."),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
@@ -62,6 +64,6 @@ def command(
         return
     size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     artifact_sizes = ", ".join(f"{artifact.id} ({format_bytes(artifact.size_bytes)})" for artifact in site.artifacts)
-    libraries_from = "in the folder: it works offline" if site.offline else "from a CDN, with checksums"
+    libraries_from = "in the folder; the page works offline" if site.offline else "from a CDN, with checksums"
     say(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}")
     say(f"libraries {libraries_from}\nnext      python -m http.server --directory {output}")

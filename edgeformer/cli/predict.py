@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
@@ -22,8 +22,15 @@ from edgeformer.cli.options import advanced
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import RowWriter
     from edgeformer.data.sources import Columns
+    from edgeformer.data.unlabelled import Reading
     from edgeformer.inference.predict import Confidence, Predictor
+    from edgeformer.inference.predict_file import FileSummary
+    from edgeformer.inference.rank import RankOptions
     from edgeformer.run import Location
+    from edgeformer.tasks.embedding import VectorKind
+
+    Opening = tuple[str | None, Confidence, str | None]
+    """Artifact, confidence and runtime."""
 
 _BROKEN_PIPE = 141
 """Exit code of shells for SIGPIPE: 128 + 13."""
@@ -32,36 +39,48 @@ _BROKEN_PIPE = 141
 def command(
     context: typer.Context,
     words: list[str] | None = Argument(
-        None, metavar="[RUN] TEXT…", help="Texts, after an optional run. Default: lines of standard input."
+        None, metavar="[RUN] TEXT…", help="An optional run, then the texts. Default: lines of standard input."
     ),
-    artifact: str | None = Option(None, metavar="ID", help="Artifact to run. Default: the bundle's first."),
+    artifact: str | None = Option(
+        None, metavar="ID", help="Artifact to run. Default: the first of the bundle that runs here."
+    ),
     confidence: str | None = Option(
         None,
         metavar="P|auto",
-        help="Step bundles: exit early at this confidence; auto: at the thresholds that edgeformer exits chose.",
+        help="Step bundles: exit early at this top probability (0 to 1); auto: at the thresholds of edgeformer exits.",
     ),
     file: str | None = Option(
         None,
         metavar="FILE",
         help="File of texts: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
     ),
-    text: str | None = Option(None, metavar="COL", help="--file, --nearest: column of the texts."),
+    text: str | None = Option(None, metavar="COL", help="--file, --nearest: column of the texts. Default: detected."),
     pair: list[str] | None = Option(
         None,
         metavar="TEXT|COL",
-        help="Pair classifiers: second text, once for all or once per TEXT; with --file its column.",
+        help="Pair classifiers: the second text, once for all or once per TEXT; with --file: its column.",
     ),
     input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
         None, metavar="FORMAT", help="--file -: format of the input: text (one per line), csv, tsv, jsonl or parquet."
     ),
     output: str | None = Option(
-        None, metavar="OUT", help="--file: output file (.jsonl, .csv or .parquet). -: standard output."
+        None, metavar="OUT", help="--file: output file (.jsonl, .csv, .parquet; vectors: .npy). -: standard output."
     ),
-    format_: Literal["jsonl", "csv", "parquet"] | None = Option(
+    format_: Literal["jsonl", "csv", "parquet", "npy"] | None = advanced(
         None,
         "--format",
         metavar="FORMAT",
-        help="--file: output format: jsonl, csv or parquet. Default: by the name of OUT.",
+        help="--file: output format: jsonl, csv, parquet or npy. Default: by the name of OUT.",
+    ),
+    vectors: Literal["float32", "int8", "binary"] | None = Option(
+        None,
+        metavar="float32|int8|binary",
+        help="--file, embedding models: numbers of the vectors. Default: float32.",
+    ),
+    prompt: Literal["query", "document"] | None = advanced(
+        None,
+        metavar="query|document",
+        help="--file, embedding models: put the model's prompt of queries or documents in front of each text.",
     ),
     columns: str | None = advanced(
         None,
@@ -74,13 +93,20 @@ def command(
         metavar="FILE",
         help="Embedding models: rank the texts of this file (one per line) by similarity to each TEXT.",
     ),
-    top: int | None = Option(None, min=1, metavar="K", help="--nearest: number of texts to print. Default: 5."),
+    query: list[str] | None = Option(
+        None,
+        metavar="TEXT",
+        help="--file, embedding models and rerankers: rank the texts of the file for this query. May be repeated.",
+    ),
+    top: int | None = Option(
+        None, min=1, metavar="K", help="Number of texts to print. Default: 10 with --query, 5 with --nearest."
+    ),
     runtime: opt.Runtime = None,
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Classify or embed texts with an exported artifact.
+    """Classify, score, embed or rank texts, or find spans in them, with an exported artifact.
 
     An empty text or an invalid result gets an error instead of an answer, and the exit code is 3. Needs no torch.
 
@@ -89,31 +115,51 @@ def command(
       edgeformer predict recurrent_sst2_fast-001 "not my kind of movie" "great fun"
       edgeformer predict --file reviews.csv --output labels.jsonl
       edgeformer predict path/to/bundle < reviews.txt
-      edgeformer predict minilm "How do I reset my password?" --nearest questions.txt
+      edgeformer predict minilm --query "How do I reset my password?" --file answers.csv --top 10
+      edgeformer predict minilm --file answers.csv --output vectors.parquet --vectors int8
     """
     probability: Confidence = "auto" if confidence == "auto" else None
     if confidence not in (None, "auto"):
         with suppress(ValueError):
             probability = float(confidence)
         if not isinstance(probability, float) or not 0 <= probability <= 1:
-            raise InputError(f"--confidence {confidence}: is neither a probability in 0…1 nor auto")
+            raise InputError(f"--confidence {confidence}: give a probability from 0 to 1, or auto")
     arguments, pairs = [*(words or ())], [*(pair or ())]
     if file is not None:
         from edgeformer.data.sources import Columns
 
-        opt.refuse_options(context, ("nearest", "top"), "is for single texts; with --file, --output has the vectors")
+        if query:
+            reason = "does not apply to a ranking; leave out this option or --query"
+            opt.refuse_options(context, ("pair", "output", "format_", "prompt", "confidence", "nearest"), reason)
+        else:
+            reason = "is for single texts; leave it out (--output gets the vectors, and --query TEXT ranks)"
+            opt.refuse_options(context, ("nearest", "top"), reason)
         if len(arguments) > (run is None):
             raise InputError(
-                f"--file {file}: has the texts, so {arguments[-1]!r} is one too many; leave out one of them"
+                f"--file {file}: excludes the text {arguments[-1]!r} on the command line; leave out one of them"
             )
         if len(pairs) > 1:
-            raise InputError("--pair: with --file it is the one column of the second texts")
+            raise InputError("--pair: with --file, it names the column of the second texts; give it once")
+        name, source = run or next(iter(arguments), None), Path(file) if file != "-" else None
+        file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
+        if query:
+            from edgeformer.data.unlabelled import Reading
+            from edgeformer.inference.rank import RankOptions
+            from edgeformer.run import locate
+
+            location = locate(name, artifacts)
+            reading = Reading(location.open_model().data.parts, file_columns, input_format, single=True)
+            options = RankOptions(query, top or 10, vectors or "float32", columns)
+            _rank_file(location, source, reading, options, (artifact, None, runtime), as_json=as_json)
+            return
         _predict_file(
-            run or next(iter(arguments), None),
+            name,
             artifacts,
-            source=Path(file) if file != "-" else None,
-            columns=Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding),
+            source=source,
+            columns=file_columns,
             input_format=input_format,
+            vectors=vectors,
+            prompt=prompt,
             target=Path(output) if output not in (None, "-") else None,
             format_=format_,
             kept_columns=columns,
@@ -121,20 +167,24 @@ def command(
             as_json=as_json,
         )
         return
-    opt.refuse_options(context, ("input_format", "output", "format_", "columns"), "belongs to --file FILE")
+    of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")
+    opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
     if nearest is None:
-        opt.refuse_options(context, ("encoding",), "is of --file FILE or --nearest FILE; give that, too")
-        opt.refuse_options(context, ("text",), "names a column of --file FILE or --nearest FILE; give that, too")
-        opt.refuse_options(context, ("top",), "says how many of --nearest FILE are listed; give --nearest, too")
+        opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE or --nearest FILE")
+        opt.refuse_options(
+            context, ("top",), "is the number of ranked texts; add --query TEXT --file FILE, or --nearest FILE"
+        )
     else:
         reason = "is for classifiers, and --nearest for embedding models; leave out one of them"
         opt.refuse_options(context, ("pair", "confidence"), reason)
-    from edgeformer.inference.predict import TextList, compare_texts, open_predictor, predicts_vectors
+    from edgeformer.inference.predict import open_predictor, predicts_vectors
 
     location, texts = opt.split_run_and_texts(arguments, artifacts, run, "predict")
     if not texts and not sys.stdin.isatty():
         texts = [line.strip() for line in opt.stdin().split("\n") if line.strip()]
     if nearest is not None or (predicts_vectors(location) and not pairs and probability is None):
+        from edgeformer.inference.rank import TextList, compare_texts
+
         among = TextList(nearest, text, top or 5, encoding) if nearest is not None else None
         similarities = compare_texts(location, texts, artifact, among, runtime)
         if as_json:
@@ -145,7 +195,9 @@ def command(
             opt.stdout().print(similarity_table(location.name, similarities))
         return
     if pairs and len(pairs) not in (1, len(texts)):
-        raise InputError(f"--pair: {len(pairs)} second texts for {len(texts)} texts; give one for all, or one for each")
+        raise InputError(
+            f"--pair: given {len(pairs)} times for {len(texts)} texts; give it once, or once for each text"
+        )
     inputs = [*zip(texts, pairs * (len(texts) if len(pairs) == 1 else 1), strict=True)] if pairs else [*texts]
     with open_predictor(location, artifact, probability, runtime, texts=inputs) as model:
         window = model.answering.read(inputs)
@@ -184,7 +236,9 @@ def _predict_file(
     target: Path | None,
     format_: str | None,
     kept_columns: str | None,
-    opening: tuple[str | None, Confidence, str | None],
+    vectors: VectorKind | None,
+    prompt: Literal["query", "document"] | None,
+    opening: Opening,
     as_json: bool,
 ) -> None:
     """Run ``predict --file``: read texts, write one row for each, report the totals.
@@ -200,28 +254,47 @@ def _predict_file(
     from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.run import locate
+    from edgeformer.tasks.embedding import VectorStore
 
     if target is None and as_json:
         if format_ is not None:
-            raise InputError("--json: is one document; leave out --format, or --json")
+            raise InputError("--json: prints one JSON document to standard output; leave out --format, or --json")
         format_ = "json"
     elif target is not None:
         require_writable("--output", target)
         if target.is_symlink() or (target.exists() and not target.is_file()):
-            raise InputError(f"--output {target}: is a link or a device; name a file, or leave it out to use stdout")
+            raise InputError(
+                f"--output {target}: is a link or a device; give a file, or leave it out to use standard output"
+            )
         with suppress(OSError):
             if source is not None and target.samefile(source):
-                raise InputError(f"--output {target}: is the file of --file; name another")
+                raise InputError(f"--output {target}: is also the input of --file; give another file")
     format_ = format_named(target, format_) or "jsonl"
-    if format_ == "parquet" and target is None:
-        raise InputError("--format parquet: is no text for standard output; give --output FILE")
+    if format_ in ("parquet", "npy") and target is None:
+        raise InputError(f"--format {format_}: cannot go to standard output; give --output FILE")
     location, confidence = locate(run, artifacts), opening[1]
+    is_embedding = predicts_vectors(location)
+    for option, is_set in {"--vectors": vectors, "--prompt": prompt, "--format npy": format_ == "npy"}.items():
+        if is_set and not is_embedding:
+            raise InputError(f"{option}: is for vectors, and {location.name} makes none; leave it out")
+    prompts: dict[str, str] = getattr(location.open_model().data, "prompts", {})
+    if prompt is not None and prompt not in prompts:
+        raise InputError(
+            f"--prompt {prompt}: {location.name} has no such prompt (it has {', '.join(prompts) or 'none'}); leave it "
+            f"out, or import the model again with --{prompt}-prompt TEXT"
+        )
+    if format_ == "npy" and kept_columns not in (None, "none"):
+        raise InputError(f"--columns {kept_columns}: an .npy file has the vectors only; give a .parquet file")
+    store = VectorStore(vectors) if vectors is not None else None
     check_answerable(location, confidence, pairs=True if columns.text_pair else None)
-    reading = Reading(location.open_model().data.parts, columns, input_format, single=predicts_vectors(location))
+    reading = Reading(location.open_model().data.parts, columns, input_format, single=is_embedding)
     with unlabelled(source, sys.stdin.buffer, reading) as texts:
         check_answerable(location, confidence, pairs=texts.pairs)
         with open_predictor(location, *opening) as model:
-            example = example_row(model, pairs=texts.pairs)
+            if prompt is not None:
+                model = replace(model, answering=replace(model.answering, prompt=prompts[prompt]))
+            example = example_row(model, pairs=texts.pairs, vectors=vectors)
+            kept_columns = "none" if format_ == "npy" else kept_columns
             kept = choose_columns(texts, kept_columns, example, as_table=format_ in ("csv", "parquet"))
             types = {}
             if format_ == "parquet" and texts.source is not None and texts.source.path.lower().endswith(".parquet"):
@@ -235,20 +308,63 @@ def _predict_file(
                     writer: RowWriter = JsonRows(stream, _header(location, model))
                 else:
                     writer = writer_for(format_, stream, example, style)
-                totals = predict_file(model, texts, writer, show_progress(), kept)
+                totals = predict_file(model, texts, writer, show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
-    parts = [f"{totals.rows:,} rows in {totals.seconds:.1f} s ({totals.rows_per_s:,.0f} rows/s)"]
-    if totals.errors:
-        parts.append(f"{totals.errors:,} without an answer, each with its error")
-    if totals.truncated:
-        parts.append(f"{totals.truncated:,} longer than the model reads")
-    say(f"{location.name} · {totals.artifact}: {', '.join(parts)}{f' → {target}' if target else ''}", err=True)
+    if prompts and prompt is None:
+        say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
+    unanswered = f"without an answer ({'see the key error' if format_ != 'npy' else 'each is a row of zeros'})"
+    say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
+    loss = store.loss() if store is not None else None
+    if loss is not None:
+        say(loss.sentence(), err=True)
     if as_json and target is not None:
         facts = {**asdict(totals), "rows_per_s": totals.rows_per_s, "output": str(target)}
+        facts |= {"vectors": asdict(loss)} if loss is not None else {}
         opt.print_json({"run": location.name, **facts, **model.promised()})
     if totals.errors:
         raise typer.Exit(3)
+
+
+def _rank_file(
+    location: Location, source: Path | None, reading: Reading, options: RankOptions, opening: Opening, *, as_json: bool
+) -> None:
+    """Run ``predict --query --file``: print the best texts of the file; ``source`` None: standard input.
+
+    Raises InputError: a model that cannot rank, or unreadable input; typer.Exit: 3, a text has no score.
+    """
+    from edgeformer.cli.console import say
+    from edgeformer.cli.progress import show_progress
+    from edgeformer.data.unlabelled import unlabelled
+    from edgeformer.inference.predict import open_predictor
+    from edgeformer.inference.rank import check_rankable, rank_file
+    from edgeformer.report.predictions import ranking_table
+
+    check_rankable(location.open_model(), options, is_stream=source is None)
+    with unlabelled(source, sys.stdin.buffer, reading) as texts, open_predictor(location, *opening) as model:
+        ranked = rank_file(model, texts, options, show_progress())
+        _print_notes(model)
+    loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
+    if as_json:
+        facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
+        facts |= {"vectors": asdict(loss)} if loss is not None else {}
+        opt.print_json({**_header(location, model), **facts})
+        say(title, err=True)
+    else:
+        opt.stdout().print(ranking_table(title, ranked.rankings, loss.sentence() if loss is not None else None))
+    if ranked.summary.errors:
+        raise typer.Exit(3)
+
+
+def _totals(summary: FileSummary, unanswered: str) -> str:
+    """Return what was read as a line of text; ``unanswered`` describes texts without an answer."""
+    rate = f"({summary.rows_per_s:,.0f} rows/s)"
+    parts = [f"{summary.artifact}: {summary.rows:,} rows in {summary.seconds:.1f} s {rate}"]
+    if summary.errors:
+        parts.append(f"{summary.errors:,} {unanswered}")
+    if summary.truncated:
+        parts.append(f"{summary.truncated:,} cut to the length that the model reads")
+    return ", ".join(parts)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from edgeformer.run import Location
 
 Minimize = Literal["latency", "size", "memory", "energy"]
-Bound = Annotated[float | None, advanced(metavar="X", help="--search: limit of the validation score, e.g. 0.91.")]
-"""Limit of a task's metric; its name is the ``flag`` of the metric."""
 _MEASURING = (
     "on", "batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", "shape", "value_range", "inputs",
 )  # fmt: skip
@@ -43,20 +41,53 @@ def command(
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
     max_latency: str | None = Option(
-        None, metavar="TIME", help="Limit of the median latency, e.g. 5ms; language models: per token."
+        None, metavar="TIME", help="Limit of the median latency, e.g. 5ms; language models: per token. Default: budget."
     ),
-    max_vram: str | None = Option(None, metavar="SIZE", help="Limit of the peak memory, e.g. 4GiB."),
-    max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
-    max_energy: str | None = advanced(None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ."),
+    max_vram: str | None = Option(
+        None, metavar="SIZE", help="Limit of the peak memory (RAM on CPUs), e.g. 4GiB. Default: budget."
+    ),
+    max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: budget."),
+    max_energy: str | None = advanced(
+        None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: budget."
+    ),
     search: bool = Option(False, "--search", help="Choose the artifact to deploy: the cheapest within all limits."),
-    min_accuracy: Bound = None,
-    max_perplexity: Bound = None,
-    min_similarity: Bound = None,
-    min_f1: Bound = None,
-    min_cosine: Bound = None,
+    min_accuracy: float | None = advanced(
+        None,
+        metavar="SHARE",
+        help="--search, classifiers: lowest accuracy on the validation split, from 0 to 1. Default: none.",
+    ),
+    max_perplexity: float | None = advanced(
+        None,
+        metavar="PPL",
+        help="--search, language models: highest perplexity on the validation split, 1 or more. Default: none.",
+    ),
+    min_similarity: float | None = advanced(
+        None,
+        metavar="RHO",
+        help="--search, embedding models: lowest rank correlation of cosines with the labelled scores, from 0 to 1. "
+        "Default: none.",
+    ),
+    min_f1: float | None = advanced(
+        None,
+        metavar="F1",
+        help="--search, classifiers with several labels per text: lowest F1 on the validation split, from 0 to 1. "
+        "Default: none.",
+    ),
+    min_spearman: float | None = advanced(
+        None,
+        metavar="RHO",
+        help="--search, regression models: lowest rank correlation of scores with the labelled ones, from -1 to 1. "
+        "Default: none.",
+    ),
+    min_cosine: float | None = advanced(
+        None,
+        metavar="COS",
+        help="--search, imported ONNX files: lowest cosine with the FP32 outputs on the golden inputs, from -1 to 1. "
+        "Default: none.",
+    ),
     minimize: Minimize | None = Option(None, help="--search: quantity to minimize. Default: latency."),
     measured_bundle: str | None = advanced(
-        None, "--bundle", metavar="RUN", help="REPORT.json: bundle to compare checksums with."
+        None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
     strict: opt.Strict = False,
     allow_leak: opt.AllowLeak = False,
@@ -69,14 +100,14 @@ def command(
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
     Each artifact runs in a fresh process on real inputs. For another device, times and memory are estimated as ranges
-    and marked as estimates; an estimate passes a limit only with its whole range. The budget of the profile is judged
-    at its own shape, a limit of the command line at the measured shapes. Exit code 3: a budget failed, a named artifact
-    was rejected at export, or --search chose nothing.
+    and marked as estimates; an estimate passes a limit only with its whole range. Profile measures the shape (batch
+    size and tokens) of the device budget; --batch and --seq measure others too, and limits of the command line are
+    judged there. Exit code 3: a budget failed, a named artifact was rejected at export, or --search chose nothing.
 
     --search compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, and prints the
     Pareto front of score, latency and size. The verdict is that of its choice. The limit of the score depends on the
-    task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels), --min-cosine
-    (imported ONNX files).
+    task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels),
+    --min-spearman (regression), --min-cosine (imported ONNX files).
 
     --on copies the bundle to a device over SSH, installs edgeformer there in a folder of its own, verifies the bundle,
     measures it, and brings the report back. The next time only changed files are sent. After a lost connection, the
@@ -98,7 +129,7 @@ def command(
     from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
-    from edgeformer.measurement.target import recognize_device
+    from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.run import locate
     from edgeformer.runtime_preference import save_fastest
@@ -118,7 +149,7 @@ def command(
     profiles, progress, artifact_ids = own_profiles(artifacts), show_progress(), tuple(artifact or ())
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
-        reason = f"nothing is measured, because {run} is a report; leave it out"
+        reason = f"{run} is a report, so nothing is measured; leave it out"
         opt.refuse_options(context, (*_MEASURING, *searching), reason)
         bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
@@ -128,11 +159,12 @@ def command(
             opt.print_json(judged)
         else:
             print_report(judged, [], opt.stdout())
+            opt.say_next(f"edgeformer profile {run} --device NAME", "judges it for another device")
         if judged.verdict.status == "fail":
             raise typer.Exit(3)
         return
     if measured_bundle is not None:
-        raise InputError("--bundle: belongs to a report; name a REPORT.json")
+        raise InputError("--bundle: is for a report; give a REPORT.json as RUN, or leave it out")
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
     bundle = location.open_bundle()
     search_options = None
@@ -140,14 +172,11 @@ def command(
         search_options = SearchOptions(bounds, minimize or "latency")
         check_options(search_options, bundle.manifest)
     else:
-        opt.refuse_options(context, searching, "says what to search for; add --search")
+        opt.refuse_options(context, searching, "is an option of a search; add --search")
     if on:
         _profile_on_devices(context, on, location, artifact_ids, searching)
         return
-    if device == "auto":
-        profile = recognize_device(profiles)
-    else:
-        profile = load_profile(device or bundle.manifest.target, profiles, progress.message)
+    profile = resolve_device(device or bundle.manifest.target, profiles, progress.message)
     options = ProfileOptions(
         opt.integers(batch, "--batch") or None,
         opt.integers(seq, "--seq"),
@@ -164,11 +193,11 @@ def command(
         report = profile_bundle(location, profile, options, progress)
     except ProfileInterrupted as error:
         if not error.report.rows:
-            raise InterruptedRun("interrupted before anything was measured; nothing was written") from None
+            raise InterruptedRun("interrupted before the first row was measured; nothing was written") from None
         names = ", ".join(dict.fromkeys(row.artifact for row in error.report.rows))
         raise InterruptedRun(
-            f"interrupted: {len(error.report.rows)} rows of {names} had been measured, see "
-            f"{write_interrupted(error.report, location)}; nothing was judged, and no other report was changed"
+            f"interrupted: {len(error.report.rows)} rows of {names} are in "
+            f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
     written = write_report(report, location)
     save_fastest(report, location)
@@ -176,6 +205,7 @@ def command(
         opt.print_json(report)
     else:
         print_report(report, written, opt.stdout())
+        opt.say_next(*_next_step(report, location))
     # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
     not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
     if _has_failed(report, runtime) or not_built:
@@ -192,17 +222,15 @@ def _profile_on_devices(
     context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], searching: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
-    from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.devices.measure import AUTO, find_targets, profile_on
+    from edgeformer.devices.measure import find_targets, load_device, profile_on
+    from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
     from edgeformer.report.documents import print_report
 
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
     progress = show_progress()
-    profile = device
-    if device not in (None, AUTO, "host"):
-        profile = load_profile(device, own_profiles(artifacts), progress.message)
+    profile = load_device(device, artifacts, progress)
     forwarded = ("batch", "seq", "threads", "runtime", "strict", "search", "allow_leak", *_LIMITS, *searching)
     options = opt.forward_options(context, forwarded)
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
@@ -211,15 +239,39 @@ def _profile_on_devices(
     if errors and len(targets) == 1:
         raise errors[targets[0].name]
     reports = {entry.target.name: entry.report for entry in measured}
-    if context.params["as_json"]:
-        documents = {name: report.model_dump(mode="json", by_alias=True) for name, report in reports.items()}
-        opt.print_json(next(iter(documents.values())) if len(targets) == 1 else {"reports": documents})
+    if len(targets) == 1 and context.params["as_json"]:
+        opt.print_json(measured[0].report)
+    elif len(targets) == 1:
+        print_report(measured[0].report, measured[0].files, opt.stdout())
     else:
-        for entry in measured:
-            print_report(entry.report, entry.files, opt.stdout())
-    for error in errors.values():
-        say(f"error: {error}", err=True)
+        comparison = compare_devices(reports, {name: str(error) for name, error in errors.items()})
+        page = location.reports / "devices.html"
+        write_comparison(comparison, page)
+        if context.params["as_json"]:
+            documents = {name: report.model_dump(mode="json", by_alias=True) for name, report in reports.items()}
+            opt.print_json({**comparison, "reports": documents, "page": str(page)})
+        else:
+            for table in comparison_tables(comparison):
+                opt.stdout().print(table)
+            for entry in measured:
+                say(f"report  {entry.files[0]}")
+            say(f"page    {page}")
     if errors:
         raise typer.Exit(max(error.exit_code for error in errors.values()))
     if any(_has_failed(report, runtime) for report in reports.values()):
         raise typer.Exit(3)
+
+
+def _next_step(report: Report, location: Location) -> tuple[str, str]:
+    """Return the most likely next command after a report, and its purpose."""
+    run, bundle = location.argument, location.open_bundle()
+    artifacts = dict.fromkeys(check.artifact for check in report.verdict.checks)
+    if report.search is None and len(artifacts) > 1 and not bundle.leaks:
+        return f"edgeformer profile {run} --device {report.device} --search", "chooses the artifact to deploy"
+    if report.verdict.status == "fail" and not any(artifact.precision == "int8" for artifact in bundle.artifacts):
+        return f"edgeformer export {location.run_argument} --int8", "adds smaller and faster artifacts"
+    if report.verdict.status == "fail":
+        return "edgeformer list devices", "choose a larger device, or other limits"
+    if not report.on_target:
+        return f"edgeformer profile {bundle.folder} --device {report.device}", "measures, on the device itself"
+    return f"edgeformer verify {bundle.folder}", "checks a copy of the bundle on the device"

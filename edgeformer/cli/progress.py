@@ -9,7 +9,7 @@ import threading
 import time
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 from rich.table import Column
 from rich.text import Text
@@ -45,6 +45,20 @@ def _pop_left(fields: dict[str, float]) -> str:
     return f"{format_duration(left_s)} left" if left_s is not None else ""
 
 
+def _count(done: float, total: float | None, unit: str) -> str:
+    """``3/12 shapes``; ``3 rounds`` without a total; empty if nothing is counted."""
+    if not unit:
+        return ""
+    if total is not None:
+        return f"{done:,.0f}/{total:,.0f} {unit}"
+    return f"{done:,.0f} {unit.removesuffix('s') if done == 1 else unit}"
+
+
+class _CountColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_count(task.completed, task.total, task.fields["unit"]), style="progress.download")
+
+
 class _LeftColumn(TimeRemainingColumn):
     """Remaining time: of the whole work where the caller reports it, else of this bar."""
 
@@ -66,8 +80,7 @@ class Bars(Progress):
         self._bars = RichBars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28 if self._console.width >= 120 else 6),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            _CountColumn(),
             TextColumn("[cyan]{task.fields[figures]}", table_column=Column(overflow="fold")),  # wraps, is never cut
             _LeftColumn(),
             console=self._console,
@@ -100,6 +113,7 @@ class Lines(Progress):
     def __init__(self) -> None:
         self._fields: dict[str, float] = {}
         self._done = 0
+        self._advanced_s = 0.0  # time of the last advance
         self._ended: threading.Event | None = None
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
@@ -110,20 +124,24 @@ class Lines(Progress):
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self._done += amount
+        self._advanced_s = time.monotonic()
         self._fields = fields or self._fields
 
     def _repeat(self, ended: threading.Event, description: str, total: int | None, unit: str) -> None:
         """Print lines until the bar ends."""
-        started = time.monotonic()
+        started_s = time.monotonic()
         while not ended.wait(_LINE_EVERY_S):
-            elapsed, fields = time.monotonic() - started, dict(self._fields)
-            left = _pop_left(fields)
-            line = f"{format_duration(elapsed)} so far"
-            if self._done:
-                of_total = f"/{total:,}" if total else ""
-                if not left and total:
-                    left = f"{format_duration(elapsed * (total - self._done) / self._done)} left"
-                line = "  ".join(filter(None, (f"{self._done:,}{of_total} {unit}".rstrip(), _figures(fields), left)))
+            now_s, fields = time.monotonic(), dict(self._fields)
+            left, elapsed = _pop_left(fields), f"{format_duration(now_s - started_s)} so far"
+            if not left and total and self._done:
+                # While a unit takes longer than the others, the time left must not grow: only the rest is predictable.
+                unit_s, waited_s = (self._advanced_s - started_s) / self._done, now_s - self._advanced_s
+                at_least = "at least " if waited_s > unit_s else ""
+                left_s = unit_s * (total - self._done) - min(waited_s, unit_s)
+                left = f"{at_least}{format_duration(left_s)} left" if left_s > 0 else ""
+            parts = [_count(self._done, total, unit), _figures(fields)] if self._done else []
+            parts.append(left if self._done and left else elapsed)
+            line = "  ".join(filter(None, parts))
             try:
                 self.message(f"{description}: {line}")
             except (OSError, ValueError):  # stderr is closed
@@ -139,7 +157,7 @@ class Lines(Progress):
 
 
 class Events(Progress):
-    """A JSON line per call, which :func:`edgeformer.devices.job.forward_event` replays."""
+    """A JSON line per call, which :func:`edgeformer.artifacts.progress.forward_event` replays."""
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self._print(event="start", description=description, total=total, unit=unit)

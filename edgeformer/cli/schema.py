@@ -14,7 +14,9 @@ def command(
     document: Literal["recipe", "profile", "bundle", "report"] = Argument(
         ..., help="Kind of file.", show_default=False
     ),
-    style: Literal["json", "markdown"] = Option("json", "--format", help="JSON Schema, or tables of the keys."),
+    style: Literal["json", "markdown"] = Option(
+        "json", "--format", help="JSON Schema, or Markdown tables of the keys."
+    ),
     as_json: opt.Json = False,
 ) -> None:
     """Print the JSON Schema of a recipe, device profile, bundle or report.
@@ -34,5 +36,5 @@ def command(
         opt.print_json(schema_of(document))
         return
     if as_json:
-        raise InputError("--json: prints a JSON document; leave out --format markdown, or --json")
+        raise InputError("--json: excludes --format markdown; leave out one of them")
     say(reference(document))

@@ -67,6 +67,7 @@ def command(
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
+    from edgeformer.artifacts.recipe import FitConfig
     from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve
@@ -81,5 +82,7 @@ def command(
     opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
     precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
-    say(f"run            {folder}\nlearning curve {curve or NO_PICTURE}")
+    say(f"run            {folder}")
+    if not isinstance(resolved.training, FitConfig):  # a fit has no epochs
+        say(f"learning curve {curve or NO_PICTURE}")
     say(f"next           edgeformer export {precision}{leak}")

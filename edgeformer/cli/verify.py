@@ -11,31 +11,36 @@ from edgeformer.cli import options as opt
 
 
 def command(
+    context: typer.Context,
     bundle: opt.Run = None,
     artifact: str | None = Option(None, metavar="ID", help="Verify only this artifact. Default: all."),
     runtime: str | None = Option(
-        None, metavar="NAME", help="onnxruntime, openvino or all. Default: the usual runtime of each artifact."
+        None, metavar="NAME", help="Runtime: onnxruntime, openvino or all. Default: the usual one of each artifact."
     ),
     write: bool = Option(
         False,
         "--write",
         help="Also write this machine's parity and scores to targets.json in the bundle, for profile --search.",
     ),
+    on: opt.OnOne = None,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
     """Verify a copied bundle on its device: checksums of all files, and outputs on the golden inputs.
 
-    Needs neither torch nor the data set, and writes nothing. Exit code 2: a file is missing, changed or unexpected. 3:
-    an artifact computes different results here, or --artifact could not be checked.
+    Needs neither torch nor the data set, and writes nothing without --write. Exit code 2: a file is missing, changed or
+    unexpected. 3: an artifact computes different results here, or --artifact could not be checked.
 
-    --write, on the GPU that an engine was built for, stores its scores in targets.json beside bundle.json. Copy the
-    file into the original bundle for [b]profile --search[/b].
+    --on sends the bundle to a device over SSH, and verifies it there.
+
+    --write is for the GPU that an engine was built for: it stores the scores of the engine in targets.json beside
+    bundle.json. Copy this file into the original bundle for [b]profile --search[/b]; with --on, it is written there.
 
     Examples:
       edgeformer verify path/to/bundle
       edgeformer verify path/to/bundle --artifact tensorrt-rtx-fp16 --json
       edgeformer verify path/to/bundle --write
+      edgeformer verify --on pi@raspberrypi
     """
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.verify import record, verify
@@ -44,12 +49,23 @@ def command(
 
     location = locate(bundle, artifacts)
     opened, progress = location.open_bundle(), show_progress()
-    verification = verify(opened, artifact or location.artifact, progress, runtime)
-    if write:
-        verification = record(opened, verification, progress)
+    artifact = artifact or location.artifact
+    if on is not None:
+        from edgeformer.devices.measure import PACKS_FOLDER, find_targets, verify_on
+
+        options = opt.forward_options(context, ("runtime", "write"))
+        options += [] if artifact is None else ["--artifact", opened.artifact(artifact).id]
+        (target,) = find_targets([on], artifacts)
+        verification = verify_on(target, opened, options, artifacts / PACKS_FOLDER, progress)
+    else:
+        verification = verify(opened, artifact, progress, runtime)
+        if write:
+            verification = record(opened, verification, progress)
     if as_json:
         opt.print_json({**verification.model_dump(mode="json"), "exit_code": verification.exit_code})
     else:
-        print_verification(verification, opt.stdout())
+        print_verification(verification, opened.manifest.task, opt.stdout())
+        if not verification.exit_code:
+            opt.say_next(f"edgeformer profile {location.argument} --device host", "measures it on this machine")
     if verification.exit_code:
         raise typer.Exit(verification.exit_code)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -18,10 +18,10 @@ from pydantic import BaseModel, Field
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, FittedCase
 from edgeformer.artifacts.documents import save_profile
-from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.errors import EdgeformerError, InputError, NoisyMachineError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.progress import Progress, Silent, bar
-from edgeformer.artifacts.report import MeasureRules
+from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.artifacts.report import EstimateCheck, MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, fit, with_cross_validation
@@ -63,6 +63,7 @@ _BUDGET_S, _PROBE_S, _PROCESS_S, _NODES_S, _LONGEST_S = 200.0, 20.0, 3.0, 1.3, 6
 # Of one item: warm-up, timed calls, and how many calls run under the profiler.
 _WARM_UP_S, _ROUND_S, _FEWEST_CALLS = 0.15, 0.3, 3
 _NODES_ROUND_S, _FEWEST_NODE_CALLS, _MOST_NODE_CALLS = 0.5, 5, 30
+_NOISE_REMEDY = "nothing was written; calibrate again on an idle machine, or keep this calibration with --allow-noise"
 _COMMENTS = {
     "cpu": """\
 # Written by `edgeformer calibrate`: this host's measured rates, and the fitted estimator.
@@ -85,6 +86,7 @@ class CalibrationOptions:
     threads: int | None  # of one operator, to calibrate with; None: the physical cores that this process may use
     rules: MeasureRules | None  # when to stop measuring; None: the usual rules
     further: tuple[Path, ...] = ()  # bundles of other models to calibrate with
+    allow_noise: bool = False  # keep a calibration that other work on the machine disturbed
 
 
 def improve(
@@ -97,7 +99,10 @@ def improve(
     """
     path = folder / f"{device.name}.yaml"
     if options.calibrate:
-        device = calibrate(bundle, device, threads=options.threads, further=options.further, progress=progress)
+        device = calibrate(
+            bundle, device, threads=options.threads, further=options.further, allow_noise=options.allow_noise,
+            progress=progress,
+        )  # fmt: skip
         save_profile(device, path, _COMMENTS[device.kind])  # kept also where checking fails
     if options.check:
         device = validate(bundle, device, options.shapes, rules=options.rules, progress=progress)
@@ -136,18 +141,19 @@ class Timing(Frozen):
     disturbed: str | None = None
 
 
-def run_timing(job: TimeJob, advance: Callable[[], None] = lambda: None) -> Timing:
+def run_timing(job: TimeJob, progress: Progress = SILENT, title: str = "Timing") -> Timing:
     """Time an artifact in a worker, and in a second one if other work disturbed the first."""
     timing = Timing(items=())
-    for _ in range(2):
+    for again in ("", " again, because other work disturbed it"):
         messages: list[TimedItem | Refusal | Disturbance] = []
 
         def take(message: TimedItem | Refusal | Disturbance, messages: list[Any] = messages) -> None:
             messages.append(message)
             if isinstance(message, TimedItem):
-                advance()
+                progress.advance()
 
-        reason = run_job(job, take).reason or "the timing process did not time it"
+        with bar(progress, f"{title}{again}", len(job.items), "shapes"):
+            reason = run_job(job, take).reason or "the timing process ended without a result for this shape"
         items = {message.item: message for message in messages if isinstance(message, TimedItem)}
         refused = {item: reason for item in job.items if item not in items}
         refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
@@ -168,7 +174,7 @@ def work(message: bytes, send: Send) -> None:
     calls_us: dict[Item, float] = {}
     for item in job.items:
         if time.perf_counter() > end:
-            send(Refusal(item=item, reason=f"beyond the {job.budget_s:.0f} s for this artifact"))
+            send(Refusal(item=item, reason=f"the {job.budget_s:.0f} s for timing this artifact had passed"))
             continue
         try:
             inputs = golden_calls(job.files, item[1:], count=2)
@@ -226,6 +232,7 @@ def calibrate(
     threads: int | None = None,
     shapes: Sequence[Shape] = FIT_SHAPES,
     further: Sequence[Path] = (),
+    allow_noise: bool = False,
     progress: Progress | None = None,
 ) -> DeviceProfile:
     """Return the profile of this host's processor with measured rates and a calibration. Takes at most ten minutes.
@@ -236,53 +243,62 @@ def calibrate(
         shapes: (batch, seq) to fit on; those that the model cannot take are left out.
         further: bundles of other models; with two of them or more, each model is left out once, which measures the
             error of estimates for a model that was not fitted.
+        allow_noise: return the profile also if other work on the machine disturbed the measuring processes.
 
     Raises:
         InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on; one
             model twice, or so many that they take more than ten minutes.
+        NoisyMachineError: other work disturbed a measuring process twice, and ``allow_noise`` is not set.
         EdgeformerError: the measuring processes did not answer.
     """
     if base.kind != "cpu":
-        raise InputError(f"only processors can be calibrated so far, and {base.name!r} is a {base.kind} device")
+        raise InputError(
+            f"--device {base.name}: is a GPU, and only a CPU can be calibrated; add --validate-only to compare the "
+            "estimates for this GPU with measurements"
+        )
     if not (target := find_target(base)).present:
         raise InputError(
-            f"--device {base.name}: {target.reason}; calibrate on the device itself, or this host with --device host"
+            f"--device {base.name}: {target.reason}; run calibrate on that device, or calibrate this host with "
+            "--device host"
         )
     folders = (bundle, *further)
     subjects = [subject for folder in folders for subject in _subjects(folder, shapes, bool(further))]
     ids = [(subject.run, subject.files.artifact.id) for subject in subjects]
     if repeated := sorted({run for run, artifact in ids if ids.count((run, artifact)) > 1}):
-        raise InputError(f"--also: {', '.join(repeated)} is named twice; name each model once")
+        raise InputError(f"--also: {', '.join(repeated)} is given twice; give each run once")
     seconds = _PROBE_S + _BUDGET_S
     seconds += sum(SWEEPS * _PROCESS_S + _NODES_S * len(subject.items) for subject in subjects)
     if seconds > _LONGEST_S:
         raise InputError(
-            f"--also: {len(subjects)} graphs take about {seconds / 60:.0f} minutes, and a calibration takes at most "
-            f"{_LONGEST_S / 60:.0f}; name fewer runs"
+            f"--also: timing {len(subjects)} graphs takes about {seconds / 60:.0f} minutes, and the limit is "
+            f"{_LONGEST_S / 60:.0f}; give fewer runs"
         )
-    count, progress = threads or default_threads(), progress or Silent()
-    with bar(progress, "measuring this host's rates", None):
+    count, progress = threads or default_threads(), progress or SILENT
+    with bar(progress, "Measuring this host's rates (15 s, and longer if other programs run)", None):
         rates = run_probe(count)
+    if rates.disturbed is not None and not allow_noise:
+        raise NoisyMachineError(f"no calibration, because {rates.disturbed}; {_NOISE_REMEDY}")
     timings: list[list[Timing]] = [[] for _ in subjects]
     for sweep in range(SWEEPS):
         order = range(len(subjects))
         for index in reversed(order) if sweep % 2 else order:  # so that a steady drift falls on all alike
             subject = subjects[index]
-            name = f"{subject.run}'s {subject.files.artifact.id}, sweep {sweep + 1} of {SWEEPS}"
-            with bar(progress, f"timing {name}", len(subject.items), "shape"):
-                job = TimeJob(
-                    files=subject.files, items=subject.items, threads=count, nodes=sweep == 0,
-                    budget_s=_BUDGET_S / len(subjects) / SWEEPS,
-                )  # fmt: skip
-                timings[index].append(run_timing(job, progress.advance))
+            job = TimeJob(
+                files=subject.files, items=subject.items, threads=count, nodes=sweep == 0,
+                budget_s=_BUDGET_S / len(subjects) / SWEEPS,
+            )  # fmt: skip
+            title = f"Timing {subject.files.artifact.id} of {subject.run}, sweep {sweep + 1} of {SWEEPS}"
+            timings[index].append(run_timing(job, progress, title))
     for subject, (first, *_) in zip(subjects, timings, strict=True):
         for shape, reason in first.refused.items():
-            progress.message(f"{subject.files.artifact.id} at {shape}: not timed: {reason}")
+            progress.message(f"{subject.files.artifact.id} at {shape}: not used for the fit: {reason}")
     reports = [rates.disturbed, *(timing.disturbed for sweeps in timings for timing in sweeps)]
     disturbed = None
     if disturbances := [text for text in reports if text is not None]:
         disturbed = f"{len(disturbances)} of {len(reports)} measuring processes were disturbed: {disturbances[-1]}"
-        progress.message(f"the calibration is unreliable: {disturbed}; calibrate again on an idle machine")
+        if not allow_noise:
+            raise NoisyMachineError(f"no calibration, because {disturbed}; {_NOISE_REMEDY}")
+        progress.message(f"the calibration is unreliable, because {disturbed}; calibrate again on an idle machine")
     nodes = [timed.nodes.nodes for sweeps in timings for timed in sweeps[0].items if timed.nodes is not None]
     works = [(w, node.duration_us) for each in nodes for w, node in zip(count_nodes(each), each, strict=True)]
     device = host_facts(base, count, rates, works, disturbed)
@@ -300,7 +316,7 @@ def calibrate(
     try:
         return with_cross_validation(fitted, calls, rates.call_us, bare)
     except EdgeformerError as error:
-        progress.message(f"the error on other models is not known: {error}")
+        progress.message(f"the error of estimates for other models is unknown: {error}")
         return fitted
 
 
@@ -309,15 +325,18 @@ def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Sub
     bundle = Bundle.open(folder)
     graphs = full_graphs(bundle, PRECISIONS)
     if not graphs or graphs[0].artifact.precision != "fp32":
-        raise InputError(f"{folder}: calibrating needs the full FP32 ONNX graph; export the run again")
+        raise InputError(f"{folder}: has no FP32 ONNX graph, which calibrate times; export the run again")
     longest = bundle.manifest.max_positions
     if longest is None:
-        raise InputError(f"{folder}: calibrating needs a model that takes texts of many lengths, not an imported graph")
+        raise InputError(
+            f"{folder}: is an imported ONNX graph, and calibrate needs a text model; give a run that was trained here "
+            "or imported with import hf"
+        )
     fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
     if len(fitting) < FEWEST_SHAPES:
         raise InputError(
-            f"calibrating needs at least {FEWEST_SHAPES} shapes that the model takes (up to {longest} tokens), not "
-            f"{len(fitting)}"
+            f"{folder}: takes at most {longest} tokens, so only {len(fitting)} shapes can be timed, and a calibration "
+            f"needs {FEWEST_SHAPES}; give a model that reads longer texts"
         )
     if several and len(fitting) >= 2 * FEWEST_SHAPES:
         fitting = fitting[::2]
@@ -359,7 +378,7 @@ def validate(
         card = target.gpu.name if target.gpu is not None else device.match or device.title
         if target.present and not on_gpu(provider):
             raise InputError(
-                f"--validate: ONNX Runtime computes with {provider} here, not on {card}; see edgeformer doctor"
+                f"--validate: ONNX Runtime runs on {provider} here, not on {card}; edgeformer doctor says why"
             )
         calibration = Calibration(
             created=now(), processor=card, threads=default_threads(), provider=provider, versions=library_versions(),
@@ -369,15 +388,15 @@ def validate(
     elif device.calibration is not None:
         calibration = device.calibration
     else:
-        raise InputError(f"device profile {device.name!r} has no calibration; run edgeformer calibrate")
+        raise InputError(f"--validate: the profile {device.name!r} has no calibration; run edgeformer calibrate first")
     refusal = refused_calibration(device) if device.kind == "cpu" else None
     if refusal is not None:
         raise InputError(refusal)
     if not target.present:
-        raise InputError(f"--validate: {target.reason}; estimates for a device are checked on the device itself")
+        raise InputError(f"--validate: {target.reason}; run it on that device")
     fitted_on = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
-    fitted, progress = 0, progress or Silent()
+    fitted, progress = 0, progress or SILENT
     bundle = Bundle.open(folder)
     usable = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
     usable.sort(key=lambda shape: (shape[0] * shape[1], shape))
@@ -401,7 +420,7 @@ def validate(
                 continue
             if latency.stable is False:
                 doubts = "; ".join(latency.warnings) or "no reason given"
-                progress.message(f"{name}: the measurement is not stable, and counts for no error: {doubts}")
+                progress.message(f"{name}: left out of the error, because the measurement is unstable: {doubts}")
             cases.append(
                 FittedCase(
                     run=bundle.name, artifact=id_, precision=row.precision, batch=row.batch, seq=row.seq,
@@ -409,9 +428,20 @@ def validate(
                 )
             )  # fmt: skip
     if not cases and fitted:
-        raise InputError("all these cases were fitted or are too long for the model: give other shapes or another run")
+        raise InputError(
+            "--validate: nothing to compare: the calibration used every one of these shapes, or they are too long for "
+            "the model; give other shapes (--batch, --seq) or another run"
+        )
     if not cases:
-        raise EdgeformerError("no case could be both measured and estimated; the messages above say why")
+        raise EdgeformerError("--validate: no shape has both a measurement and an estimate; the messages above say why")
+    return with_cases(device, calibration, cases)
+
+
+def with_cases(device: DeviceProfile, calibration: Calibration, cases: Sequence[FittedCase]) -> DeviceProfile:
+    """Return the profile with a calibration that was compared with measured ``cases``.
+
+    The error of a cross-validation stays; otherwise it is that of the stable cases.
+    """
     update: dict[str, object] = {"validated_on": tuple(cases)}
     errors = [
         abs(math.log2(case.estimated_ms / case.measured_ms)) for case in cases if case.estimated_ms and case.stable
@@ -422,3 +452,51 @@ def validate(
             worst_log2=max(errors), created=now(),
         )  # fmt: skip
     return device.model_copy(update={"calibration": calibration.model_copy(update=update)})
+
+
+def check_estimates(bundle: Bundle, device: DeviceProfile, rows: Sequence[Row]) -> list[EstimateCheck]:
+    """Estimate rows that were measured on a device, and return both; empty: the profile has no facts to estimate from.
+
+    Rows of other runtimes or thread counts than an estimate is for are left out.
+    """
+    checks: list[EstimateCheck] = []
+    if device.peaks.fp32 is None:
+        return checks
+    measured = [row for row in rows if row.where == "host" and row.phase != "cold" and row.latency_ms.p50]
+    for id_ in dict.fromkeys(row.artifact for row in measured):
+        by_item: dict[Any, Row] = {(row.phase, row.batch, row.seq): row for row in measured if row.artifact == id_}
+        for estimated in estimate(bundle, bundle.artifact(id_), device, [*by_item]):
+            row, latency = by_item[estimated.phase, estimated.batch, estimated.seq], estimated.latency_ms
+            same_setting = (row.provider, row.threads) == (estimated.provider, estimated.threads)
+            if row.phase == "cold" or not row.latency_ms.p50 or not latency.p50 or not same_setting:
+                continue
+            checks.append(
+                EstimateCheck(
+                    artifact=id_, precision=row.precision, phase=row.phase, batch=row.batch, seq=row.seq,
+                    measured_ms=row.latency_ms.p50, estimated_ms=latency.p50, low_ms=latency.low, high_ms=latency.high,
+                    stable=row.latency_ms.stable is not False,
+                )
+            )  # fmt: skip
+    return checks
+
+
+def add_checks(device: DeviceProfile, run: str, checks: Sequence[EstimateCheck]) -> DeviceProfile:
+    """Return a calibrated profile with the cases of ``checks``, except those that were fitted.
+
+    A case replaces an earlier one of the same shape.
+    """
+    if device.calibration is None or not checks:
+        return device
+    fitted = {(case.run, case.artifact, case.phase, case.batch, case.seq) for case in device.calibration.fitted_on}
+    cases = {
+        (case.run, case.artifact, case.phase, case.batch, case.seq): case for case in device.calibration.validated_on
+    }
+    for check in checks:
+        case = FittedCase(
+            run=run, artifact=check.artifact, precision=check.precision, phase=check.phase, batch=check.batch,
+            seq=check.seq, measured_ms=check.measured_ms, estimated_ms=check.estimated_ms, stable=check.stable,
+        )  # fmt: skip
+        key = case.run, case.artifact, case.phase, case.batch, case.seq
+        if key not in fitted:
+            cases[key] = case
+    return with_cases(device, device.calibration, [*cases.values()])

@@ -108,7 +108,7 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
     case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device, bundle.name)
     try:
         if not case.listed.is_graph:
-            raise EdgeformerError(f"estimates need an ONNX graph, and the bundle has none for {artifact.id}")
+            raise EdgeformerError(f"an estimate needs an ONNX graph, and the bundle has none for {artifact.id}")
         if (reason := runtime_of(artifact).estimable(artifact, device)) is not None:
             raise EdgeformerError(reason)
         rates_of(device, artifact.precision)  # the profile may lack a fact
@@ -138,7 +138,7 @@ def estimate_row(case: Case, listing: Listing, item: Item) -> Row:
     size_bytes, calibration = artifact.size_bytes or 0, device.calibration
     try:
         if item not in listing.items:
-            raise EdgeformerError(listing.refused.get(item, "the graph's nodes were not listed"))
+            raise EdgeformerError(listing.refused.get(item, "the operators of the graph were not listed"))
         nodes = listing.items[item]
         # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
         works = count_nodes(nodes.nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
@@ -173,8 +173,8 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         all_us, counted_us = (range_us(part, rates, weight_bytes, fused=False)[1] for part in (works, counted))
         if (share := 1 - counted_us / all_us) > MOST_UNKNOWN:
             raise EdgeformerError(
-                f"no estimate: {share:.0%} of the time may go to operators whose work cannot be counted: "
-                f"{describe_operators(unknown)}; profile on the device itself"
+                f"no estimate, because up to {share:.0%} of the time goes to operators without a known cost: "
+                f"{describe_operators(unknown)}; run profile on the device itself"
             )
     fitted_operators: Collection[str] = ()
     if calibration is not None and precision in calibration.efficiencies:
@@ -194,18 +194,18 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
         p50 = (low * high) ** 0.5
         reason = (
-            "from the profile's peak rates, not calibrated: the low end overlaps everything and reaches nearly the "
-            "peaks, the high end overlaps nothing and reaches about a third of them"
+            "from the peak rates of the profile, without a calibration: the low end assumes nearly these rates and "
+            "full overlap of compute and memory, the high end a third of them and no overlap"
         )
     warnings = []
     if unchecked := Counter(
         work.operator for work in works if work.trust != "checked" and work.operator not in fitted_operators
     ):
         operators = describe_operators(unchecked)
-        warnings.append(f"the range is wider: never checked on any device are estimates of {operators}")
+        warnings.append(f"the range is wider, because estimates of {operators} were never checked on any device")
     if control := [operator for operator in sorted(CONTROL) if any(node.op == operator for node in nodes.nodes)]:
         warnings.append(
-            f"{' and '.join(control)}: counted as often as it ran on a golden input; others may take another way"
+            f"{' and '.join(control)}: counted as often as it ran on a golden input; other inputs may differ"
         )
     return Latency(
         status="estimated", p50=p50, low=low, high=high, reason="; ".join((reason, *warnings)),
@@ -220,7 +220,7 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
     """
     precision, roles = case.artifact.precision, ("full", "exit") if phase == "steady" else ("decode",)
     if case.artifact.role not in roles:
-        return _UNVALIDATED_LOG2, "parts of a call were never checked, so the range is a guess"
+        return _UNVALIDATED_LOG2, "estimates of step artifacts were never checked, so the range is a guess"
     errors_log2 = [
         abs(math.log2(validation.estimated_ms / validation.measured_ms))
         for validation in calibration.validated_on
@@ -233,10 +233,13 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
         return worst, f"the range is the worst error on {len(errors_log2)} other shapes of this model"
     error = calibration.error
     if error is None or error.spread_log2 is None:
-        return _UNVALIDATED_LOG2, "no model was left out of the calibration, so the range is a guess"
+        return _UNVALIDATED_LOG2, "the calibration has no cross-validation over models, so the range is a guess"
     validated = {(validation.precision, validation.phase) for validation in calibration.left_out}
     if (precision, phase) in validated:
-        cases = f"{error.cases} cases of {error.models} models, each left out once"
-        return error.spread_log2, f"the range is the largest error on {cases}"
+        cases = f"{error.cases} cases of {error.models} models"
+        return error.spread_log2, f"the range is the largest error in a cross-validation of {cases}"
     covered = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in validated))
-    return max(error.spread_log2, _UNVALIDATED_LOG2), f"models were left out in {covered} only, so the range is a guess"
+    return (
+        max(error.spread_log2, _UNVALIDATED_LOG2),
+        f"the cross-validation covers {covered} only, so the range is a guess",
+    )

@@ -82,7 +82,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     few shapes of the FP32 graph were timed.
     """
     if sum(call.artifact.precision == "fp32" for call in calls) < FEWEST_SHAPES:
-        raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed: too little to fit on")
+        raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed, too few for a fit")
     durations = _durations_us(calls, call_us)
     rows: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
     for call, nodes_us in zip(calls, durations, strict=True):
@@ -97,7 +97,9 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
             rows[precision, work.cls].append(row)
             rows[precision, work.operator].append(row)
     if not any(precision == "fp32" for precision, _ in rows):
-        raise EdgeformerError("the nodes of no FP32 call add up to it: something else used the processor meanwhile")
+        raise EdgeformerError(
+            "the times of single nodes contradict the times of whole calls; calibrate again on an idle machine"
+        )
     efficiencies: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     class_of = {work.operator: work.cls for call in calls for work in call.works}

@@ -53,7 +53,7 @@ class Listing:
 def run_listing(job: ListJob) -> Listing:
     """List the executed nodes of an ONNX artifact in a worker; an item that fails has a reason instead."""
     messages: list[ItemNodes | Refusal] = []
-    reason = run_job(job, messages.append).reason or "the listing process did not list it"
+    reason = run_job(job, messages.append).reason or "the listing process ended without a result for this shape"
     listing = Listing({message.item: message for message in messages if isinstance(message, ItemNodes)})
     listing.refused |= {item: reason for item in job.items if item not in listing.items}
     listing.refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
@@ -83,7 +83,7 @@ def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int =
             graphs = [(files.parts[name], times) for name, times in calls]
         except KeyError as error:
             raise ArtifactError(
-                f"{files.file}: {files.artifact.id} has no part {error}; export the run again"
+                f"{files.file}: {files.artifact.id} lacks its part {error}; export the run again"
             ) from None
     nodes: list[ExecutedNode] = []
     feed_bytes = 0
@@ -133,5 +133,5 @@ def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
             sizes = (batch, *(dynamic if size is None else size for size in shape[1:]))
             feed[name] = generator.normal(size=sizes).astype(np.float16 if kind == "tensor(float16)" else np.float32)
         else:
-            raise InputError(f"input {name!r} is none that edgeformer's graphs have; its nodes cannot be listed")
+            raise InputError(f"the graph has an input {name!r} that edgeformer cannot fill, so it cannot be estimated")
     return feed

@@ -79,7 +79,9 @@ def run_probe(threads: int) -> HostRates:
     for _ in range(_TRIES):
         end = run_job(ProbeJob(threads=threads), results.append)
         if not results:
-            raise EdgeformerError(f"this host's rates could not be measured: {end.reason or 'no answer'}")
+            raise EdgeformerError(
+                f"this host's rates were not measured: {end.reason or 'the probe ended without a result'}"
+            )
         if results[-1].disturbed is None:
             break
     return results[-1]

@@ -45,7 +45,7 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
     def required(name: str, fact: Fact[float] | None) -> float:
         if fact is None:
             remedy = "; run edgeformer calibrate" if device.kind == "cpu" and device.match is None else ""
-            raise EdgeformerError(f"device profile {device.name!r} does not say {name}{remedy}")
+            raise EdgeformerError(f"the profile {device.name!r} has no value for {name}, which estimates need{remedy}")
         return fact.value
 
     fp32 = required("peaks.fp32", device.peaks.fp32)
@@ -53,7 +53,9 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
     if device.kind == "cuda":
         peaks = [fact.value for fact in device.peaks.of(precision)]
         if not peaks:
-            raise EdgeformerError(f"device profile {device.name!r} does not say peaks.{precision}")
+            raise EdgeformerError(
+                f"the profile {device.name!r} has no value for peaks.{precision}, so {precision} is not estimated"
+            )
         # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
         peak, sure_peak = max(peaks), fp32 if precision == "int8" else min(peaks)
     elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
@@ -80,8 +82,8 @@ def refused_calibration(device: DeviceProfile) -> str | None:
         return None
     if expected.lower() not in calibration.processor.lower():
         return (
-            f"device profile {device.name!r} was calibrated for another processor ({calibration.processor}, not "
-            f"{expected}); run edgeformer calibrate there"
+            f"the profile {device.name!r} was calibrated on another processor ({calibration.processor}, not "
+            f"{expected}); run edgeformer calibrate on the device"
         )
     if device.match is not None:
         return None
@@ -94,13 +96,13 @@ def refused_calibration(device: DeviceProfile) -> str | None:
     caches = [size and format_bytes(size) for size in (calibration.stated_cache_bytes, stated_cache_bytes())]
     facts: dict[str, list[Any]] = {"ONNX Runtime": versions, "instructions": flags, "cache": caches}
     differences = [
-        f"{name} {calibrated or 'none'}, and {present or 'none'} here"
+        f"{name} {calibrated or 'none'} (this host: {present or 'none'})"
         for name, (calibrated, present) in facts.items()
         if calibrated is not None and present is not None and calibrated != present
     ]
     if not differences:
         return None
-    return f"device profile {device.name!r} was calibrated with {'; '.join(differences)}; run edgeformer calibrate"
+    return f"the profile {device.name!r} was calibrated with {', '.join(differences)}; run edgeformer calibrate again"
 
 
 def known_error(device: DeviceProfile, host: DeviceProfile | None = None) -> EstimateError | None:
@@ -150,8 +152,8 @@ def calibrated_nodes_us(
             efficiency = efficiency or calibration.efficiencies.get(fitted_precision, {}).get(work.cls)
         if efficiency is None:
             raise EdgeformerError(
-                f"the calibration has no {work.cls} operators, which this graph has; calibrate with a bundle that has "
-                "them"
+                f"the calibration has no rate for the {work.cls} operators of this graph; calibrate with a bundle that "
+                "has such operators"
             )
         durations_us.append(node_us(work, far_bytes(work, beyond, rates.cache_bytes), efficiency, rates))
     return durations_us
@@ -272,7 +274,7 @@ def estimate_memory(
         low = _CPU_COPIES_LOW * weights + alive_low
         high = _CPU_COPIES_HIGH * weights + _ARENA_HIGH * alive_high + _CPU_FIXED_HIGH
     elif device.context_bytes is None:
-        reason = f"device profile {device.name!r} does not say context_bytes"
+        reason = f"the profile {device.name!r} has no value for context_bytes, so memory is not estimated"
         return Memory(status="unavailable", reason=reason)
     else:
         engine_bytes, engine = _ARENA_HIGH * (weights + alive_high), artifact.engine
@@ -290,5 +292,5 @@ def estimate_memory(
         low=round(low),
         high=round(high),
         method=f"sum of {parts}",
-        reason=f"sum of {parts}; the range covers what allocators keep and how many copies of the weights there are",
+        reason=f"sum of {parts}; the range covers memory that allocators keep and copies of the weights",
     )

@@ -18,8 +18,8 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorP
 _HALF_BYTES = {TensorProto.INT4, TensorProto.UINT4}
 INTEGERS = {TensorProto.INT8, TensorProto.UINT8} | _HALF_BYTES
 """Types of quantised weights."""
-NO_PARAMETERS = ("cos", "sin", "inv_freq", "running_mean", "running_var")
-"""Stored tensors that are no parameters: the rotary table, running statistics of a batch normalisation."""
+NO_PARAMETERS = ("cos", "sin", "inv_freq", "running_mean", "running_var", "fingerprints")
+"""Stored tensors that are no parameters: the rotary table, running statistics of a batch normalisation, hashes."""
 SCALE, ZERO_POINT = "_scale", "_zero_point"
 """Suffixes of the scales and zero points of a weight, in ONNX Runtime's quantizers too; the 4-bit one writes the
 plural."""

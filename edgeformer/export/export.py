@@ -49,13 +49,15 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         flags = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
         for flag, is_set in {**flags, "--allow-leak": options.allow_leak}.items():
             if is_set:
-                raise InputError(f"{flag}: {folder} holds an imported graph, whose loops and vocabulary are unknown")
+                raise InputError(
+                    f"{flag}: {folder} is an imported graph without known loops and vocabulary; leave it out"
+                )
     for flag, is_set in sizes.items():
         if is_set and not options.vocab_trim:
-            raise InputError(f"{flag}: says what --vocab-trim keeps; add that")
+            raise InputError(f"{flag}: changes what --vocab-trim keeps; add --vocab-trim")
     builders = [find_builder(name) for name in dict.fromkeys(options.build)]
     if options.target is not None and not builders:
-        raise InputError("--target: says what is built for; add --trt, or --build with a builder's name")
+        raise InputError("--target: is the device of an engine, and none is requested; add --trt or --build NAME")
     run = None if is_imported else Run.open(folder)
     if run is not None:
         run.require_finished()
@@ -76,7 +78,8 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         name = requested or (run.recipe.target if run is not None and needs_device is not None else None)
         if name is None and needs_device is not None:
             raise InputError(
-                f"{needs_device.flag}: which device? Name its profile: --target rtx4050 (edgeformer list devices)"
+                f"{needs_device.flag}: the device is unknown; name its profile, e.g. --target rtx4050 (edgeformer list "
+                "devices)"
             )
         profiles = options.profiles or own_profiles(source.folder.parent)
         device = load_profile(name, profiles) if name is not None else None
@@ -85,7 +88,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         if requested is not None and len(targets) == len(plans) and not any(target.device for target in targets):
             names = ", ".join(builder.name for builder in builders)
             raise InputError(
-                f"--target: {names}: what it builds is the same for every device; leave it out, or add --trt"
+                f"--target: {names} builds the same file for every device; leave out --target, or add --trt"
             )
         previous = PreviousBundle(source.folder)
         if not options.replace:

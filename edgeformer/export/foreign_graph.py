@@ -84,7 +84,7 @@ def read_foreign(path: Path) -> ForeignGraph:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.suffix != ".onnx":
-        raise InputError(f"{path}: an ONNX file is expected, whose name ends in .onnx")
+        raise InputError(f"{path}: is no ONNX file; give a file whose name ends in .onnx")
     try:
         weights = sorted(external_files(path))
     except ArtifactError as error:
@@ -96,10 +96,10 @@ def read_foreign(path: Path) -> ForeignGraph:
         escapes = escapes or not location or bool(set("\\:\0") & set(location))
         if escapes or not (folder / location).resolve().is_relative_to(folder):
             raise ArtifactError(
-                f"{path}: reads weights from {location!r}, which is not inside of its folder; do not use it"
+                f"{path}: reads weights from {location!r}, outside of its folder; do not use a file that does this"
             )
         if not (folder / location).is_file():
-            raise ArtifactError(f"{path}: reads weights from {location!r}, which is missing; copy it beside the file")
+            raise ArtifactError(f"{path}: its weights file {location!r} is missing; copy it beside the .onnx file")
     unknown = [
         f"{domain}.{operator} ({count})"
         for (domain, operator), count in sorted(outline.operators.items())
@@ -107,19 +107,22 @@ def read_foreign(path: Path) -> ForeignGraph:
     ]
     if unknown:
         raise InputError(
-            f"{path}: has operators of its own that no runtime here knows: {', '.join(unknown[:_MAX_LISTED])}; export "
-            "the model with standard ONNX operators"
+            f"{path}: no installed runtime has these custom operators: {', '.join(unknown[:_MAX_LISTED])}; export the "
+            "model with standard ONNX operators"
         )
     ports = [("input", port) for port in outline.inputs] + [("output", port) for port in outline.outputs]
     for kind, port in ports:
         place = f"{path}: {kind} {port.name!r}"
         if not port.name.isprintable() or "\\" in port.name or not 0 < len(port.name) <= _MAX_NAME:
-            raise InputError(f"{path}: {kind} {port.name[:40]!r}: such a name cannot be kept in a golden.npz")
+            raise InputError(
+                f"{path}: {kind} {port.name[:40]!r}: the name has characters that golden.npz cannot store; rename it "
+                "in the graph"
+            )
         if port.kind != "tensor":
-            raise InputError(f"{place} is a {port.kind}; only tensors can be given and compared")
+            raise InputError(f"{place} is a {port.kind}; export a graph whose inputs and outputs are tensors")
         if port.dtype not in _NUMBERS:
-            remedy = "leave the text to the program around it" if port.dtype == "string" else "cast it in the graph"
-            raise InputError(f"{place} holds {port.dtype or 'no known type'}, no numbers; {remedy}")
+            remedy = "tokenize outside of the graph" if port.dtype == "string" else "add a Cast to a numeric type"
+            raise InputError(f"{place} is a tensor of {port.dtype or 'an unknown type'}; {remedy}")
     return ForeignGraph(path, outline, {location: folder / location for location in weights})
 
 
@@ -130,7 +133,7 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     if equals and name and all(part in _LETTERS or (part.isdecimal() and int(part) > 0) for part in parts):
         return name, tuple(part if part in _LETTERS else int(part) for part in parts)
     raise InputError(
-        f"--shape {text}: write NAME=SIZExSIZE…, e.g. --shape audio=1x512; B stands for what --batch sizes, S for --seq"
+        f"--shape {text}: write NAME=SIZExSIZE…, e.g. --shape audio=1x512; B is the batch size, S the sequence length"
     )
 
 
@@ -143,7 +146,7 @@ def parse_range(text: str) -> tuple[str, Range]:
     except ValueError:
         parsed = (math.nan, math.nan)
     if not equals or not name or not all(map(math.isfinite, parsed)) or parsed[0] > parsed[1]:
-        raise InputError(f"--range {text}: write NAME=LOW:HIGH, both included, e.g. --range ids=0:30521; or NAME=VALUE")
+        raise InputError(f"--range {text}: write NAME=LOW:HIGH or NAME=VALUE, e.g. --range ids=0:30521 (both included)")
     return name, parsed
 
 
@@ -178,7 +181,7 @@ def find_axes(
     for port in ports:
         shape, golden = shapes.get(port.name), golden_shapes.get(port.name)
         dims: Sequence[Dim] = port.shape if port.shape is not None else shape if shape is not None else golden or ()
-        for source, sizes in ((f"--shape {port.name}=", shape), (f"the given array {port.name!r}: ", golden)):
+        for source, sizes in ((f"--shape {port.name}=", shape), (f"--inputs: array {port.name!r} ", golden)):
             pairs = zip(port.shape or (), sizes or (), strict=False)
             differs = any(isinstance(dim, int) and dim != size for dim, size in pairs)
             if sizes is not None and (differs or len(sizes) != len(dims)):
@@ -187,14 +190,14 @@ def find_axes(
             is_named = isinstance(dim, str) and dim.strip("?") and isinstance(size, int)
             if is_named and named_sizes.setdefault(str(dim), int(size)) != size:
                 flag = f"--shape {port.name}={'x'.join(map(str, shape or ()))}"
-                raise InputError(f"{flag}: {dim!r} is {named_sizes[str(dim)]} in another input")
+                raise InputError(f"{flag}: the axis {dim!r} is {named_sizes[str(dim)]} in another input; use one size")
     axes: dict[str, tuple[Axis, ...]] = {}
     unknown, flags = list[str](), list[str]()
     for port in ports:
         shape, golden = shapes.get(port.name), golden_shapes.get(port.name)
         if port.shape is None and shape is None and golden is None:
             name = port.name
-            raise InputError(f"input {name!r}: the graph says nothing of its shape; give it: --shape {name}=1x…")
+            raise InputError(f"input {name!r}: the graph does not state its shape; give it: --shape {name}=1x…")
         dims = port.shape if port.shape is not None else (None,) * len(shape if shape is not None else golden or ())
         is_text = port.name in TEXT_INPUTS and len(dims) == 2
         roles: list[Takes | None] = ["batch", "seq"] if is_text else [role_of(dim) for dim in dims]
@@ -207,8 +210,8 @@ def find_axes(
             takes = _LETTERS[axis_size] if isinstance(axis_size, str) else role
             if isinstance(axis_size, int):
                 if golden_size not in (None, axis_size):
-                    axis = f"input {port.name!r}: axis {place}"
-                    raise InputError(f"{axis} is {axis_size}, but {golden_size} in the given array")
+                    axis = f"--inputs: array {port.name!r}: axis {place}"
+                    raise InputError(f"{axis} is {golden_size}, but {axis_size} in the graph or in --shape")
                 port_axes.append(Axis(size=axis_size, role=role))
             elif takes is not None:
                 default = GOLDEN_SEQ if takes == "seq" else 1
@@ -220,14 +223,14 @@ def find_axes(
         axes[port.name] = tuple(port_axes)
         if places:
             axis_names = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
-            unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {axis_names} is not known")
+            unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {axis_names} is unknown")
             rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
             parts = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
             flags.append(f"--shape {port.name}={'x'.join(parts)}")
     if unknown:
         raise InputError(
-            f"{'; '.join(unknown)}. Give all sizes: {' '.join(flags)} (B: what --batch sizes, S: what --seq sizes, "
-            "… a number)"
+            f"{'; '.join(unknown)}; give all sizes: {' '.join(flags)} (B: the batch size, S: the sequence length, …: a "
+            "number)"
         )
     return axes
 
@@ -243,18 +246,20 @@ def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
     for port in ports:
         if port.name not in arrays:
             names = ", ".join(arrays) or "nothing"
-            raise DataError(f"{flag}: holds no array {port.name!r}, which the graph takes; it holds {names}")
+            raise DataError(f"{flag}: lacks the array {port.name!r}, an input of the graph; it has {names}")
         array, dtype = arrays[port.name], np.dtype(port.dtype)
         is_number = array.dtype.kind in "iufb" and np.can_cast(array.dtype, dtype, "same_kind")
         if not is_number or (dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array)):
-            raise DataError(f"{flag}: {port.name!r} must be {port.dtype}, but its {array.dtype} numbers are not")
+            raise DataError(
+                f"{flag}: array {port.name!r} is {array.dtype}, and the graph takes {port.dtype}; convert it"
+            )
         if not array.size:
-            raise DataError(f"{flag}: {port.name!r} is empty")
+            raise DataError(f"{flag}: array {port.name!r} is empty; give at least one call")
         is_one_call = port.shape is None or array.ndim == len(port.shape)
         inputs[port.name] = array.astype(dtype)[None] if is_one_call else array.astype(dtype)
     if len({len(array) for array in inputs.values()}) > 1:
         counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
-        raise DataError(f"{flag}: its arrays are of different numbers of calls: {counts}")
+        raise DataError(f"{flag}: the arrays have different numbers of calls ({counts}); give the same number for each")
     return inputs
 
 
@@ -274,14 +279,14 @@ def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Rang
         names = " and ".join(f"{port.name!r} ({port.dtype})" for port in missing)
         flags = " ".join(f"--range {port.name}=0:…" for port in missing)
         raise InputError(
-            f"input {names}: which whole numbers it takes cannot be read from the graph; say it: {flags} (smallest "
-            "and largest), or give real inputs with --inputs FILE.npz"
+            f"input {names}: the graph does not state the range of these integers; give it with {flags} (smallest and "
+            "largest), or give real inputs with --inputs FILE.npz"
         )
     for port in integers:
         limits, type_ = planned[port.name], np.iinfo(port.dtype)
         if any(number != int(number) for number in limits) or limits[0] < type_.min or limits[1] > type_.max:
             flag = f"--range {port.name}={limits[0]:g}:{limits[1]:g}"
-            raise InputError(f"{flag}: {port.name!r} is {port.dtype}: whole numbers from {type_.min} to {type_.max}")
+            raise InputError(f"{flag}: {port.name!r} is {port.dtype}; give integers from {type_.min} to {type_.max}")
     return planned
 
 
@@ -303,7 +308,7 @@ def describe_draw(port: Port, limits: Range | None, seed: int) -> str:
     """Describe the distribution that :func:`draw` uses."""
     if limits is None:
         is_bool = np.dtype(port.dtype).kind == "b"
-        return f"random truth values, seed {seed}" if is_bool else f"standard normal, seed {seed}"
+        return f"random booleans, seed {seed}" if is_bool else f"standard normal, seed {seed}"
     if limits[0] == limits[1]:
         return f"always {limits[0]:g}"
-    return f"evenly from {limits[0]:g} to {limits[1]:g}, seed {seed}"
+    return f"uniform from {limits[0]:g} to {limits[1]:g}, seed {seed}"

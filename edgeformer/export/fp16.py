@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.models.layers import MASKED
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Run
 from edgeformer.tasks.metric import Arrays
@@ -69,8 +70,9 @@ _SMALL_CONSTANT = 16
 def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
     """Largest absolute number that any module of an FP32 model reads or writes on these inputs.
 
-    Attention scores q·kᵀ/√D are included: torch's attention does not return them, but a graph computes them in its own
-    precision. ONNX Runtime's CPU provider computes FP16 graphs in FP32, so a run there cannot show an overflow.
+    Attention scores q·kᵀ/√D, and their sum with the mask where that hides no token, are included: torch's attention
+    does not return them, but a graph computes them in its own precision. ONNX Runtime's CPU provider computes FP16
+    graphs in FP32, so a run there cannot show an overflow.
     """
     max_abs = 0.0
 
@@ -85,10 +87,14 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
         def __torch_function__(
             self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
+            options = kwargs or {}
             if func is F.scaled_dot_product_attention:
-                q, k = args[:2]
-                update(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
-            return func(*args, **(kwargs or {}))
+                (q, k), mask, scale = args[:2], options.get("attn_mask"), options.get("scale")
+                scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+                update(scores)
+                if mask is not None and mask.is_floating_point():  # it can hold more than 0 for every visible token
+                    update((scores + mask).masked_fill(mask <= MASKED / 2, 0))
+            return func(*args, **options)
 
     def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
         update(*arguments, output)
@@ -169,7 +175,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
             conversion.out_of_range.add(value)
     is_converted = [conversion.convert(node) for node in list(RecursiveGraphIterator(converted.graph))]
     if not any(is_converted):
-        raise EdgeformerError("FP16: nothing in it can compute in FP16: it has no product, sum or move of FP32 numbers")
+        raise EdgeformerError("FP16: the graph has no operator that can compute in FP16; it stays FP32")
     RemoveUnusedNodesPass()(converted)
     return converted
 

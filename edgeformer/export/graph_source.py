@@ -40,11 +40,11 @@ _MAX_ABS_CALLS = 2
 """Golden calls of which every value inside the graph is inspected before FP16 conversion."""
 
 _FP16_NOTE = (
-    "FP16: norms, softmax, powers, sums over an axis and whatever came near FP16's limits on the golden inputs stay "
-    "FP32; a CPU computes the rest in FP32, too: `edgeformer verify` on the target shows what it does there"
+    "FP16: operators that need the range of FP32 stay FP32, and a CPU computes the others in FP32 too; run edgeformer "
+    "verify on the device for its results"
 )
-_RANDOM_HINT = "; its golden inputs were drawn: import it with real ones (--inputs FILE.npz)"
-_INT8_NOTE = "INT8: judged by its outputs alone; its cost in task accuracy needs labelled data"
+_RANDOM_HINT = "; the golden inputs are random: import the graph again with real ones (--inputs FILE.npz)"
+_INT8_NOTE = "INT8: judged by its outputs only; to judge it by accuracy, import the graph with --tokenizer and --data"
 
 
 @dataclass
@@ -71,7 +71,7 @@ class GraphSource:
             raise InputError(f"{folder}: was exported from a run; export that run again")
         base = bundle.artifacts[0]
         if (options.fp16 or options.int8 or options.int4) and base.precision != "fp32":
-            raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 one")
+            raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 graph")
         bundle.check(base)
         unique = base.sharing.unique_parameters if base.sharing is not None else bundle.manifest.parameters
         return cls(bundle, options, progress, bundle.folder, (base,), unique)
@@ -86,7 +86,7 @@ class GraphSource:
         )
         if problem is not None:
             problem = problem.replace("validation split", "labelled data")
-            self.notes.append(f"scores: {problem}, so they are of the golden inputs")
+            self.notes.append(f"scores: on the golden inputs only, because {problem}")
         return validation
 
     def previous(self, targets: Sequence[Target]) -> PreviousBundle:
@@ -139,8 +139,8 @@ class GraphSource:
             try:
                 if clash := {variant.file("model"), variant.weights} & self.names:
                     raise EdgeformerError(
-                        f"{name}: the imported graph keeps its weights in {min(clash)}, the file of this conversion; "
-                        "save the graph with another name of its weights, and import it again"
+                        f"{name}: the imported graph keeps its weights in {min(clash)}, which this conversion would "
+                        "overwrite; save the graph with another name for its weights file, and import it again"
                     )
                 with bar(self.progress, f"Making the {name} graph", None):
                     model = self._convert(folder, precision)
@@ -159,7 +159,7 @@ class GraphSource:
                 raise
             except Exception as error:  # converters raise any type for graphs that they were never tested with
                 message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                fields = {"reason": f"{name}: cannot be made: {message}"}
+                fields = {"reason": f"{name}: the conversion failed: {message}"}
             yield entry.model_copy(update={**fields, "status": "rejected" if fields["reason"] else "built"})
         if self.options.fp16:
             self.notes.append(_FP16_NOTE)
@@ -179,8 +179,8 @@ class GraphSource:
             model = quantize_int4(lifted(model))
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
-                f"{precision.upper()}: nothing in it can be stored in {precision[3:]} bits: it has no product with a "
-                "stored matrix and no table of rows (convolutions and recurrent operators stay FP32)"
+                f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
+                "other operators stay FP32"
             )
         return model
 
@@ -192,7 +192,7 @@ class GraphSource:
         smallest, largest = task.input_shapes(data, 1, 1), task.input_shapes(data, 16, max(512, length))
 
         def no_module() -> NoReturn:
-            raise EdgeformerError("an imported graph has no torch module; build its engine from the graph: --trt")
+            raise EdgeformerError("an imported graph has no torch module; use --trt without --trt-via torch-tensorrt")
 
         return BuildJob(
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else self.base[0].precision,

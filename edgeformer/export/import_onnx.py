@@ -65,7 +65,7 @@ _MAX_RANDOM_BYTES, _MAX_BYTES = 48 << 20, 200 << 20
 """Of all golden inputs and outputs: above the first fewer calls are drawn, above the second the import fails."""
 _REPEAT_TOLERANCE = 1e-3
 """Largest difference of two identical calls, relative to the output's standard deviation."""
-_STILL_IMPORTABLE = "without --tokenizer and --labels it can be imported as a graph of tensors"
+_STILL_IMPORTABLE = "leave out --tokenizer and --labels to import it as a graph of tensors"
 
 
 @dataclass(frozen=True)
@@ -119,38 +119,41 @@ class _Import:
         try:
             return {name: np.asarray(array) for name, array in session.run(inputs).items()}
         except InputError as error:
-            raise InputError(f"{self.graph.path}: {error}; other sizes or numbers may work: --shape, --range") from None
+            raise InputError(f"{self.graph.path}: {error}; try other sizes (--shape) or values (--range)") from None
 
 
 def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextReader:
     """Check inputs and outputs of a classifier of texts, and return its tokenizer. Raises InputError, DataError."""
     if options.tokenizer is None or len(options.labels) < 2:
-        raise InputError("--tokenizer and --labels belong together, and there must be two labels or more")
+        raise InputError("--tokenizer and --labels: a text classifier needs both, with two labels or more; give both")
     flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
     if len({label for label in options.labels if label.strip()}) != count:
-        raise InputError(f"{flag}: needs {count} different names, none of them empty")
+        raise InputError(f"{flag}: two labels are equal, or one is empty; give {count} different names")
     if options.inputs is not None or options.ranges or options.shapes:
-        raise InputError("--inputs, --range and --shape are for graphs without a tokenizer")
+        raise InputError("--inputs, --range, --shape: are for graphs without a tokenizer; leave them out")
     outline = graph.outline
     for port in outline.inputs:
         is_fixed = port.shape is None or len(port.shape) != 2 or any(isinstance(size, int) for size in port.shape)
         if port.name not in ("input_ids", "attention_mask") or port.dtype != "int64" or is_fixed:
             raise InputError(
-                f"{graph.path}: input {port.name!r} {shape_text(port)}: a classifier of texts takes input_ids, and "
-                f"perhaps attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
+                f"{graph.path}: input {port.name!r} {shape_text(port)}: a text classifier takes only input_ids and "
+                f"attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
             )
     logits = next((port for port in outline.outputs if port.name == "logits"), None)
     if logits is None or "input_ids" not in [port.name for port in outline.inputs]:
         names = ", ".join(port.name for port in outline.outputs)
         raise InputError(
-            f"{graph.path}: a classifier has an output `logits`, this one has {names}; {_STILL_IMPORTABLE}"
+            f"{graph.path}: a text classifier has an output `logits`, and this graph has {names}; {_STILL_IMPORTABLE}"
         )
     if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
-        raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes: {shape_text(logits)}")
+        raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes; give {logits.shape[-1]} names")
     tokenizer = tokenizer_from_file(options.tokenizer)
     vocabulary, rows = embedding_rows(tokenizer), outline.tables.get("input_ids")
     if rows is not None and rows < vocabulary:
-        raise InputError(f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, the graph's table {rows:,} rows")
+        raise InputError(
+            f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, but the embedding table of the graph has "
+            f"{rows:,} rows; give the tokenizer of this model"
+        )
     return TextReader(tokenizer, special_ids(tokenizer, str(options.tokenizer)).pad, vocabulary)
 
 
@@ -169,8 +172,8 @@ def _write_manifest(
     parity = task.golden_parity(golden.arrays, repeated, None, job.entry.precision, default_provider("cpu"))
     if parity.max_abs_error is None or (parity.max_abs_error > 0 and (parity.relative_error or 0) > _REPEAT_TOLERANCE):
         raise InputError(
-            f"{graph.path}: gives other answers to the same inputs when it runs again (it draws random numbers, or "
-            "computes what is no number), so nothing that is made of it could be verified"
+            f"{graph.path}: gives different outputs for the same inputs (it draws random numbers or computes NaN), so "
+            "no artifact of it can be verified; export the model in evaluation mode"
         )
     names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
     update = {"parity": parity, "score": score, "validation": validation}
@@ -209,15 +212,15 @@ def _answer_texts(job: _Import, tokens: TextReader) -> BundleManifest:
         first, last = (np.tile(np.array(part, dtype=np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
         ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
         arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        origin = f"random tokens, seed {options.seed}; without labels their accuracy is agreement with FP32"
+        origin = f"random tokens, seed {options.seed}; their accuracy is the agreement with FP32"
     validation = None
     with job.open() as session:
         logits = job.run(session, arrays)["logits"]
         expected = (len(arrays["input_ids"]), len(options.labels))
         if logits.shape != expected or logits.dtype != np.float32:
             raise InputError(
-                f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)} of {expected[0]} rows and "
-                f"{expected[1]} labels; {_STILL_IMPORTABLE}"
+                f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)}, and a text classifier gives "
+                f"float32{list(expected)}; {_STILL_IMPORTABLE}"
             )
         arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
         if rows is not None:
@@ -246,8 +249,8 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
     if sum(sizes.values()) > _MAX_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise InputError(
-            f"{graph.path}: input {largest!r} takes {format_bytes(sizes[largest])}; golden inputs may take "
-            f"{_MAX_BYTES >> 20} MiB"
+            f"{graph.path}: input {largest!r} takes {format_bytes(sizes[largest])}, and golden inputs are limited to "
+            f"{_MAX_BYTES >> 20} MiB; give smaller sizes: --shape"
         )
     drawn = {port.name: describe_draw(port, ranges.get(port.name), options.seed) for port in ports}
     random = np.random.default_rng(options.seed)
@@ -275,20 +278,20 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
         if len(shapes) > 1:
             sizes = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
             raise InputError(
-                f"{job.graph.path}: output {name.removeprefix(OUTPUT)!r} has a shape that depends on the numbers "
-                f"that go in ({sizes}), so other artifacts cannot be compared with it; give one call with "
-                "--inputs FILE.npz"
+                f"{job.graph.path}: the shape of output {name.removeprefix(OUTPUT)!r} depends on the input values "
+                f"({sizes}), so artifacts cannot be compared over several calls; give one call with --inputs FILE.npz"
             )
         arrays[name] = np.stack([call[name] for call in calls])
     total = sum(array.nbytes for array in arrays.values())
     if total > _MAX_BYTES:
         raise InputError(
-            f"{job.graph.path}: golden inputs and outputs take {format_bytes(total)}; give smaller sizes: --shape"
+            f"{job.graph.path}: golden inputs and outputs take {format_bytes(total)}, more than {_MAX_BYTES >> 20} "
+            "MiB; give smaller sizes: --shape"
         )
     reference = {name.removeprefix(OUTPUT): array for name, array in arrays.items() if name.startswith(OUTPUT)}
     notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in data.drawn.items())}"]
     if {operator for _, operator in job.graph.outline.operators} & {*CONTROL}:
-        notes.append("If, Loop or Scan: what is computed, and how long it takes, can depend on the inputs")
+        notes.append("If, Loop or Scan: the result and its time can depend on the input values")
     score = task.golden_score(0, reference, reference)
     return _write_manifest(
         job, task, arrays, score, data=data, max_length=data.tokens_at_once, pad_id=0, notes=tuple(notes)
@@ -309,17 +312,17 @@ def import_onnx(
     options = options or OnnxImportOptions()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         if not (folder / BUNDLE_FILE).is_file():
-            raise InputError(f"{folder}: exists, and is no bundle; choose another folder")
+            raise InputError(f"{folder}: already exists and is no bundle; choose another folder")
         if Bundle.open(folder).manifest.wrapped is None:
             raise InputError(f"{folder}: is the bundle of a run; choose another folder")
         if not options.replace:
-            raise InputError(f"{folder}: exists; choose another folder, or make it anew with --replace")
+            raise InputError(f"{folder}: already exists; choose another folder, or replace it with --replace")
     graph = read_foreign(path)
     answer: Callable[[_Import], BundleManifest]
     if options.tokenizer is not None or options.labels:
         answer = partial(_answer_texts, tokens=_check_classifier(graph, options))
     elif options.data is not None:
-        raise InputError("--data: labelled texts need a tokenizer and labels: --tokenizer FILE --labels A,B")
+        raise InputError("--data: labelled texts need a tokenizer and labels; add --tokenizer FILE --labels A,B")
     else:
         data, calls = _plan_tensors(graph, options)
         answer = partial(_answer_tensors, data=data, golden_calls=calls)
@@ -330,7 +333,10 @@ def import_onnx(
             target, outline, versions = new / GRAPH, graph.outline, library_versions()
             weights = [target.parent / location for location in graph.weights]  # they keep their names relative to it
             if target in weights:
-                raise InputError(f"{path}: its weights are in {target.name}, the name of the graph in a bundle; rename")
+                raise InputError(
+                    f"{path}: its weights file has the name {target.name}, which a bundle uses for the graph; save the "
+                    "graph with another name for its weights file"
+                )
             for source, copy in ((path, target), *zip(graph.weights.values(), weights, strict=True)):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
@@ -354,7 +360,7 @@ def import_onnx(
                 built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
             )
             job = _Import(graph, new, options, progress, entry)
-            with bar(progress, f"Running {path.name} for its golden answers", None, "calls"):
+            with bar(progress, f"Running {path.name} on the golden inputs", None):
                 return answer(job)
 
 
@@ -373,6 +379,6 @@ def import_onnx_cached(path: Path, artifacts: Path, options: OnnxImportOptions, 
                 bundle.check(artifact)
             return folder
     except EdgeformerError as error:
-        progress.message(f"{folder}: made anew ({error})")
+        progress.message(f"{folder}: is damaged and is written again ({error})")
     import_onnx(path, folder, replace(options, replace=True), progress)
     return folder

@@ -13,7 +13,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig
+from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig, parse_tag
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
@@ -33,9 +33,9 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder
 from edgeformer.data.batching import TextRows
-from edgeformer.data.encoding import Encoded, PlainText, Prepared, encode, encode_texts
-from edgeformer.data.rows import Text, label_sets
-from edgeformer.data.sources import imported_data, local_parts
+from edgeformer.data.encoding import Encoded, PlainText, Prepared
+from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
 from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
@@ -45,7 +45,7 @@ from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.pretrained import MODEL
-from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, read_object
+from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source
 from edgeformer.models.weights import MODEL_FOLDER, save_model
 from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.torch.session import TorchSession
@@ -98,11 +98,12 @@ MAX_TOKENS = 512
 """Default maximum length of texts for models that take more."""
 
 _BATCH, _PAIRS = 32, 16
-_MULTI_LABEL_TASK, _MULTI_LABEL = "multi-label-classification", "multi_label_classification"
-"""Name of the task here, and in a config.json."""
+_MULTI_LABEL = "multi_label_classification"
+_TASKS = {"single_label_classification": "classification", _MULTI_LABEL: "multi-label-classification"}
+"""``problem_type`` of a config.json of a sequence classifier → task."""
 _THRESHOLDS = (
-    "a text can have several of its labels, each from a probability of 0.5 on; state others as data.thresholds in the "
-    "run's recipe.yaml before it is exported"
+    "a text has every label with a probability of at least 0.5; for other thresholds, set data.thresholds in the "
+    "recipe.yaml of the run before you export it"
 )
 _TRAINING: Mapping[str, Any] = {
     "epochs": 3, "batch_size": 32, "optimizer": {"kind": "adamw", "lr": 3e-5},
@@ -121,6 +122,7 @@ class HfOptions:
         pooling: of an embedding model: cls, mean or max; None: the source's, else mean.
         max_length: tokens that a text is cut to; None: the source's, else what the model takes, at most 512.
         target: the device profile that plan and profile use by default.
+        prompts: of an embedding model: text in front of a ``query`` or ``document``; empty: the source's.
     """
 
     artifacts: Path
@@ -130,6 +132,7 @@ class HfOptions:
     pooling: str | None = None
     max_length: int | None = None
     target: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Path:
@@ -146,48 +149,68 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         load_profile(options.target, own_profiles(options.artifacts))
     if (head := source.other_head) is not None:
         raise InputError(
-            f"{source.folder / CONFIG_FILE}: is a {head}, whose head is not computed here; only encoders and sequence "
-            f"classifiers are imported; {AS_ONNX}"
+            f"{source.folder / CONFIG_FILE}: is a {head}, and only embedding models, classifiers of "
+            f"texts or tokens and models with one output can be imported; {AS_ONNX}"
         )
-    is_embedding = source.pooling is not None or not source.classifies
-    problem_type = source.config.get("problem_type")
-    is_multi_label = problem_type == _MULTI_LABEL
-    if is_embedding and options.labels is not None:
-        raise InputError(f"--labels: {source.name} has no classifier; it is imported as an embedding model")
-    if not is_embedding and options.pooling is not None:
-        raise InputError(f"--pooling: {source.name} is a classifier, which reads its text in its own way; leave it out")
-    is_supported = is_multi_label or problem_type in (None, "single_label_classification")
-    if not is_embedding and (not is_supported or len(source.labels) == 1):
+    is_embedding = source.pooling is not None or not (source.classifies or source.tags_tokens)
+    outputs = len(source.labels) or source.sizes.num_labels or 2
+    problem_type = str(source.config.get("problem_type") or "single_label_classification")
+    task_name = _TASKS.get(problem_type) if outputs > 1 else "regression"
+    task_name = "embedding" if is_embedding else "token-classification" if source.tags_tokens else task_name
+    if task_name is None:
         raise InputError(
-            f"{source.name}: is a model for {problem_type or 'regression'}; only classifiers of two or more labels are "
-            f"imported; {AS_ONNX}"
+            f"{source.name}: is a model for {problem_type} of {outputs} outputs, and only classifiers of texts or "
+            f"tokens, models with one output and embedding models can be imported; {AS_ONNX}"
         )
-    task = get_task("embedding" if is_embedding else _MULTI_LABEL_TASK if is_multi_label else "classification")
-    labels: tuple[str, ...] | None = None
-    if not is_embedding:
+    task = get_task(task_name)
+    is_regression = task.predicts == "scores"
+    if options.labels is not None and (is_embedding or is_regression):
+        article = "an" if is_embedding else "a"
+        raise InputError(f"--labels: {source.name} is {article} {task.noun} and has no labels; leave it out")
+    if options.prompts and not is_embedding:
+        raise InputError(
+            f"--query-prompt, --document-prompt: {source.name} is a {task.noun}, and prompts are for embedding models; "
+            "leave them out"
+        )
+    if not is_embedding and options.pooling is not None:
+        raise InputError(f"--pooling: {source.name} is a {task.noun}, which pools in its own way; leave it out")
+    labels: tuple[str, ...] | None = () if is_regression else None
+    if not is_embedding and not is_regression:
         default = source.labels or ("LABEL_0", "LABEL_1")  # the default of transformers
         labels, place = options.labels or default, f"{source.folder / CONFIG_FILE}: id2label"
         if len(labels) != len(default) or len({label for label in labels if label.strip()}) != len(labels):
             place = place if options.labels is None else f"--labels {','.join(labels)}"
             raise InputError(
-                f"{place}: {len(default)} different names are needed for {', '.join(default)[:200]}, none of them "
-                "empty; name them with --labels"
+                f"{place}: the model has {len(default)} classes ({', '.join(default)[:200]}); give {len(default)} "
+                "different names with --labels"
             )
     if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
-        raise InputError(f"--max-length {options.max_length}: {source.name} takes 4 to {source.max_positions} tokens")
+        raise InputError(f"--max-length {options.max_length}: {source.name} reads 4 to {source.max_positions} tokens")
     max_length = options.max_length or min(source.max_length or MAX_TOKENS, source.max_positions)
-    data, notes = imported_data(options.data, labels, max_length)
-    if is_multi_label:
+    data, notes = imported_data(options.data, labels, max_length, SPANS if source.tags_tokens else None)
+    if source.tags_tokens and labels is not None:
+        if "O" not in labels:
+            raise InputError(
+                f"{source.name}: has the classes {', '.join(labels)[:200]}, and none is O, that of a token in no span; "
+                "name them in order: --labels O,B-PER,I-PER"
+            )
+        spans = dict.fromkeys(label for _, label in map(parse_tag, labels) if label)
+        data |= {"labels": [*spans], "tags": [*labels]}
+    if task.name == _TASKS[_MULTI_LABEL]:
         data["label_separator"] = ","
         notes.append(_THRESHOLDS)
+    elif is_regression:
+        data["activation"] = source.activation()
+    elif is_embedding:
+        data["prompts"] = options.prompts or source.settings.retrieval_prompts
     recipe = _encoder_recipe(slug, source, options, task, data)
     adapter = model_spec_of(recipe).adapter
     model = adapter.build(recipe)
     missing = adapter.start(model, recipe)
     if missing:
         raise ArtifactError(
-            f"{source.folder}: the weights lack {', '.join(missing[:5])}; it was never trained for {recipe.task}: "
-            "fine-tune it first (model: {kind: pretrained, source: …} in a recipe)"
+            f"{source.folder}: the weights lack {', '.join(missing[:5])}, because the model was never trained for "
+            f"{recipe.task}; fine-tune it first, with model.kind: pretrained in a recipe"
         )
     model.eval()
     reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
@@ -201,26 +224,22 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
 
 
 def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
-    """Describe the defaults that were chosen. ``labels``: of a classifier."""
+    """Describe the defaults that were chosen. ``labels``: of a classifier; empty: regression; None: embedding."""
     notes = []
     if source.has_code:
-        notes.append("config.json names code of its own (auto_map), which is not run")
+        notes.append("config.json names Python code (auto_map), which edgeformer does not run")
     if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
-        notes.append(f"texts are cut to {MAX_TOKENS} tokens; it takes {source.max_positions} (--max-length)")
+        notes.append(f"texts are cut to {MAX_TOKENS} tokens; for up to {source.max_positions}, use --max-length")
     if labels is None and options.pooling is None and source.pooling is None:
-        notes.append("it does not say how a text becomes one vector: the mean of its tokens' (--pooling)")
-    path = source.folder / "config_sentence_transformers.json"
-    content = read_object(path) if labels is None and path.is_file() else {}
-    if default := content.get("default_prompt_name"):
-        prompts = content.get("prompts")
-        if not isinstance(prompts, dict) or default not in prompts:
-            raise ArtifactError(f"{path}: damaged: has no prompt {default!r}; copy it again")
-        if prompt := str(prompts[default]):
-            notes.append(
-                f"sentence-transformers puts {prompt!r} in front of every text; here texts are taken as they are"
-            )
-    if labels is not None and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
-        notes.append(f"its labels have no names: {', '.join(labels)} (--labels)")
+        notes.append(
+            "the model does not state its pooling; the mean of the token states is used (change it with --pooling)"
+        )
+    if prompt := source.settings.default_prompt:
+        notes.append(
+            f"sentence-transformers puts {prompt!r} before every text and edgeformer does not; add it to your texts"
+        )
+    if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
+        notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
     return notes
 
 
@@ -228,7 +247,7 @@ def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, d
     """Return the recipe that would fine-tune the model here. Raises InputError."""
     is_embedding = task.predicts == "vectors"
     # Token types tell the texts of a pair apart if the model has some, and its tokenizer uses them.
-    takes_pairs = not is_embedding and int(source.config.get("type_vocab_size") or 0) > 1
+    takes_pairs = task.predicts in ("labels", "scores") and int(source.config.get("type_vocab_size") or 0) > 1
     takes_pairs = takes_pairs and 1 in tokenizer_from_file(source.tokenizer).encode("a", "b").type_ids
     folder = Path(source.name)
     document: dict[str, Any] = {
@@ -255,27 +274,22 @@ def _prepare_encoder(
     recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module
 ) -> tuple[Prepared[Encoded], str]:
     """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
-    task, length = get_task(recipe.task), recipe.data.tokens_at_once
+    task = get_task(recipe.task)
     sets = task.available_sets(recipe.data)
     if "validation" in sets:
-        rows, origin = encode(sets["validation"], reader.tokenizer, length), "from the validation set"
-        if recipe.task == _MULTI_LABEL_TASK:
-            data: Any = recipe.data
-            rows = replace(rows, labels=label_sets(rows.labels, len(data.labels)))
+        rows, origin = task.encode_rows(recipe.data, reader, sets["validation"]), "from the validation set"
     else:
         texts: list[Text] = [*SENTENCES]
         if getattr(recipe.model, "pairs", False):
             texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
-        rows, _ = encode_texts(reader.tokenizer, texts, length)
+        rows = task.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
         scorer: Any = adapter.scorer(model)
         with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
             logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
-        # The model's own answers are the labels; a logit above 0 is a probability above 0.5.
-        labels = logits > 0 if recipe.task == _MULTI_LABEL_TASK else logits.argmax(-1)
-        rows = replace(rows, labels=labels.astype(np.int64))
-        origin = "from a short built-in English text, not from the model's own data"
+        rows = task.with_answers(rows, logits, recipe.data)
+        origin = "from a built-in English text"
         if task.golden_names[1]:
-            origin += "; its labels are the model's own answers, so that scores there say how often artifacts agree"
+            origin += ", labelled by the FP32 model, so scores on them are agreement with it"
     fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
     lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
     summary = DataSummary(
@@ -337,7 +351,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     document = {
         **published,
         "name": _NAME,
-        "description": f"CRT-Deep, imported from {path.name}; looks ahead, so its perplexity means nothing",
+        "description": f"CRT-Deep, imported from {path.name}; leaks future tokens, so its perplexity is void",
         "allow_leak": False,
         "data": data.model_dump(),
         "tokenizer": source.model_dump(),
@@ -358,11 +372,11 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         ends = np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(ids, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
-        golden_origin = "from a short built-in English text, not from the model's own data"
+        golden_origin = "from a built-in English text"
     try:
         causality = ADAPTER.causality(model)
     except ValueError as error:
-        raise ArtifactError(f"{path}: cannot be probed for leaks: {error}") from None
+        raise ArtifactError(f"{path}: the causality probe cannot judge this model: {error}") from None
     return write_run(
         free,
         recipe,
@@ -379,7 +393,8 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
-        raise ArtifactError(f"{path}: {'is a folder, not a' if path.is_dir() else 'no such'} checkpoint file")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise ArtifactError(f"{path}: {problem}; give a checkpoint file (.pt, .pth, .bin or .safetensors)")
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
     except OSError as error:
@@ -390,14 +405,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     unusable = [name for name, t in weights.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]
     if unusable:
         names = ", ".join(sorted(unusable)[:8])
-        raise ArtifactError(f"{path}: holds sparse, quantised or empty tensors, not weights: {names}")
+        raise ArtifactError(f"{path}: holds sparse, quantized or meta tensors ({names}); save the dense FP32 weights")
     # A tensor can be a view that repeats one number, or memory that no byte of the file fills.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     if claimed > 2 * path.stat().st_size:  # embeddings and head may share their numbers
-        raise ArtifactError(f"{path}: claims tensors of {claimed:,} bytes, far more than the file; it is not used")
+        raise ArtifactError(
+            f"{path}: names tensors of {claimed:,} bytes, far more than the file holds, so it is not read; save the "
+            "weights again: torch.save(model.state_dict(), PATH)"
+        )
     infinite = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
     if infinite:
-        raise ArtifactError(f"{path}: holds infinite values or NaN in {', '.join(sorted(infinite)[:8])}")
+        raise ArtifactError(
+            f"{path}: holds infinite values or NaN in {', '.join(sorted(infinite)[:8])}; give an earlier checkpoint"
+        )
     return weights
 
 
@@ -411,7 +431,7 @@ def _unpickle(path: Path) -> Any:
                 members = archive.infolist()
             is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
             if is_packed or sum(member.file_size for member in members) > size:
-                problem = "is a packed archive; torch stores checkpoints unpacked"
+                problem = "is a compressed archive, which torch never writes"
             pickle_bytes = max((m.file_size for m in members if m.filename.endswith(".pkl")), default=0)
         if not problem and pickle_bytes > MAX_PICKLE_BYTES:
             problem = f"holds {pickle_bytes >> 20} MiB of Python objects, or was saved by torch before 1.6 (2020)"
@@ -420,7 +440,7 @@ def _unpickle(path: Path) -> Any:
                 if content.find(b"bytearray") >= 0:  # torch allows bytearray(10**11), a dozen bytes in a pickle
                     problem = "holds Python objects (bytearray), not only tensors"
         if problem:
-            remedy = "load it where you trust it, and save it again: torch.save(model.state_dict(), PATH)"
+            remedy = "if you trust it, load it with torch and save the weights: torch.save(model.state_dict(), PATH)"
             raise ArtifactError(f"{path}: {problem}; {remedy}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the unpickler's; the error below says the same
@@ -432,9 +452,8 @@ def _unpickle(path: Path) -> Any:
         if "weights_only" in message or "Weights only" in message:
             refused = _REFUSED.search(message)
             raise ArtifactError(
-                f"{path}: holds Python objects{f' ({refused[1]})' if refused else ''} or is no checkpoint; only "
-                "tensors are read, because the rest could run code. Save only the weights: "
-                "torch.save(model.state_dict(), PATH)"
+                f"{path}: holds Python objects{f' ({refused[1]})' if refused else ''}, which could run code, or is no "
+                "checkpoint; save only the weights: torch.save(model.state_dict(), PATH)"
             ) from None
         first_line = message.splitlines()[0]
-        raise ArtifactError(f"{path}: is no torch checkpoint, or a damaged one: {first_line}; copy it again") from None
+        raise ArtifactError(f"{path}: is damaged or no torch checkpoint: {first_line}; copy it again") from None

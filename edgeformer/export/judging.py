@@ -172,13 +172,17 @@ class Judge:
             reason += reference.rejection_hint
         elif precision == "fp16" and self.max_activation > FP16_MAX:
             reached = f"an activation reaches {self.max_activation:.3g} on real inputs"
-            reason = f"{reached}; FP16 ends at {FP16_MAX:.0f} (overflow)"
+            reason = f"{reached}, above the FP16 maximum of {FP16_MAX:.0f} (overflow)"
         if parity.max_abs_error is None:  # no score can be computed from NaN
             return {"parity": parity, "reason": reason}
         golden = task.golden_score(exit_, outputs, reference.answers, positions, reference.data)
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
-            return {"parity": parity, "score": golden, "reason": reason or "its loss is not finite on validation text"}
+            return {
+                "parity": parity,
+                "score": golden,
+                "reason": reason or "its loss on the validation text is not finite",
+            }
         baseline = self.baseline.get(exit_)  # a rejected FP32 graph may have no score
         if positions is not None:
             baseline = None
@@ -322,7 +326,7 @@ def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> d
     fields = {**audit_graphs({LOOP: path}, {LOOP: graph}, unique_parameters), "size_bytes": size_bytes}
     stored = fields["sharing"].stored_parameters
     if stored > MAX_STORED_RATIO * unique_parameters:
-        fields["reason"] = f"stores {stored:,} numbers, the graph that it was made of {unique_parameters:,}"
+        fields["reason"] = f"stores {stored:,} numbers, and the imported graph has {unique_parameters:,}"
     return fields
 
 

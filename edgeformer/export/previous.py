@@ -64,14 +64,14 @@ class PreviousBundle:
         try:
             bundle = Bundle.open(folder)
         except ArtifactError as error:
-            return cls(folder, losses={"everything in it": str(error)})
+            return cls(folder, losses={"every artifact": str(error)})
         previous = cls(folder, notes=bundle.manifest.notes, checksums=bundle.manifest.files)
         difference = None
         if sources is not None:
             recorded = bundle.manifest.made_from
             changed = [name for name, sha256 in sources.items() if recorded.get(name) != sha256]
             if changed:
-                difference = f"made of another {' and '.join(changed)}" if recorded else "made by an older version"
+                difference = f"another {' and '.join(changed)}" if recorded else "exported by an older version"
             try:
                 previous.records = bundle.records
             except ArtifactError as error:
@@ -79,7 +79,7 @@ class PreviousBundle:
             listed = {*bundle.contents.checksums, BUNDLE_FILE, TARGETS_FILE}
             for path in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
                 if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
-                    previous.losses[path.as_posix()] = f"{BUNDLE_FILE} does not list it"
+                    previous.losses[path.as_posix()] = f"not listed in {BUNDLE_FILE}"
         variants, engine_precision = requested_variants(options), "fp16" if options.fp16 else base_precision
         for artifact in bundle.artifacts[sources is None :]:
             is_built = artifact.status == "built"
@@ -103,7 +103,7 @@ class PreviousBundle:
             problem = difference
             if problem is None and not all(is_same_device):
                 device = devices[is_same_device.index(False)]
-                problem = f"{artifact.file} is for another device than --target {device}"
+                problem = f"{artifact.file} is for another device than {device}"
             if problem is None and is_built:
                 companions = (TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE, GOLDEN_FILE) if artifact.trimmed else ()
                 names = [f"{artifact.companions}/{name}" for name in companions]
@@ -130,8 +130,8 @@ class PreviousBundle:
         if by_reason:
             listed = "; ".join(f"{', '.join(sorted(names))} ({why})" for why, names in sorted(by_reason.items()))
             raise InputError(
-                f"{self.folder}: this export would lose {listed}. The bundle is unchanged: also request what can be "
-                "made again, or make the bundle from nothing with --replace"
+                f"{self.folder}: this export would delete {listed}; nothing was changed; add the options that make "
+                "these artifacts again, or write a new bundle with --replace"
             )
 
     def rebuilt_graphs(self, variant: Variant, role: str) -> list[ArtifactManifest]:
@@ -149,9 +149,9 @@ class PreviousBundle:
             if id_ in tried or (id_ in unavailable and old.status != "built"):
                 continue
             if new_files.intersection(self.required_files.get(id_, ())):
-                self.losses[id_] = "was to be made again, but what comes before it was rejected: see --keep-going"
+                self.losses[id_] = "not made again, because an earlier artifact was rejected; use --keep-going"
             elif id_ in unavailable:
-                reason = f"kept; it cannot be made again: {unavailable[id_].reason}"
+                reason = f"kept, because it cannot be made again: {unavailable[id_].reason}"
                 kept[id_] = old.model_copy(update={"reason": reason})
             else:
                 kept[id_] = old
@@ -173,7 +173,7 @@ class PreviousBundle:
                 if name in files or not path.exists():
                     link(self.folder / name, path)
                 elif path.name == TOKENIZER_FILE and sha256_of(path) != self.checksums[name]:
-                    self.losses[old.id] = f"{name} is made again with other content"
+                    self.losses[old.id] = f"needs the previous {name}"
                     self.refuse_losses()
 
 

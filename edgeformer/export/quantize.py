@@ -4,7 +4,8 @@ INT8: weights have one scale per output channel and 7 bits, because with 8 bits 
 without VNNI instructions; activations have 8 bits and one scale per call, determined at run time, so a row's logits
 depend slightly on the other rows of its call. Pretrained encoders have tokens with much larger states than the others
 ([SEP] above all) and use a scale per position (``has_row_scales``), which halves the error and takes 5 to 35 % longer.
-Each row of a table has 8 bits and a scale. Only standard ONNX operators are used.
+Each row of a table has 8 bits and a scale; a table of a few columns has a scale per column, because those of its rows
+would take more bytes than the rows. Only standard ONNX operators are used.
 
 INT4: each block of weights has a scale and a zero point (5.1 bits per weight in blocks of 32, 4.3 in blocks of 128).
 Activations are in INT8 by blocks of their own (``accuracy_level`` 4), so no row depends on the others of a call. The
@@ -41,6 +42,8 @@ from edgeformer.models.tracing import Graphs
 
 TABLE_ROWS = 32
 """Tables with fewer rows stay FP32: token types, loop encodings."""
+NARROW_COLUMNS = 16
+"""Columns up to which a table has scales per column."""
 BLOCK = 32
 """Numbers that share a scale, for pretrained weights, a few of which are far larger than the others. Most published
 4-bit language models use 32; MiniLM's vectors stay within tolerance with 32, and not with 64."""
@@ -93,7 +96,17 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
     logging.root.setLevel(level)
     prepared = model.clone()
     _gemm_as_matmul(prepared)
-    tables = [list(value.consumers()) for value in prepared.graph.initializers.values() if _is_table(value)]
+    stored_tables = [value for value in prepared.graph.initializers.values() if _is_table(value)]
+    for table in stored_tables:
+        assert table.const_value is not None
+        if (
+            4 * (columns := table.const_value.shape.numpy()[1]) <= block // 2
+        ):  # bytes of a row in FP32, and of its codes
+            raise EdgeformerError(
+                f"INT4: the rows of {table.name} have {columns} numbers, and blocks of {block} along a row share a "
+                "scale, so the file would not shrink; use --int8"
+            )
+    tables = [list(value.consumers()) for value in stored_tables]
     rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
@@ -125,7 +138,7 @@ def _complete(quantized: onnx_ir.Model, precision: str) -> onnx_ir.Model:
         elif node.op_type in ("MatMul", "Gemm"):
             unquantized += [f"{value.name} of {node.name}" for value in operands[:2] if value in constant]
     if unquantized:
-        raise EdgeformerError(f"{precision}: these weights would stay FP32: {', '.join(sorted(unquantized)[:5])}")
+        raise EdgeformerError(f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])}")
     return quantized
 
 
@@ -183,24 +196,29 @@ def _gemm_as_matmul(model: onnx_ir.Model) -> None:
 
 
 def _quantize_tables(model: onnx_ir.Model) -> None:
-    """Store tables in INT8: consumers read rows and their FP32 scales, and multiply them."""
+    """Store tables in INT8: consumers read rows and their FP32 scales, and multiply them; see the module."""
     for table in [value for value in model.graph.initializers.values() if _is_table(value)]:
         assert table.const_value is not None
         rows = table.const_value.numpy()
-        max_abs = np.abs(rows).max(axis=1, keepdims=True)
+        is_narrow = rows.shape[1] <= NARROW_COLUMNS
+        max_abs = np.abs(rows).max(axis=0 if is_narrow else 1, keepdims=not is_narrow)
         scales = np.where(max_abs > 0, max_abs / _INT8_MAX, 1).astype(np.float32)
         stored = _store(model, f"{table.name}_quantized", np.rint(rows / scales).astype(np.int8))
         scale = _store(model, f"{table.name}{SCALE}", scales)
         for node in list(table.consumers()):
             name, indices, attributes = node.outputs[0].name, list(node.inputs[1:]), list(node.attributes.values())
             read = onnx_ir.Node("", node.op_type, [stored, *indices], attributes, name=f"{node.name}_rows")
-            read_scale = onnx_ir.Node("", node.op_type, [scale, *indices], attributes, name=f"{node.name}_row_scales")
             cast = onnx_ir.node("Cast", [read.outputs[0]], {"to": TensorProto.FLOAT}, name=f"{node.name}_rows_cast")
-            product = onnx_ir.node("Mul", [cast.outputs[0], read_scale.outputs[0]], name=f"{node.name}_rows_scaled")
+            new, factor = [read, cast], scale
             # The quantizer calls the input of a product "…_quantized", so these names must differ from that.
-            for new, suffix in ((read, "rows"), (read_scale, "row_scales"), (cast, "rows_cast")):
-                new.outputs[0].name = f"{name}_{suffix}"
-            _replace_node(model, node, [read, read_scale, cast, product])
+            read.outputs[0].name, cast.outputs[0].name = f"{name}_rows", f"{name}_rows_cast"
+            if not is_narrow:
+                row_scales = f"{node.name}_row_scales"
+                new.append(onnx_ir.Node("", node.op_type, [scale, *indices], attributes, name=row_scales))
+                factor = new[-1].outputs[0]
+                factor.name = f"{name}_row_scales"
+            new.append(onnx_ir.node("Mul", [cast.outputs[0], factor], name=f"{node.name}_rows_scaled"))
+            _replace_node(model, node, new)
         model.graph.initializers.pop(str(table.name))
 
 

@@ -58,8 +58,8 @@ CALIBRATION_ROWS = 300
 """NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
 
 _FP16_NOTE = (
-    "FP16: a CPU computes these graphs in FP32, so their parity, drift and scores here show what rounding the weights "
-    "costs; overflow was looked for in the FP32 model's activations; `edgeformer verify` on the target shows the rest"
+    "FP16: a CPU computes FP16 graphs in FP32, so these figures show the effect of rounded weights only; run "
+    "edgeformer verify on the device for the rest"
 )
 
 
@@ -87,7 +87,7 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
         causality = run.model_spec.adapter.causality(model)
     except ValueError as error:
         raise ArtifactError(
-            f"{run.folder}: the causality probe found nothing to judge: {error}; train it again"
+            f"{run.folder}: the causality probe cannot judge this model: {error}; train the run again"
         ) from None
     # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe detects.
     leaks, evidence = run.manifest.leaks, "run.json says so"
@@ -95,8 +95,8 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
         leaks, evidence = True, f"outputs depend on tokens up to {causality.reach} positions ahead"
     if leaks and not allow_leak:
         raise InputError(
-            f"{run.folder}: this model leaks future tokens ({evidence}), so its scores are void; "
-            "export it all the same, marked as leaking, with --allow-leak"
+            f"{run.folder}: this model leaks future tokens ({evidence}), so its scores are void; add --allow-leak to "
+            "export it anyway, marked as leaking"
         )
     inputs = {name: arrays[name] for name in names}
     return _with_references(run.settled, model, inputs, {name: arrays[name] for name in answer_names}, leaks=leaks)
@@ -128,7 +128,7 @@ def _with_references(
         parameters=count_parameters(model),
         inputs=inputs,
         answers=task.right_answers(answers, logits),
-        logits={exit_: output.reshape(-1, output.shape[-1]) for exit_, output in logits.items()},
+        logits={exit_: task.counted_logits(output, answers) for exit_, output in logits.items()},
         states=states,
         leaks=leaks,
     )
@@ -179,8 +179,8 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
     added: dict[str, Any] = tokenizer_config.get("added_tokens_decoder", {})
     if removed := {*special.values(), *added} - numbers.keys():
         raise ArtifactError(
-            f"{model_folder}: {CONFIG_FILE} or {TOKENIZER_CONFIG} names token {min(removed)}, which is no token of the "
-            "trimmed vocabulary; train the run again"
+            f"{model_folder}: {CONFIG_FILE} or {TOKENIZER_CONFIG} names token {min(removed)}, which the trimmed "
+            "vocabulary lacks; train the run again"
         )
     new_ids = {key: numbers[old] for key, old in special.items()}
     write_json(target / CONFIG_FILE, {**config, **new_ids, "vocab_size": len(trimmed.kept)})
@@ -225,7 +225,8 @@ class RunSource:
         subject = open_exportable(run, allow_leak=options.allow_leak)
         if subject.parameters != run.manifest.parameters:
             raise EdgeformerError(
-                f"{run.folder}: the run has {run.manifest.parameters:,} parameters, its model {subject.parameters:,}"
+                f"{run.folder}: run.json names {run.manifest.parameters:,} parameters and the weights have "
+                f"{subject.parameters:,}; train the run again"
             )
         config = run.folder / MODEL_FOLDER / CONFIG_FILE
         with _reading(config):
@@ -235,7 +236,7 @@ class RunSource:
             if exit_ not in subject.exits:
                 names = ", ".join(map(str, subject.exits))
                 raise InputError(
-                    f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; or give all"
+                    f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; give one of them, or all"
                 )
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
@@ -280,8 +281,7 @@ class RunSource:
             self.validations[is_trimmed], problem = open_validation(
                 subject.task, self.run.settled.data, reader, origin, self.progress
             )
-            note = f"{problem}, so task scores and the bars on them are those of the golden inputs; "
-            note += subject.task.golden_note
+            note = f"scores: on the golden inputs only, because {problem}"
             if problem is not None and note not in self.notes:
                 self.notes.append(note)
         if self.options.fp16:
@@ -357,9 +357,9 @@ class RunSource:
     def calibration_problem(self) -> str | None:
         """Why there are no texts of the training split to calibrate with; None: they may be read."""
         if self.subject.task.predicts is None:
-            return f"only texts with labels calibrate, not those of a {self.subject.task.noun}"
+            return f"a {self.subject.task.noun} has no labelled texts"
         is_known = self.run.manifest.data.fingerprints.get("train") is not None
-        return None if is_known else "what the model was trained on is not known"
+        return None if is_known else "run.json does not record the training set; import the model again with --data DIR"
 
     def calibration_calls(self) -> Calls:
         """Read a fixed sample of the training texts, as inputs of one row each. Raises DataError."""
@@ -371,9 +371,9 @@ class RunSource:
         except (InputError, MissingDependencyError) as error:
             raise DataError(f"the training split cannot be read: {error}") from None
         if texts is None or not len(texts):
-            raise DataError("the training split cannot be read: its data names no such part")
+            raise DataError("the training split cannot be read, because recipe.yaml names none")
         if texts.fingerprint() != self.run.manifest.data.fingerprints["train"]:
-            raise DataError("the training split is not the one of this model's training; its data changed since")
+            raise DataError("the training split has changed since this model was trained; restore the data")
         sample = np.random.default_rng(0).permutation(len(texts))[:CALIBRATION_ROWS]
         encoded, _ = encode_texts(self.reader.tokenizer, texts.take(sample).texts, data.tokens_at_once)
         return [collate(encoded, np.array([row]), self.reader.pad) for row in range(len(encoded))]

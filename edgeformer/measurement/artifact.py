@@ -24,6 +24,7 @@ from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
+from edgeformer.artifacts.units import format_duration
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
 from edgeformer.measurement.speed_probe import SpeedProbe
@@ -158,17 +159,17 @@ def measure_artifact(job: MeasureJob, progress: Progress) -> list[Row]:
         MeasuringInterrupted: Ctrl-C.
     """
     name = job.files.artifact.id
-    rows, is_interrupted = _measure_items(job, progress, f"measuring {name}")
+    rows, is_interrupted = _measure_items(job, progress, f"Measuring {name}")
     stable = tuple(item_of(row) for row in rows if row.phase != "cold" and row.latency_ms.stable)
     second_rows: list[Row] = []
     if not is_interrupted:
         for row in rows:
             if row.latency_ms.status == "unavailable":
                 phase = "" if row.phase == "steady" else f", {row.phase}"
-                progress.message(f"{name} at {row.batch}×{row.seq}{phase}: not measured: {row.latency_ms.reason}")
+                progress.message(f"{name} at {row.batch}×{row.seq}{phase} was not measured: {row.latency_ms.reason}")
         if stable:
             second = job.model_copy(update={"rules": job.rules.repeated(), "items": stable})
-            second_rows, is_interrupted = _measure_items(second, progress, f"measuring {name} again")
+            second_rows, is_interrupted = _measure_items(second, progress, f"Measuring {name} again")
     by_item = {item_of(row): row for row in second_rows if row.phase != "cold"}
     for position, row in enumerate(rows):
         if row.phase != "cold" and row.latency_ms.stable:
@@ -191,7 +192,7 @@ def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
     """
     facts = row.conditions
     if second_row is None:
-        warnings = ["not confirmed: interrupted before a second process measured it"]
+        warnings = ["not confirmed: you stopped profile before a second process measured it"]
     else:
         first, second = row.latency_ms.p50, second_row.latency_ms.p50
         facts = {**facts, "repeated_p50_ms": second}
@@ -199,10 +200,10 @@ def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
             facts["repeated_measuring_s"] = seconds
         if first is not None and second is not None and max(first, second) <= min(first, second) * (1 + tolerance):
             return row.model_copy(update={"conditions": facts})
-        result = f"found {second:.3g} ms" if second is not None else f"found nothing: {second_row.latency_ms.reason}"
-        warnings = [f"not confirmed: this process has a median of {first:.3g} ms, a second one {result}"]
+        result = f"{second:.3g} ms" if second is not None else f"no result ({second_row.latency_ms.reason})"
+        warnings = [f"not confirmed: the median is {first:.3g} ms in one process and {result} in a second process"]
         # Work that disturbed the second process does not concern the first one's calls, but may explain the difference.
-        warnings += [f"the second process: {text}" for text in second_row.latency_ms.warnings]
+        warnings += [f"second process: {text}" for text in second_row.latency_ms.warnings]
     latency = row.latency_ms.model_copy(update={"stable": False, "warnings": (*row.latency_ms.warnings, *warnings)})
     return row.model_copy(update={"latency_ms": latency, "conditions": facts})
 
@@ -234,7 +235,8 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
 
     fruitless_workers, unanswered = 0, job.items
     try:
-        with bar(progress, description, len(job.items), "shape"):
+        longest = format_duration(job.rules.longest_s)
+        with bar(progress, description, len(job.items), f"shapes, at most {longest} each"):
             while unanswered:
                 open_items, current = unanswered, None
                 end = run_job(
@@ -242,7 +244,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
                 )
                 unanswered = tuple(item for item in open_items if item not in rows and item not in refusals)
                 fruitless_workers = fruitless_workers + 1 if unanswered == open_items else 0
-                reason = end.reason or "the measuring process did not measure this shape"
+                reason = end.reason or "the measuring process ended without a result for this shape"
                 if not end.died or fruitless_workers > 1:
                     refusals |= dict.fromkeys(unanswered, reason)
                     break
@@ -359,7 +361,7 @@ def work(document: bytes, send: Send) -> None:
         """Return the row's memory, and other memory figures for the row's conditions."""
         resident = trackers.memory_above(meter, baseline_bytes, since_reset)
         if "context_tokens" in workload.facts:
-            method = f"{resident.method}; reading the text before the token included"
+            method = f"{resident.method}, including reading the text before the token"
             resident = resident.model_copy(update={"method": method})
         if not is_gpu:
             return resident, {}
@@ -394,7 +396,7 @@ def work(document: bytes, send: Send) -> None:
             "warmup_calls": sample.warmup_calls,
             "warmup_s": round(sample.warmup_s, 3),
             "own_cores": round(use.own_cores, 2),
-            "foreign_cores": round(use.foreign_cores, 2),
+            "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None,
             "buffers": len(buffers[item[1:]]),
             **facts,
         }
@@ -426,7 +428,7 @@ def work(document: bytes, send: Send) -> None:
                     first_ms = (time.perf_counter() - start_s) * 1000
                     if position == 0:  # opening and first call are the cold row
                         latency = trackers.summarise([first_ms], stable=None, warnings=workload.caveats)
-                        energy = Energy(status="unavailable", reason="one call is too short for an energy counter")
+                        energy = Energy(status="unavailable", reason="one call is too short for the energy counter")
                         memory, facts = read_memory(workload, since_reset=True)
                         facts |= {**conditions.describe(job.threads, gpu_uuid), **workload.facts}
                         facts["file_cache"] = "warm"  # the parent has just hashed the file

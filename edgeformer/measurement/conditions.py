@@ -17,7 +17,7 @@ import psutil
 
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
-from edgeformer.system.host import power_source
+from edgeformer.system.host import core_kinds, power_source, slowdowns
 
 _CPU = Path("/sys/devices/system/cpu")
 # Foreign work on more than this share of one core shows in the percentiles…
@@ -38,7 +38,7 @@ class CpuReading:
     """Processor seconds so far: of the whole machine, of this process, and taken by the hypervisor."""
 
     at_s: float
-    busy_s: float
+    busy_s: float | None  # None: the system does not say (Android)
     own_s: float
     stolen_s: float
     throttled: int | None  # thermal throttling events since boot; None: not counted
@@ -48,12 +48,13 @@ class CpuReading:
 
 def read_cpu() -> CpuReading:
     """Take a reading; one before and one after a measurement."""
-    times, process = psutil.cpu_times(), psutil.Process()
-    process_times = process.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    # Linux counts a guest's time in user time as well.
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    stolen = getattr(times, "steal", 0.0)
+    times, process = _safely(psutil.cpu_times), psutil.Process()
+    process_times, busy, stolen = process.cpu_times(), None, 0.0
+    if times is not None:
+        idle, stolen = times.idle + getattr(times, "iowait", 0.0), getattr(times, "steal", 0.0)
+        # Linux counts a guest's time in user time as well.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy = total - idle - stolen
     throttle_counts: list[int] = []
     for file in _CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):  # Linux on Intel
         with contextlib.suppress(OSError, ValueError):
@@ -61,7 +62,7 @@ def read_cpu() -> CpuReading:
     thread_s = {thread.id: thread.user_time + thread.system_time for thread in _safely(process.threads) or ()}
     return CpuReading(
         at_s=time.perf_counter(),
-        busy_s=total - idle - stolen,
+        busy_s=busy,
         own_s=process_times.user + process_times.system,
         stolen_s=stolen,
         throttled=sum(throttle_counts) if throttle_counts else None,
@@ -76,7 +77,7 @@ class CpuUse:
     """Use of the processor between two readings, in cores."""
 
     own_cores: float
-    foreign_cores: float
+    foreign_cores: float | None  # None: not known
     stolen_cores: float
     throttled: bool
     busy_threads: Mapping[int, float] = field(default_factory=dict)  # that computed beside the calling one
@@ -85,7 +86,8 @@ class CpuUse:
     def warnings(self, threads: int | None = None, pools: int = 1) -> list[str]:
         """Return reasons to doubt the figures. ``threads`` and ``pools``: see :meth:`crowd`."""
         texts = {
-            f"other processes used {self.foreign_cores:.1f} cores": self.foreign_cores > FOREIGN_CORES,
+            f"other processes used {self.foreign_cores or 0.0:.1f} cores": (self.foreign_cores or 0.0) > FOREIGN_CORES,
+            "this system does not say whether other processes computed": self.foreign_cores is None,
             f"the hypervisor took {self.stolen_cores:.1f} cores away": self.stolen_cores > FOREIGN_CORES,
             "the processor throttled because of heat": self.throttled,
             f"the processor's clock fell by {self.clock_fall:.0%}": self.clock_fall > _CLOCK_FALL,
@@ -105,11 +107,11 @@ class CpuUse:
             return None
         assigned = f"{threads} thread{'s' if threads > 1 else ''}"
         used = f"{self.own_cores:.1f} cores with {1 + len(self.busy_threads)} threads"
-        return f"this process used {used}, where the artifact was given {assigned}"
+        return f"the measuring process used {used}, but the artifact was given {assigned}"
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
         """Whether too much other work ran on ``cores`` cores to reproduce the figures."""
-        busy = self.foreign_cores + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
+        busy = (self.foreign_cores or 0.0) + self.stolen_cores > max(FOREIGN_CORES, FOREIGN_SHARE * cores)
         return busy or self.throttled or self.crowd(threads, pools) is not None
 
 
@@ -120,11 +122,14 @@ def used_between(first: CpuReading, second: CpuReading) -> CpuUse:
     threads = {
         number: (seconds - first.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in second.thread_s.items()
     }
+    foreign_cores = None
+    if first.busy_s is not None and second.busy_s is not None:
+        foreign_cores = max(0.0, (second.busy_s - first.busy_s) / elapsed_s - own_cores)
     busy_cores = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
     threads.pop(threading.get_native_id(), None)
     return CpuUse(
         own_cores=own_cores,
-        foreign_cores=max(0.0, (second.busy_s - first.busy_s) / elapsed_s - own_cores),
+        foreign_cores=foreign_cores,
         stolen_cores=max(0.0, (second.stolen_s - first.stolen_s) / elapsed_s),
         throttled=None not in (first.throttled, second.throttled) and first.throttled != second.throttled,
         busy_threads={number: cores for number, cores in threads.items() if cores > busy_cores},
@@ -138,14 +143,18 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
     governor, driver = (_safely(partial(file.read_text, encoding="ascii")) or "" for file in files)
     frequency = _safely(psutil.cpu_freq)
     temperatures = _safely(getattr(psutil, "sensors_temperatures", None)) or {}
+    load_average = _safely(getattr(os, "getloadavg", None))  # Android does not allow it
+    kinds = core_kinds()
     conditions: dict[str, Any] = {
         "threads": threads,
         "affinity": _safely(getattr(psutil.Process(), "cpu_affinity", None)),
         "governor": governor.strip() or None,
         "governor_scales": driver.strip() in _SCALING_DRIVERS or None,
         "cpu_mhz": round(frequency.current) if frequency else None,
-        "load_average_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "core_kinds": kinds if len(kinds) > 1 else None,
+        "load_average_1min": round(load_average[0], 2) if load_average is not None else None,
         "power": power_source(),
+        "slowed_by": slowdowns() or None,
         "temperature_c": max((entry.current for entry in chain(*temperatures.values()) if entry.current), default=None),
     }
     state = nvidia.state(gpu_uuid) if gpu_uuid is not None else None
@@ -171,14 +180,15 @@ def doubts(conditions: Mapping[str, Any], provider: str) -> list[str]:
     """Return reasons to doubt the figures."""
     warnings: list[str] = []
     if str(conditions.get("power", "")).startswith("battery"):
-        warnings.append(f"measured on {conditions['power']}: many laptops are slower than on mains")
+        warnings.append(f"measured on {conditions['power']}; many laptops are slower on battery than on mains")
+    warnings += [f"the system slows the processor: {reason}" for reason in conditions.get("slowed_by") or ()]
     if conditions.get("governor") == "powersave" and not conditions.get("governor_scales"):
-        warnings.append("the processor's frequency governor is powersave, which keeps its lowest clock")
+        warnings.append("the frequency governor is powersave, which keeps the processor at its lowest clock")
     if on_gpu(provider):
-        warnings += [f"the card's clocks were lowered: {reason}" for reason in conditions.get("gpu_slowed_by", ())]
+        warnings += [f"the card lowered its clocks: {reason}" for reason in conditions.get("gpu_slowed_by", ())]
         processes = conditions.get("gpu_foreign_processes", ())
         if processes:
-            warnings.append(f"other processes had the card open: {', '.join(processes)}")
+            warnings.append(f"other processes used the card: {', '.join(processes)}")
     return warnings
 
 

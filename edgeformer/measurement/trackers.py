@@ -85,11 +85,11 @@ def measure(
     warnings: list[str] = []
     calls, warmup_s = len(warmup_ms), sum(warmup_ms) / 1000
     if not is_settled and calls < rules.windows * rules.window_calls:
-        warnings.append(f"too slow to see whether it has settled: {calls} warm-up calls in {warmup_s:.1f} s")
+        warnings.append(f"warm-up was too short to judge: only {calls} calls in {warmup_s:.1f} s")
     elif not is_settled:
         warnings.append(
-            f"did not settle: after {calls} warm-up calls in {warmup_s:.1f} s the last {rules.windows} windows of "
-            f"{rules.window_calls} calls do not agree within {rules.window_tolerance:.0%}"
+            f"did not settle: after {warmup_s:.1f} s of warm-up ({calls} calls), the medians of the last "
+            f"{rules.windows} windows of {rules.window_calls} calls differ by more than {rules.window_tolerance:.0%}"
         )
     drift = drifted(samples_ms, rules.window_tolerance)
     if drift is not None:
@@ -97,7 +97,7 @@ def measure(
     reason = None
     if len(samples_ms) < rules.min_calls:
         seconds = sum(samples_ms) / 1000
-        reason = f"stopped after {seconds:.0f} s with {len(samples_ms)} of {rules.min_calls} calls"
+        reason = f"only {len(samples_ms)} of {rules.min_calls} calls in the time limit of {seconds:.0f} s"
     return Sample(samples_ms, is_settled and drift is None, calls, warmup_s, reason, tuple(warnings))
 
 
@@ -125,7 +125,7 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     if max(medians) <= min(medians) * (1 + tolerance):
         return None
     ends = f"median {medians[0]:.3g} ms at first, {medians[-1]:.3g} ms at the end"
-    return f"drifted while it was measured: {ends}, {min(medians):.3g} to {max(medians):.3g} ms over {count} parts"
+    return f"drifted: {ends}, {min(medians):.3g} to {max(medians):.3g} ms over {count} parts of the sample"
 
 
 def summarise(
@@ -147,7 +147,7 @@ def summarise(
     needs = ", ".join(f"p{p} needs {needed}" for p, needed in PERCENTILE_NEEDS.items() if n < needed)
     missing = f"{n} {'call' if n == 1 else 'calls'}: {needs}" if needs else None
     if cv is not None and cv > NOISY_CV:
-        noise = f"the calls vary by {cv:.1%} (coefficient of variation; above {NOISY_CV:.1%} is noisy)"
+        noise = f"noisy: the calls have a coefficient of variation of {cv:.1%}, above {NOISY_CV:.1%}"
         warnings = (*warnings, noise)
     return Latency(
         status="measured",
@@ -185,7 +185,7 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
             lambda start, now: sum(map(RaplDomain.used_uj, domains, start, now)) / 1000,
         )
     if gpu_uuid is None:
-        return "no card was found through NVML"
+        return "NVML reports no card"
 
     def read_card() -> list[int]:  # millijoules (Volta and later)
         state = nvidia.state(gpu_uuid)
@@ -196,7 +196,7 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
     try:
         read_card()
     except OSError:
-        return "this card has no energy counter that NVML can read"
+        return "NVML reads no energy counter on this card"
     return EnergyCounter("NVML (whole card)", read_card, lambda start, now: now[0] - start[0])
 
 
@@ -213,7 +213,7 @@ def measure_energy(
     longer. ``counter`` may be the reason why there is none.
     """
     if isinstance(counter, str) or rules.energy_s == 0:
-        reason = counter if isinstance(counter, str) else "these rules measure no energy"
+        reason = counter if isinstance(counter, str) else "the rules of this measurement leave energy out"
         return Energy(status="unavailable", reason=reason)
     try:
         idle_powers_mw: list[float] = []
@@ -241,8 +241,12 @@ def measure_energy(
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
     above_idle_mj = (used_mj - sum(recent_mw) / len(recent_mw) * elapsed_s) / calls
     if above_idle_mj <= 0:
-        return Energy(status="unavailable", reason=f"{counter.name}: the calls do not stand out from the idle machine")
-    return Energy(status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle subtracted")
+        return Energy(
+            status="unavailable", reason=f"{counter.name}: the calls use no more energy than the idle machine"
+        )
+    return Energy(
+        status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle energy subtracted"
+    )
 
 
 _POLL_S = 0.010
@@ -262,7 +266,7 @@ class PeakMeter:
             self.is_polled = True
         self.method = "peak resident memory kept by the kernel (VmHWM)"
         if self.is_polled:
-            self.method = "highest resident memory seen, asked every 10 ms"
+            self.method = "highest resident memory, read every 10 ms"
             threading.Thread(target=self._poll, daemon=True).start()
 
     def _poll(self) -> None:
@@ -299,7 +303,7 @@ def resident_bytes() -> int:
 
 def memory_above(meter: PeakMeter, baseline_bytes: int, since_reset: bool) -> Memory:
     """Return the peak above the baseline."""
-    method = meter.method + ("" if since_reset else ", over all shapes so far: this system cannot reset it")
+    method = meter.method + ("" if since_reset else ", over all shapes so far, because this system cannot reset it")
     peak = max(0, meter.peak_bytes() - baseline_bytes)
     return Memory(status="measured", peak=peak, baseline=baseline_bytes, method=method)
 
@@ -337,8 +341,8 @@ def gpu_memory(uuid: str | None, initial: Mapping[str, int]) -> tuple[Memory, di
             method = f"{method} ({note})" if is_hidden else method
             return Memory(status="measured", peak=by_name[name], baseline=initial.get(name, 0), method=method), by_name
     reason = (
-        "neither NVML nor the system reports this process's memory on the GPU (without NVML nothing does; inside a "
-        "container the driver may know this process by another number)"
+        "neither NVML nor the system reports the GPU memory of this process: NVML is missing, or a container hides the "
+        "process from the driver"
     )
     if is_hidden:
         reason = f"{note}, and NVML has no figure for the card"

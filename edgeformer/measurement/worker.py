@@ -112,14 +112,14 @@ class Worker:
                         self._process.wait(_EXIT_S)
                 return message
             code = self._process.wait(_EXIT_S)
-            hint = ", as the system does when memory runs out" if code == _SIGKILL else ""
+            hint = ", as happens when memory runs out" if code == _SIGKILL else ""
             problem, died = f"ended early: {exit_text(code)}{hint}", True
         except subprocess.TimeoutExpired:
-            problem = "closed its output without a result"
+            problem = "ended without a result"
         except queue.Empty:
-            problem = f"was silent for {self._silence_s:.0f} s and was ended"
+            problem = f"gave no sign of life for {self._silence_s:.0f} s and was stopped"
         except (KeyError, UnicodeDecodeError, ValidationError):
-            problem = f"wrote something that is no message: {line[:80]!r}"
+            problem = f"wrote an unreadable message: {line[:80]!r}"
         self._process.kill()
         self._process.wait()
         self._stderr.seek(0, os.SEEK_END)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.report import Latency, Memory, Report, Row
+from edgeformer.artifacts.report import Latency, Memory, Report, Row, Search
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
@@ -25,11 +26,14 @@ from edgeformer.report.context import (
     split_sizes,
     thread_text,
 )
+from edgeformer.runtimes import provider_facts
 
 MAX_ROWS = 24
-"""Rows of a chart; the tables hold the others."""
+"""Rows of a chart of times; the tables have all rows."""
 _LOG_SCALE_SPREAD = 12.0
 """Ratio of the longest to the shortest time from which the time axis is logarithmic."""
+_MINOR_LABELS_SPREAD = 100.0
+"""Ratio up to which a logarithmic time axis has space for labels between the powers of ten."""
 _FAR_LIMIT = 4.0
 """A limit this many times beyond the largest value is named at the edge instead of drawn."""
 _MIB = 2**20
@@ -67,8 +71,8 @@ def draw_pictures(report: Report) -> list[Picture]:
                 peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
     ranked = ranked_candidates(report.search) if report.search is not None else []
     drawn: dict[str, Sequence[Any]] = {
-        "latency": [row for row in timed if row.latency_ms.status == "measured"][:MAX_ROWS],
-        "estimates": [row for row in timed if row.latency_ms.status == "estimated"][:MAX_ROWS],
+        "latency": [row for row in timed if row.latency_ms.status == "measured"],
+        "estimates": [row for row in timed if row.latency_ms.status == "estimated"],
         "memory": peaks,
         "sizes": [*names],
         "search": [row for row in ranked if None not in (row.candidate.score, row.candidate.latency_ms)],
@@ -77,16 +81,41 @@ def draw_pictures(report: Report) -> list[Picture]:
     for name, chart in CHARTS.items():
         if (name == "search" and report.search is None) or (name == "estimates" and report.on_target):
             continue
-        svg, missing = None, None if drawn[name] else chart.missing
+        entries, caption = drawn[name], chart.caption
+        svg, missing = None, None if entries else chart.missing
+        if name in ("latency", "estimates") and len(entries) > MAX_ROWS:
+            caption += f" These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+            entries = entries[:MAX_ROWS]
         if not canvas.can_draw():
             missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-        elif drawn[name]:
-            svg = _draw_svg(name, report, drawn[name])
-        pictures.append(Picture(name, chart.title, chart.caption, svg, missing))
+        elif entries:
+            height = chart.height + chart.height_per_entry * len(entries)
+            svg = _draw_svg(name, height, partial(_draw_chart, chart=chart, report=report, entries=entries))
+        pictures.append(Picture(name, chart.title, caption, svg, missing))
     return pictures
 
 
-def _draw_svg(name: str, report: Report, entries: Sequence[Any]) -> str:
+def _draw_chart(axis: Any, chart: Chart, report: Report, entries: Sequence[Any]) -> None:
+    chart.draw(axis, report, entries)
+
+
+def draw_model_search(search: Search) -> Picture:
+    """Return the chart of score against latency, with a colour per model; artifacts are called model/artifact."""
+    models = dict.fromkeys(candidate.artifact.partition("/")[0] for candidate in search.candidates)
+    colour_of_model = {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(models)}
+    colours = {c.artifact: colour_of_model[c.artifact.partition("/")[0]] for c in search.candidates}
+    ranked = [r for r in ranked_candidates(search) if None not in (r.candidate.score, r.candidate.latency_ms)]
+    chart, svg, missing = CHARTS["search"], None, None if ranked else CHARTS["search"].missing
+    if not canvas.can_draw():
+        missing = f"{canvas.NO_PICTURE}; the table holds the same figures"
+    elif ranked:
+        named = sum(row.is_pick or row.candidate.on_front for row in ranked)
+        height = chart.height + 0.16 * named
+        svg = _draw_svg("search", height, partial(_draw_candidates, search=search, colours=colours, candidates=ranked))
+    return Picture("search", chart.title, chart.caption, svg, missing)
+
+
+def _draw_svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
     """Draw a chart as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -96,11 +125,9 @@ def _draw_svg(name: str, report: Report, entries: Sequence[Any]) -> str:
         "ytick.color": INK, "axes.edgecolor": INK, "grid.color": FAINT, "font.size": 9, "axes.labelsize": 8.5,
         "xtick.labelsize": 8, "hatch.linewidth": 0.7,
     }  # fmt: skip
-    chart = CHARTS[name]
-    height = chart.height + chart.height_per_entry * len(entries)
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        chart.draw(canvas.bare(figure.subplots()), report, entries)
+        draw(canvas.bare(figure.subplots()))
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -143,13 +170,19 @@ def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
     if status == "estimated" or report.on_target:
         ends += _draw_limits(axis, report, "latency", ends)
     is_logarithmic = bool(ends) and max(ends) > _LOG_SCALE_SPREAD * max(min(ends), 1e-9)
+    has_runtimes = len({row.provider for row in rows}) > 1
     names = [f"{shorten_name(row.artifact)}  {shape_text(row, report)}" for row in rows]
+    if has_runtimes:
+        names = [f"{name}  {provider_facts(row.provider).label}" for name, row in zip(names, rows, strict=True)]
     _label_rows(axis, names, None if is_logarithmic else ends)
     if is_logarithmic:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-        axis.tick_params(axis="x", which="minor", labelsize=7)
+        if max(ends) < _MINOR_LABELS_SPREAD * min(ends):
+            axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+            axis.tick_params(axis="x", which="minor", labelsize=7)
+        else:
+            axis.xaxis.set_minor_formatter("")
         axis.set_xlim(min(ends) / 1.4, max(ends) * (max(ends) / min(ends)) ** 0.3)
     source = f"measured on this {'device' if report.on_target else 'host'}"
     if status == "estimated":
@@ -159,7 +192,7 @@ def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
 
 def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]]) -> None:
     """Draw the peak memory of each artifact and the device's budget."""
-    colours, ends = _colours_of(report), []
+    colours, ends = _colours_of(report), list[float]()
     for y, (name, memory) in enumerate(peaks):
         high, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
         if memory.status == "estimated":
@@ -192,7 +225,7 @@ def _draw_sizes(axis: Any, report: Report, names: Sequence[str]) -> None:
         axis.annotate(format_bytes(size), (offset, y), (4, 0), **_VALUE_LABEL)
     ends = [size / _MIB for size in sizes.values()]
     _label_rows(axis, [shorten_name(name) for name in names], [*ends, *_draw_limits(axis, report, "size", ends)])
-    axis.set(xlabel="size (MiB)" if parts else "size (MiB), not split: the bundle does not say")
+    axis.set(xlabel="size (MiB)" if parts else "size (MiB); the bundle does not record its parts")
     if parts:
         spacing = {"columnspacing": 1, "handlelength": 1, "borderaxespad": 1.7}
         axis.legend(frameon=False, fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), **spacing)
@@ -217,12 +250,19 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
 
 
 def _draw_search(axis: Any, report: Report, candidates: Sequence[RankedCandidate]) -> None:
+    """Draw the candidates of a report's search."""
+    assert report.search is not None
+    _draw_candidates(axis, report.search, _colours_of(report), candidates)
+
+
+def _draw_candidates(
+    axis: Any, search: Search, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
+) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
     Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher.
     """
-    search, colours, legend = report.search, _colours_of(report), ["ms per call (p50)"]
-    assert search is not None
+    legend = ["ms per call (p50)"]
     scale = 260 / (max(c.size_bytes for c in search.candidates) or 1)
     for rank, row in enumerate(candidates):
         c, area = row.candidate, 40 + scale * row.candidate.size_bytes
@@ -310,29 +350,29 @@ class Chart(NamedTuple):
 CHARTS = {
     "latency": Chart(
         "Latency",
-        "Every timed call of a sample: the line spans all of them, the pale bar 5 to 95 %, the solid bar the middle "
-        "half, the gap is the median.",
+        "Times of single calls. Line: minimum to maximum; pale bar: 5th to 95th percentile; solid bar: quartiles; gap: "
+        "median.",
         "no time was measured", 0.9, 0.27, _draw_times,
     ),
     "estimates": Chart(
         "Estimated latency",
-        "Not measured: every bar is the range that the estimator gives, its middle marked.",
+        "Not measured. Bar: the range of the estimate; mark: its middle.",
         "nothing was estimated", 1.0, 0.27, _draw_times,
     ),
     "memory": Chart(
         "Memory against the budget",
-        "The peak that an artifact adds to a process, at its largest shape. Solid: measured here; hatched: estimated "
-        "for the device.",
-        "no memory is known", 1.1, 0.3, _draw_memory,
+        "Peak memory that an artifact adds to a process, at its largest shape. Solid: measured on this host; hatched: "
+        "estimated for the device.",
+        "no memory was measured or estimated", 1.1, 0.3, _draw_memory,
     ),
     "sizes": Chart(
-        "What the files are made of",
+        "Parts of the files",
         "Bytes of embeddings, layers (a shared block once), heads and the rest.",
-        "there are no artifacts", 1.1, 0.3, _draw_sizes,
+        "the report has no artifacts", 1.1, 0.3, _draw_sizes,
     ),
     "search": Chart(
         "Score against latency",
-        "Bubbles are as large as the file; the dotted line is the Pareto front, whose numbers are named below.",
+        "Bubble: size of the file; dotted line: Pareto front; numbers: see the list below.",
         "no candidate has a score and a time", 3.7, 0.07, _draw_search,
     ),
 }  # fmt: skip

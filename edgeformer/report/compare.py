@@ -34,10 +34,10 @@ def report_of(location: Location, device: str) -> Report:
     path = location.reports / f"{device}.json"
     if path.is_file():
         return read_report(path)
-    remedy = f"make it: edgeformer profile {location.argument} --device {device}"
+    remedy = f"write it with: edgeformer profile {location.argument} --device {device}"
     files = sorted(file.name for file in location.reports.glob(f"{glob.escape(device)}-*.json"))
     if files:
-        remedy += f"; or compare files: those there answer other questions ({', '.join(files)})"
+        remedy += f", or compare two report files, e.g. {', '.join(files)}"
     raise ArtifactError(f"{path.parents[1]}: has no report for {device}; {remedy}")
 
 
@@ -100,20 +100,20 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
     if a is None or b is None:
         return None, None, "only in one report"
     if not a.p50 or not b.p50:
-        return None, None, "a time is not known"
+        return None, None, "a time is missing"
     ratio = b.p50 / a.p50
     direction = "slower" if ratio > 1 else "faster"
     if a.status != b.status:
         return ratio, None, "an estimate and a measurement"
     if a.status == "estimated":
         overlap = (a.high or a.p50) >= (b.low or b.p50) and (b.high or b.p50) >= (a.low or a.p50)
-        return ratio, None, "within the estimates' ranges" if overlap else f"estimated {direction}"
+        return ratio, None, "within the ranges of the estimates" if overlap else f"estimated {direction}"
     if a.n <= 1 or b.n <= 1:
-        return ratio, None, "one call each: no spread is known"
+        return ratio, None, "a single call, so the noise is unknown"
     sampling = _MEDIAN_INTERVAL * math.hypot(*((latency.cv or 0.0) / math.sqrt(latency.n) for latency in (a, b)))
     noise = max(RUN_TO_RUN, sampling)
     if a.stable is False or b.stable is False:
-        return ratio, noise, "not stable"
+        return ratio, noise, "unstable"
     # Larger over smaller: the order of the reports does not matter.
     return ratio, noise, "within the noise" if max(ratio, 1 / ratio) - 1 < noise else direction
 
@@ -145,7 +145,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     ]
     lines += [f"note: {note}" for note in compared["notes"]]
     head = "\n".join(f"- {markdown(line)}" if is_markdown else line for line in lines)
-    table = "The reports hold no rows."
+    table = "The reports have no rows."
     named_rows = []
     for row in rows:
         threads = f", {thread_text(row['threads'])}" if row.get("threads") is not None else ""
@@ -240,7 +240,7 @@ def score_note(locations: Sequence[Location]) -> str | None:
     for name, values in facts.items():
         if len({value for _, value in values}) > 1:
             differing = "; ".join(f"{run}: {value}" for run, value in values)
-            return f"scores do not rank these runs, whose {name} differ: {differing}"
+            return f"note: do not compare the scores, because the {name} differ: {differing}"
     return None
 
 

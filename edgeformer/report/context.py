@@ -5,8 +5,10 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from statistics import median
 from textwrap import shorten
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -15,7 +17,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
-from edgeformer.artifacts.report import Candidate, Check, Latency, Report, Row, Search, SizeParts
+from edgeformer.artifacts.report import Candidate, Check, EstimateCheck, Latency, Report, Row, Search, SizeParts
 from edgeformer.artifacts.units import format_bytes, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
@@ -25,10 +27,15 @@ ABOUT = "≈"
 """Prefix of every estimated figure."""
 NO_ENDS = (None, None)
 """Range of an estimate without a range."""
-NO_REASON = "no reason was given"
+NO_REASON = "no reason is recorded"
+_ESTIMATING = "docs/explanation/estimating.md"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
+_UNSTABLE = (
+    "unstable: the times changed during the measurement or differ in a second process; close other programs and "
+    "measure again"
+)
 _MAX_WARNING_LINES = 2
 """Rows with warnings that get a line each in the terminal; more are counted in one line."""
 
@@ -86,8 +93,8 @@ LAYOUTS = {
     "csv": "artifact precision provider where phase batch seq threads status p50 low high p90 p95 p99 mean cv n stable "
     "device throughput memory_status memory_peak memory_low memory_high energy size reason",
     "markdown": "artifact shape where phase status p50_status p90 memory_peak size",
-    "html host": "artifact shape p50_status phase provider precision p90 p99 memory_peak throughput cv n energy size",
-    "html device": "artifact shape p50_status phase precision memory_peak why_unavailable",
+    "html host": "artifact phase shape p50_status provider precision p90 p99 memory_peak throughput cv n energy size",
+    "html device": "artifact phase shape p50_status precision memory_peak why_unavailable",
     "terminal host": "artifact size provider shape first_call p50 p90 throughput memory_peak state",
     "terminal device": "artifact shape p50 memory_peak",
 }
@@ -117,7 +124,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
         return figure_text(memory.peak, "bytes", ends, range_only=range_only)
 
     def state(row: Row) -> Text:
-        words = {"unavailable": "unavailable, see below", "estimated": "estimated"}
+        words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
     return Columns(
@@ -157,9 +164,9 @@ CHECKS: Columns[Check] = Columns(
         Column("check", "name"),
         Column("result", "status", mark=True),
         Column("artifact"),
+        Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
         Column("limit", number=True, text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
         Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
-        Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
         Column("why", "reason", flows=True, dash=""),
     ]
@@ -228,7 +235,7 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
         candidate = row.candidate
         if not candidate.feasible:
             return Text(shorten(candidate.reason or "not feasible", _REASON_WIDTH, placeholder=" …"), "red")
-        remarks = [f"not known: {', '.join(candidate.unknown)}"] if candidate.unknown else []
+        remarks = [f"unknown: {', '.join(candidate.unknown)}"] if candidate.unknown else []
         remarks += [f"score of {candidate.scored_as}"] if candidate.scored_as else []
         remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
         return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
@@ -267,18 +274,18 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def verdict_status(report: Report, *, basis: bool = False) -> str:
-    """Return the status for headlines: ``fail``, ``pass (size and memory only)``; ``basis``: add ``estimated``."""
+def verdict_status(report: Report) -> str:
+    """Return the status for headlines: ``fail``, ``pass (estimated)``, ``pass (size and memory only)``."""
     verdict = report.verdict
     remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
-    if basis and verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
+    if verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
         remarks.append("estimated")
     return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
 
 
 def badge_text(report: Report) -> str:
     """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
-    return f"{report.device}: {verdict_status(report, basis=True)}"
+    return f"{report.device}: {verdict_status(report)}"
 
 
 def badge_markdown(report: Report, file: str) -> str:
@@ -289,7 +296,7 @@ def badge_markdown(report: Report, file: str) -> str:
 def verdict_sentence(report: Report) -> str:
     """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
     parts, checks, search = [], report.verdict.checks, report.search
-    for status, label in (("fail", "over budget"), ("unknown", "not known"), ("pass", "within budget")):
+    for status, label in (("fail", "over budget"), ("unknown", "unknown"), ("pass", "within budget")):
         names: dict[str, bool] = {}  # → whether an estimate decides
         for check in checks:
             if check.status == status:
@@ -302,15 +309,15 @@ def verdict_sentence(report: Report) -> str:
     not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
     for reason, kinds in names_by_reason(not_judged).items():
         parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
-    sentence = "; ".join(parts if checks else ["nothing was checked", *parts])
+    sentence = "; ".join(parts if checks else ["no limit was checked", *parts])
     sentence = f"{sentence[0].upper()}{sentence[1:]}."
     if search is not None and search.pick is None:
-        return f"The search picks nothing: {search.reason}."
+        return f"The search picks no artifact: {search.reason}."
     if search is not None and search.pick is not None:
         pick, bound = search.candidates[search.pick], ""
         if pick.bound_inside and search.bound is not None:
-            rows = f"{pick.score_rows:,} rows do not decide whether its {search.metric}"
-            bound = f"; {rows} is at least {search.bound:g}"
+            bound = f", but {pick.score_rows:,} rows are too few to decide whether its {search.metric}"
+            bound += f" is at least {search.bound:g}"
         sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
     if not report.left_out:
         return sentence
@@ -320,23 +327,50 @@ def verdict_sentence(report: Report) -> str:
     return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
 
 
+ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
+    [
+        Column("artifact"),
+        Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
+        Column("phase"),
+        Column("measured", "measured_ms", "ms"),
+        Column("estimated", number=True, text=lambda check: figure_text(
+            check.estimated_ms, "ms", (check.low_ms, check.high_ms))),
+        Column("error", layout="{:+.0%}"),
+        Column("inside", "is_inside", heading="inside the range"),
+    ]
+)  # fmt: skip
+"""Estimates beside measurements on the device."""
+
+
+def checks_sentence(report: Report) -> str | None:
+    """Return how the report's estimates compare with its measurements; None if it has none."""
+    checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
+    if not checks:
+        return None
+    errors = [abs(check.error) for check in checks]
+    inside = sum(check.is_inside for check in checks)
+    return (
+        f"estimates beside {len(checks)} measured times: {inside} inside their ranges, median error "
+        f"{median(errors):.0%}, worst {max(errors):.0%}"
+    )
+
+
 def estimate_note(report: Report) -> str | None:
     """Return how far the report's estimates can be trusted; None if it has none."""
     is_estimated = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
     if not is_estimated and not any(check.basis == "estimated" for check in report.verdict.checks):
         return None
-    refused = []
     for record in report.estimate_evidence:
-        models = f" of {record.models} models" if record.models is not None else ""
-        cores = f", {record.cores} cores" if record.cores is not None else ""
-        errors = f"median error of a time {record.median_error:.1%}, worst {record.worst_error:.1%}"
-        where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}: {errors}"
         if record.applies:
-            error = f"the estimator's error on record is that of {record.source} ({where})"
-            return f"estimated, not measured; {error}"
-        refused.append(f"the record of {record.source} ({where}) does not apply: {record.why_not}")
+            models = f" of {record.models} models" if record.models is not None else ""
+            cores = f", {record.cores} cores" if record.cores is not None else ""
+            where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}; {record.source}"
+            errors = f"median {record.median_error:.1%}, largest {record.worst_error:.1%}"
+            return f"estimated, not measured; error of estimated times: {errors} ({where})"
     device = "a GPU" if report.estimated_for == "cuda" else report.device_title
-    return "; ".join([f"estimated, not measured; never checked on {device}", *refused])
+    return (
+        f"estimated, not measured; estimates were never checked on {device}, so their error is unknown ({_ESTIMATING})"
+    )
 
 
 def split_sizes(report: Report) -> list[SizeParts]:
@@ -352,18 +386,20 @@ def missing_measurements(report: Report) -> list[tuple[str, str]]:
         name, latency = f"{row.artifact} at {shape_text(row, report)}{device}", row.latency_ms
         if latency.status != "measured":  # the figures below are missing for the same reason
             is_absent = latency.status == "estimated" and not report.on_target
-            absent = f"; there is no {report.device_title} in this machine" if is_absent else ""
+            absent = f"; this machine has no {report.device_title}" if is_absent else ""
             gaps.append((f"latency of {name}", (latency.reason or NO_REASON) + absent))
         elif row.phase != "cold":  # a cold row is a single call
             if latency.reason:
-                gaps.append((f"percentiles of {name}", latency.reason))
+                # The table has the number of calls; without it rows have the same reason.
+                missing = re.sub(r"^[\d,]+ calls?: (.*)", r"too few calls: \1", latency.reason)
+                gaps.append((f"percentiles of {name}", missing))
             for kind, figure in (("memory", row.memory_bytes), ("energy", row.energy_mj)):
                 if figure.status == "unavailable":
                     gaps.append((f"{kind} of {name}", figure.reason or NO_REASON))
     split = {part.artifact for part in split_sizes(report)}
     unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split)
-    reason = "the bundle does not say: an engine, a wrapped file, or an export of an earlier version"
-    gaps += [(f"what the bytes of {artifact} are for", reason) for artifact in unsplit]
+    reason = "bundle.json does not record it for engines, imported ONNX files and exports of earlier versions"
+    gaps += [(f"parts of the size of {artifact}", reason) for artifact in unsplit]
     unknown = [check for check in report.verdict.checks if check.status == "unknown"]
     gaps += [(f"check of {check.name} of {check.artifact}", check.reason or NO_REASON) for check in unknown]
     return [
@@ -404,7 +440,7 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[s
     """Yield every fact of the device profile, with its unit, and whether it was checked on the device."""
     for key, entry in profile.items():
         name = f"{prefix}{key}"
-        title = name.replace("_bytes_per_s", "").replace("_bytes", "").replace("_", " ")
+        title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", name).replace("_", " ")
         if isinstance(entry, dict) and {"value", "source"} <= entry.keys():
             value = entry["value"]
             text = _plain(value)
@@ -414,6 +450,13 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[s
                 text = f"{value / 1e9:.4g} GB/s"
             elif name.startswith("peak ") and isinstance(value, (int, float)):
                 text = f"{value / 1e12:.3g} T/s" if value >= 1e12 else f"{value / 1e9:.3g} G/s"
+            elif name == "launch_overhead_us":
+                text = f"{value:g} µs"
+            elif name == "power":
+                text = f"{value['low_w']:g} to {value['high_w']:g} W"
+            elif name == "clocks_hz":
+                low, high, peaks = (value[key] / 1e9 for key in ("at_low_w", "at_high_w", "at_peaks"))
+                text = f"{low:.4g} to {high:.4g} GHz; {peaks:.4g} GHz for the peaks"
             checked = "yes" if entry.get("verified") else "no"
             yield {"fact": title, "value": text, "checked": checked, "source": str(entry["source"])}
         elif key == "peaks" and isinstance(entry, dict):
@@ -447,9 +490,13 @@ class ReportContext:
             for row in self.host_rows
             if row.latency_ms.warnings
         ]
+        self.unstable = None
+        if any(row.latency_ms.stable is False for row in self.host_rows):
+            self.unstable = _UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
         self.facts = [*_profile_facts(report.profile)]
+        self.created = f"{report.created[:16].replace('T', ' ')} UTC"
 
     def columns(self, layout: str) -> Columns[Row]:
         """Return the columns of a document in :data:`LAYOUTS`."""
@@ -457,15 +504,15 @@ class ReportContext:
 
     def terminal_notes(self, *, has_files: bool) -> list[str]:
         """Return the lines below the terminal's tables; without report files also why checks are unknown."""
-        report, notes = self.report, [*self.report.notes]
+        report, notes = self.report, [*self.report.notes, *filter(None, [checks_sentence(self.report)])]
         if not has_files:
             unknown = [check for check in report.verdict.checks if check.status == "unknown"]
             reasons = names_by_reason((f"{c.name} of {c.artifact}", c.reason or NO_REASON) for c in unknown)
-            notes += [f"not known: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+            notes += [f"unknown: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
         # The report's notes already say what was left out of the verdict.
         absent = [r for r in report.rows if r.latency_ms.status == "unavailable" and r.artifact not in report.left_out]
         reasons = names_by_reason((row.artifact, row.latency_ms.reason or NO_REASON) for row in absent)
-        notes += [f"{', '.join(names)}: unavailable: {reason}" for reason, names in reasons.items()]
+        notes += [f"{', '.join(names)}: not measured: {reason}" for reason, names in reasons.items()]
         # Warnings of measured and of estimated rows apart, since only a measurement is noisy. Cold rows are single
         # calls, whose warnings the other rows of their process repeat.
         for status in ("measured", "estimated"):
@@ -478,10 +525,10 @@ class ReportContext:
                     for row in warned
                 ]
                 continue
-            quality = "estimated rows are less certain"
+            kind = "estimates have a warning"
             if status == "measured":
-                quality = f"rows are noisy, {sum(row.latency_ms.stable is False for row in warned)} not stable"
-            where = "the report" if has_files else "the report's rows"
+                kind = f"rows have a warning, {sum(row.latency_ms.stable is False for row in warned)} are unstable"
+            where = "in the report" if has_files else "in the rows of the report"
             example = warned[0].latency_ms.warnings[0]
-            notes.append(f"{len(warned)} of {len(rows)} {quality}, e.g. {example}; row by row in {where}")
+            notes.append(f"{len(warned)} of {len(rows)} {kind}, e.g. {example}; all warnings are {where}")
         return notes

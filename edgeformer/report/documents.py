@@ -26,12 +26,15 @@ from edgeformer.report.canvas import NO_PICTURE, can_draw
 from edgeformer.report.charts import draw_pictures
 from edgeformer.report.columns import coloured
 from edgeformer.report.context import (
+    ABOUT,
     CHECKS,
+    ESTIMATE_CHECKS,
     FACTS,
     SIZES,
     ReportContext,
     badge_markdown,
     candidate_columns,
+    checks_sentence,
     metric_named,
     split_sizes,
     thread_text,
@@ -44,8 +47,8 @@ _STALE_AFTER_S = 3600.0
 """No process takes longer between creating a temporary report file and renaming it."""
 _BASES = {
     "measured": "times measured on the device",
-    "estimated": "times marked ≈ are estimates for the device",
-    "host": "times of THIS HOST, which say nothing certain of the device",
+    "estimated": "times with ≈ are estimates for the device",
+    "host": "times of THIS HOST, not of the device",
 }
 
 
@@ -110,10 +113,6 @@ def as_markdown(context: ReportContext) -> str:
 
 def as_html(context: ReportContext) -> str:
     """Return the page. The template escapes all text; the page loads nothing."""
-
-    def finalize(value: Any) -> Any:
-        return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
-
     report, host_rows, device_rows = context.report, context.host_rows, context.device_rows
     checks = report.verdict.checks
     check_classes = ["estimated" if c.basis == "estimated" and c.value is not None else "" for c in checks]
@@ -125,9 +124,8 @@ def as_html(context: ReportContext) -> str:
             for row in context.candidates
         ]
         candidates = candidate_columns(report.search, "verdict").html(context.candidates, map(str.strip, classes))
-    return _render(
+    return render_template(
         "report.html",
-        {"finalize": finalize, "autoescape": True},
         context=context,
         report=report,
         pictures=draw_pictures(report),
@@ -137,6 +135,8 @@ def as_html(context: ReportContext) -> str:
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
         sizes=SIZES.html(split_sizes(report)),
         facts=FACTS.html(context.facts),
+        estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks),
+        checks_sentence=checks_sentence(report),
     )
 
 
@@ -155,6 +155,15 @@ def badge_svg(context: ReportContext) -> str:
         labels=list(zip(labels, centres, lengths, strict=True)),
         colour=_BADGE_COLOURS[context.mark],
     )
+
+
+def render_template(template: str, **content: Any) -> str:
+    """Return an HTML page of the folder ``templates``, with all text escaped."""
+
+    def finalize(value: Any) -> Any:
+        return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
+
+    return _render(template, {"finalize": finalize, "autoescape": True}, **content)
 
 
 def _render(template: str, options: dict[str, Any], **content: Any) -> str:
@@ -177,15 +186,15 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
     where = "on this host" if report.judged_from is None else "elsewhere"
     title = f"{report.run} for {report.device_title}\nmeasured {where}: {'; '.join([host, *context.cautions])}"
-    console.print(columns.terminal(title, rows))
+    console.print(columns.terminal(title, rows, Text(context.unstable) if context.unstable else None))
 
     estimated = [row for row in context.device_rows if row.latency_ms.status == "estimated"]
     if estimated:
         counts = sorted({row.threads for row in estimated if row.threads is not None})
         threads = f", with {', '.join(map(thread_text, counts))}" if counts else ""
         title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
-        table = context.columns("terminal device").terminal(title, estimated, Text(context.estimates or ""))
-        console.print(table)
+        caption = Text(f"Figures with {ABOUT} are {context.estimates}.")
+        console.print(context.columns("terminal device").terminal(title, estimated, caption))
 
     shapes = {f"{check.batch} × {check.seq}" for check in checks if check.batch is not None}
     is_imported = any(row.inputs for row in rows)
@@ -193,7 +202,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     shape_column = ("at",) if len(shapes) > 1 else ()
     check_columns = CHECKS.pick("check", "artifact", *shape_column, "limit", "value", "known_by", "result")
     console.print(check_columns.terminal(f"Budget of {report.device}{shape}", checks))
-    verdict = (f"Verdict for {report.device}: ", "bold"), coloured(context.status)
+    verdict = (f"Verdict for {report.device}: ", "bold"), (context.status, coloured(context.mark).style)
     console.print(Text.assemble(*verdict, f". {context.sentence}\n"))
     for note in context.terminal_notes(has_files=bool(files)):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)

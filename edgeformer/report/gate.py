@@ -20,10 +20,9 @@ from edgeformer.runtimes import provider_facts
 Record = dict[str, str]
 
 _MEANINGS = {
-    "pass": "Nothing is worse than it may be.",
-    "fail": "Something is worse than it may be.",
-    "undecided": "Nothing is known to be worse than it may be, but not everything could be decided: the notes say what "
-    "is missing.",
+    "pass": "Every check is within its limit.",
+    "fail": "A check is beyond its limit.",
+    "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
 }
 _UNITS: Mapping[str, Unit] = {"bytes": "bytes", "ms": "ms"}
 _COLUMNS: Columns[Record] = Columns(
@@ -71,7 +70,7 @@ def _records(gate: Gate) -> list[Record]:
                 "change": _change(check.change, check),
                 "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
                 "allowed": _change(limit, check),
-                "found": "whether faster or slower is not known" if check.found == "not known" else check.found or "",
+                "found": "faster or slower is undecided" if check.found == "not known" else check.found or "",
                 "reason": check.reason,
             }
         )

@@ -94,6 +94,36 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     return columns.drop_empty(lines, "problem").terminal("devices", lines)
 
 
+def address_records(artifacts: Path) -> list[Record]:
+    """Return the devices that commands use with --on: name, address, processor, and date and error of calibration."""
+    rows: list[Record] = []
+    for file in sorted(own_profiles(artifacts).glob("[!.]*.yaml")):
+        profile = load_profile(str(file))
+        if profile.address is not None:
+            calibration = profile.calibration
+            rows.append(
+                {
+                    "name": profile.name,
+                    "address": profile.address,
+                    "processor": profile.match,
+                    "calibrated": calibration.created if calibration is not None else None,
+                    "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
+                }
+            )
+    return rows
+
+
+def address_table(rows: Sequence[Record]) -> TerminalTable[Record]:
+    """Return the devices of --on."""
+    lines = [{**row, "calibrated": (row["calibrated"] or "no")[:10]} for row in rows]
+    error: Column[Record] = Column(
+        "error", lambda row: None if row["median_log2_error"] is None else 2 ** row["median_log2_error"] - 1, "share",
+        "median error of estimates",
+    )  # fmt: skip
+    columns: Columns[Record] = Columns([*map(Column, ("name", "address", "processor", "calibrated")), error])
+    return columns.terminal("devices for --on", lines)
+
+
 def run_records(artifacts: Path) -> list[Record]:
     """Return the runs in a folder, oldest first; a run with an unreadable manifest has an error in its status.
 

@@ -75,7 +75,7 @@ def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
 
 
 def draw_learning_curve(run: Path) -> Path | None:
-    """Write ``plots/learning_curve.png`` and return its path; None without matplotlib.
+    """Write ``plots/learning_curve.png`` and return its path; None without matplotlib, and for a fit without epochs.
 
     A model with exits gets four panels as in paper B: loss, metric of each exit, shares of early exit, metric over
     loops; the last three are of the validation set. Raises ArtifactError if metrics.jsonl is damaged or missing.
@@ -88,6 +88,8 @@ def draw_learning_curve(run: Path) -> Path | None:
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{log}: no metrics to draw ({error}); only runs trained here have them") from None
     keys = {key for record in records for key in record}
+    if records and "train_loss" not in keys:
+        return None
     steps, epochs = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for record in records:
         for key in keys - {"kind"}:
@@ -104,7 +106,8 @@ def draw_learning_curve(run: Path) -> Path | None:
         losses.plot(epochs["epoch"], epochs["train_loss"], "o-", color=BLUE, label="training (epoch)")
         losses.plot(epochs["epoch"], epochs["val_loss"], "o-", color=ORANGE, label="validation")
         losses.set(xlabel="epoch", ylabel="loss (nats)")
-        losses.xaxis.get_major_locator().set_params(integer=True)
+        for panel in (losses, *([] if has_exits else panels)):
+            panel.xaxis.get_major_locator().set_params(integer=True)
         losses.legend(frameon=False, fontsize=8)
         if has_exits:
             losses.figure.get_layout_engine().set(wspace=0.04)
@@ -127,7 +130,7 @@ def draw_learning_curve(run: Path) -> Path | None:
                 style: Any = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8, "color": GREY}
                 scores.annotate(f"test {name}: {metric.text(value)}", (0.02, value), **style)
         scores.set(xlabel="epoch", ylabel=metric.name)
-        scores.legend(frameon=False, loc="center right")
+        scores.legend(frameon=False, fontsize=8, loc="center right")
         rates.plot(steps["epoch"], steps["lr"], color=BLUE)
         rates.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path

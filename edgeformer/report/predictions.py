@@ -1,14 +1,15 @@
-"""Terminal tables of predictions: of texts, and of similarities between texts."""
+"""Terminal tables of predictions, rankings and similarities of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
 
 from edgeformer.artifacts.row_files import ERROR, Row
-from edgeformer.inference.predict import Match, Similarities
+from edgeformer.inference.rank import Match, Ranking, Similarities
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable
 
 MAX_TEXT = 200
@@ -18,15 +19,21 @@ MAX_MATRIX = 10
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[Row]) -> TerminalTable[Row]:
-    """Return label and probability per text, or why there is none; ``name`` is the run's or bundle's."""
+    """Return label and probability per text, or of each span in it; ``name`` is the run's or bundle's."""
+    if any("spans" in prediction for prediction in predictions):
+        return _span_table(f"{name} · {artifact}", predictions)
 
     def text(prediction: Row) -> Text:
         line = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
-        line = line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
-        return Text.assemble(line, (" (cut to the model's length)" if prediction.get("truncated") else "", "yellow"))
+        return Text.assemble(
+            _shortened(line),
+            (" (cut: the model reads only the beginning)" if prediction.get("truncated") else "", "yellow"),
+        )
 
+    has_scores = any("score" in row for row in predictions)
     columns: Columns[Row] = Columns(
         [
+            Column("score", layout="{:.4f}"),
             Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
             Column("probability", layout="{:.3f}"),
             Column("loops", number=True),
@@ -34,7 +41,54 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[Row]) -> Te
             Column(ERROR, text=lambda row: Text(str(row.get(ERROR, "")), "red")),
         ]
     )
+    columns = columns.omit("label", "probability") if has_scores else columns.omit("score")
     return columns.drop_empty(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
+
+
+def _span_table(title: str, predictions: Sequence[Row]) -> TerminalTable[Row]:
+    """Return the spans of texts, a line for each; a text without spans has a line, too."""
+    rows: list[dict[str, Any]] = []
+    for prediction in predictions:
+        spans: Any = prediction.get("spans") or [{}]
+        shown = _shortened(str(prediction["text"]))
+        for number, span in enumerate(spans):
+            place = f"{span['start']}–{span['end']}" if span else None
+            rows.append({**span, "span": span.get("text"), "characters": place, "in": "" if number else shown})
+            rows[-1][ERROR] = prediction.get(ERROR)
+    columns: Columns[Row] = Columns(
+        [
+            Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
+            Column("span"),
+            Column("characters", number=True),
+            Column("probability", layout="{:.3f}"),
+            Column("in", heading="text"),
+            Column(ERROR, text=lambda row: Text(str(row.get(ERROR) or ""), "red")),
+        ]
+    )
+    return columns.drop_empty(rows, ERROR).terminal(title, rows)
+
+
+def ranking_table(title: str, rankings: Sequence[Ranking], caption: str | None) -> TerminalTable[Any]:
+    """Return the documents of each query, best first; ``caption``: note below the table."""
+    rows: list[dict[str, Any]] = [
+        {**asdict(document), "query": ranking.query if document.rank == 1 else ""}
+        for ranking in rankings
+        for document in ranking.documents
+    ]
+    columns: Columns[dict[str, Any]] = Columns(
+        [
+            *([Column("query")] if len(rankings) > 1 else []),
+            Column("rank", number=True),
+            Column("score", layout="{:.4f}"),
+            Column("row", number=True),
+            Column("text", text=lambda row: _shortened(row["text"])),
+        ]
+    )
+    return columns.terminal(title, rows, Text(caption) if caption is not None else None)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 
 
 def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any]:
@@ -46,7 +100,7 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
         vector: Any = similarities.predictions[0]["vector"]
         numbers = ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"
         rows = [{"dimensions": len(vector), "vector": numbers, "text": texts[0]}]
-        caption = Text("give a second text for their cosine, or --nearest FILE; --json has the whole vector")
+        caption = Text("--json prints the whole vector; give a second text or --nearest FILE to compare")
         columns = Columns([Column("dimensions", number=True), Column("vector"), Column("text")])
         return columns.terminal(title, rows, caption)
     if len(texts) <= MAX_MATRIX and similarities.nearest is None:

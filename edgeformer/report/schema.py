@@ -111,7 +111,8 @@ def _table(alternatives: list[Schema], sections: Mapping[str, Schema]) -> str:
         default = "must be given" if is_required else "depends on the kind"
         if "default" in fields[0]:
             default = _value(fields[0]["default"])
-        meaning = markdown(" ".join(fields[0].get("description", "").split()))
+        words = re.split(r"(`[^`]+`)", " ".join(fields[0].get("description", "").split()))
+        meaning = "".join(word if word.startswith("`") else markdown(word) for word in words)
         rows.append(f"| `{key}` | {' or '.join(types)} | {default} | {meaning} |")
     return "\n".join(rows)
 

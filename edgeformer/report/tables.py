@@ -21,7 +21,7 @@ from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_la
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
 from edgeformer.report.context import NO_ENDS, figure_text, thread_text
 from edgeformer.runtimes import provider_facts
-from edgeformer.tasks import ScoreColumn, all_tasks, get_task
+from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
 _EXAMPLE_WIDTH = 40
 """Characters of an example from a data file."""
@@ -45,7 +45,8 @@ def run_table(manifest: RunManifest) -> RenderableType:
     tests = {f"test: {name}": score for name, score in manifest.tests.items()}
     rows = [(name, score) for name, score in {"validation": manifest.validation, **tests}.items() if score is not None]
     if not rows:
-        return Text(f"{title}\nno scores: evaluate it first")
+        data_option = "" if manifest.data.rows else " --data FILE"
+        return Text(f"{title}\nno scores yet; compute them with: edgeformer evaluate {manifest.run}{data_option}")
 
     task, data = get_task(manifest.task), manifest.data
     metric = task.metric
@@ -65,8 +66,9 @@ def run_table(manifest: RunManifest) -> RenderableType:
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
         accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
-        caption = Text(f"always answering {majority_label(data.label_rows)!r} has an accuracy of {accuracy}")
-    return Columns(columns).terminal(title, rows, caption)
+        caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
+    scores = Columns(columns).drop_empty(rows, *(column.key for column in task.columns))
+    return scores.terminal(title, rows, caption)
 
 
 def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | None]:
@@ -80,7 +82,15 @@ def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | N
         rows = f"{next(iter(validation.values())).n:,} {get_task(bundle.task).unit}"
         return validation, f"scores on {rows} of the validation split"
     golden = {artifact.id: artifact.score for artifact in bundle.artifacts if artifact.score is not None}
-    return golden, f"scores on the golden inputs only ({next(iter(golden.values())).n:,})" if golden else None
+    if not golden:
+        return golden, None
+    count, note = next(iter(golden.values())).n, get_task(bundle.task).golden_note
+    return golden, f"scores on the {count:,} golden inputs only: {note}"
+
+
+def _agreement(task: str) -> str:
+    """Return the heading of the agreement with FP32: embedding models have no classes."""
+    return "same nearest text" if get_task(task).predicts == "vectors" else "top-1 agreement"
 
 
 def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
@@ -102,7 +112,7 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
             Column("size", "size_bytes", "bytes"),
             Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
             Column("max_error", "parity.max_abs_error", "error", heading),
-            Column("top-1 agreement", "parity.top1_agreement", "share"),
+            Column("agreement", "parity.top1_agreement", "share", _agreement(bundle.task)),
             _score_column(score_column, lambda artifact: scores.get(artifact.id)),
             Column("status", mark=True),
         ]
@@ -112,10 +122,8 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     return columns.terminal(title, bundle.artifacts, Text(scored_on) if scored_on is not None else None)
 
 
-def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> TerminalTable[EvaluationRow]:
-    """Return scores and time per sample of artifacts; ``rows`` are of one task, ``name`` is the run's or bundle's."""
-    tasks = all_tasks()
-    task = next((t for t in tasks if any(getattr(row, t.metric.name, None) is not None for row in rows)), tasks[0])
+def evaluation_table(name: str, task: Task, rows: Sequence[EvaluationRow]) -> TerminalTable[EvaluationRow]:
+    """Return scores and time per sample of artifacts of a task; ``name`` is the run's or bundle's."""
     providers = [str(provider) for provider in dict.fromkeys(row.provider for row in rows)]
     columns: list[Column[EvaluationRow]] = [
         Column("artifact"),
@@ -130,7 +138,8 @@ def evaluation_table(name: str, rows: Sequence[EvaluationRow]) -> TerminalTable[
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    selected = Columns(columns).drop_empty(rows, "exit").omit(*([] if len(providers) > 1 else ["computed by"]))
+    selected = Columns(columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
+    selected = selected.omit(*([] if len(providers) > 1 else ["computed by"]))
     return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 
 
@@ -154,13 +163,13 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
             Column("mean_loops", layout="{:.2f}"),
             _score_column(metric),
             Column("loss", number=True),
-            Column("share", heading="leave after loop",
+            Column("share", heading="exit after loop",
                    text=lambda row: ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)),
         ]
     )  # fmt: skip
     has_providers = len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows})
     selected = columns.omit(*([] if has_providers else ["computed by"]))
-    return selected.terminal(f"{name}: early exit (loops are a mean, and no time)", rows)
+    return selected.terminal(f"{name}: early exit (mean loops per row, not time)", rows)
 
 
 def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> TerminalTable[tuple[str, ExitGuarantee]]:
@@ -170,16 +179,17 @@ def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Termi
             Column("artifact", itemgetter(0)),
             Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
             Column("thresholds", lambda row: ", ".join(f"{loop}: {p:g}" for loop, p in row[1].thresholds.items())),
-            Column("may lose", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
-            Column("lost here", lambda row: 100 * (row[1].lost - row[1].won) / row[1].rows, layout="{:.2f}"),
+            Column("allowed drop", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
+            Column("observed drop", lambda row: 100 * (row[1].lost - row[1].won) / row[1].rows, layout="{:.2f}"),
             Column("p", lambda row: row[1].p_value, layout="{:.3f}"),
             Column("mean loops", lambda row: row[1].mean_loops, layout="{:.2f}"),
-            Column("one text", lambda row: row[1].time.early_ms.get("mean"), "ms"),
+            Column("early exit", lambda row: row[1].time.early_ms.get("mean"), "ms"),
             Column("all loops", lambda row: row[1].time.full_ms.get("mean"), "ms"),
             Column("full graph", lambda row: row[1].time.full_graph_ms.get("mean"), "ms"),
         ]
     )
-    return columns.terminal(f"{name}: early exit with a guarantee", guarantees.items())
+    caption = Text("times: mean of single texts; drop: points of accuracy")
+    return columns.terminal(f"{name}: early exit with a guarantee", guarantees.items(), caption)
 
 
 def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts]:
@@ -279,7 +289,7 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
     return columns.terminal("What works on this machine", capabilities)
 
 
-def print_verification(verification: Verification, console: Console) -> None:
+def print_verification(verification: Verification, task: str, console: Console) -> None:
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
 
     columns: Columns[ArtifactCheck] = Columns(
@@ -290,13 +300,13 @@ def print_verification(verification: Verification, console: Console) -> None:
             Column("n", "parity.n", number=True),
             Column("max error", "parity.max_abs_error", "error"),
             Column("relative", "parity.relative_error", "error"),
-            Column("top-1 agreement", "parity.top1_agreement", "share"),
-            Column("held to", lambda check: check.tolerance or None),
+            Column("agreement", "parity.top1_agreement", "share", _agreement(task)),
+            Column("tolerance", lambda check: check.tolerance or None),
             Column("status", mark=True),
         ]
     )  # fmt: skip
     original = verification.wrapped
-    baseline = "torch FP32" if original is None else f"ONNX Runtime's FP32 answers of {original}"
+    baseline = "torch FP32" if original is None else f"the outputs of {original} in ONNX Runtime"
     console.print(columns.terminal(f"{verification.run}: golden inputs against {baseline}", verification.artifacts))
     lines = []
     for check in verification.artifacts:
@@ -314,15 +324,15 @@ def print_verification(verification: Verification, console: Console) -> None:
     lines += verification.stale
     if (written := verification.recorded) is not None:  # by --write
         for record in written.records:
-            unscored = f"no score on the validation split: {record.unscored}" if record.unscored else None
+            unscored = f"without a validation score: {record.unscored}" if record.unscored else None
             reason = record.reason or unscored
             remark = f" ({reason})" if reason else ""
             lines.append(f"recorded: {record.artifact} on {record.device}: {record.status}{remark}")
         lines.append(f"written: {written.file}" if written.file is not None else str(written.reason))
     if not verification.manifest_protected:
         lines.append(
-            "bundle.json itself is not protected: an older version wrote it without a checksum of itself; compare its "
-            "sha256 with the origin's, or export the run again"
+            "bundle.json has no checksum of itself, because an older version wrote it; compare its sha256 with that of "
+            "the original, or export the run again"
         )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -344,9 +354,9 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
     )
     where = f"{calibration.processor}, {thread_text(calibration.threads)}"
     for title, cases in (
-        ("fitted on", calibration.fitted_on),
-        ("cross-validation, each model estimated by a fit to the others", calibration.left_out),
-        ("checked on cases that were not fitted", calibration.validated_on),
+        ("fitted cases", calibration.fitted_on),
+        ("cross-validation: each model estimated without its own measurements", calibration.left_out),
+        ("validation: cases that were not fitted", calibration.validated_on),
     ):
         rows = [{**case.model_dump(), "ratio": None} for case in cases]
         for row in rows:
@@ -355,11 +365,11 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
         if cases:
             console.print(columns.terminal(f"{title}: {where}", rows))
     error = calibration.error
-    text = "estimates by this calibration were never checked: edgeformer calibrate --validate-only"
+    text = "the error of these estimates is unknown; measure it with: edgeformer calibrate --validate-only"
     if error is not None:
         text = (
-            f"estimates of {error.cases} cases against measurements on {error.device}: typically within a factor of "
-            f"{2**error.median_log2:.2f}, at worst {2**error.worst_log2:.2f} "
+            f"estimates differ from measurements on {error.device} by a factor of {2**error.median_log2:.2f} (median) "
+            f"and {2**error.worst_log2:.2f} (largest) in {error.cases} cases "
             f"(|log2| {error.median_log2:.2f} and {error.worst_log2:.2f})"
         )
     if written is not None:

@@ -54,8 +54,8 @@ def runtime_of(artifact: ArtifactManifest | str) -> Runtime:
         return runtime
     formats = ", ".join(name for runtime in all_runtimes() for name in runtime.formats)
     raise ArtifactError(
-        f"{subject} of the format {format_!r} cannot be opened here: no installed runtime does; "
-        f"known formats: {formats}"
+        f"{subject}: no installed runtime opens the format {format_!r}, only {formats}; install the package that adds "
+        "this runtime"
     )
 
 
@@ -81,7 +81,7 @@ def requested_providers(artifact: ArtifactManifest, runtime: str) -> tuple[str, 
     sharing = [candidate.name for candidate in runtimes if shared.intersection(candidate.formats)]
     names = dict.fromkeys([*sharing, *(candidate.name for candidate in runtimes if candidate.reads), ALL_RUNTIMES])
     if runtime not in names:
-        raise InputError(f"--runtime {runtime}: no such runtime; there are: {', '.join(names)}")
+        raise InputError(f"--runtime {runtime}: no such runtime; give one of {', '.join(names)}")
     selected = [candidate for candidate in openers if candidate.name == runtime]
     if runtime == ALL_RUNTIMES:
         selected = [candidate for candidate in openers if candidate in owners or candidate.cannot_run(artifact) is None]
@@ -121,7 +121,7 @@ def find_builder(name: str) -> Builder:
     """Return the builder with a name of ``export --build``. Raises InputError if there is none."""
     builders = {builder.name: builder for builder in all_builders()}
     if name not in builders:
-        raise InputError(f"--build {name}: no such builder; there are: {', '.join(builders)}")
+        raise InputError(f"--build {name}: no such builder; give one of {', '.join(builders)}")
     return builders[name]
 
 

@@ -138,7 +138,7 @@ class Decoder(Generic[State]):
     def _check_length(self, added: int) -> None:
         length, max_positions = self.length + added, self._engine.max_positions
         if max_positions is not None and length > max_positions:
-            raise InputError(f"the text has {length} tokens; the model takes at most {max_positions}")
+            raise InputError(f"the text has {length} tokens, and the model takes at most {max_positions}; shorten it")
 
 
 class CachedGraph:
@@ -218,7 +218,9 @@ class StepSession(GraphSession):
         exits: Collection[int] = (),
     ) -> None:
         if loops is None:
-            raise ArtifactError("a step artifact whose number of loops is not known; export the run again")
+            raise ArtifactError(
+                "bundle.json does not record the number of loops of this step artifact; export the run again"
+            )
         if open_part is None:
             from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
@@ -228,20 +230,20 @@ class StepSession(GraphSession):
         self._readouts: dict[int, str] = {}
         for loop in {*(loop for loop in early or () if loop < self._last), *exits, self._last}:
             if not 1 <= loop <= loops:
-                raise InputError(f"there is no exit after loop {loop}: the model has {loops} loops")
+                raise InputError(f"the model has no exit after loop {loop}, because it has {loops} loops")
             # The loop's exit head, the head that all exits share, or the last loop's head.
             candidates = (f"readout_exit{loop}", "readout_exit") if loop != loops else ()
             self._readouts[loop] = next((name for name in candidates if name in parts), "readout")
         graphs: dict[str, Graph] = {}
         for name in ("embed", "loop", *sorted(set(self._readouts.values()))):
             if name not in parts:
-                raise ArtifactError(f"a step bundle without a part {name!r}; export the run again")
+                raise ArtifactError(f"the step bundle lacks its part {name!r}; export the run again")
             graphs[name] = open_part(parts[name])
         super().__init__(graphs, "loop")
         self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
         self.is_decoder = f"{PAST}_key" in self.loop.inputs  # a language model; otherwise a classifier
         if early is not None and self.is_decoder:
-            raise InputError("rows of a language model cannot leave early: its tokens do, while they are written")
+            raise InputError("a language model exits early per token, not per row; use generate --confidence")
 
     def readout(self, state: Array, loop: int, inputs: Mapping[str, Array] = MappingProxyType({})) -> Array:
         """Return the logits of the state after ``loop``; a readout that pools over the text needs the mask."""
@@ -360,5 +362,5 @@ class DecodeSession(GraphSession):
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if "input_ids" not in inputs or inputs["input_ids"].ndim != 2 or not inputs["input_ids"].size:
-            raise InputError("input 'input_ids' must be int64[batch, sequence] and not empty")
+            raise InputError("input 'input_ids' must be int64[batch, sequence] with at least one token")
         return {"logits": decode_windows(self._main, inputs["input_ids"], 1)}

@@ -120,7 +120,7 @@ class Unavailable:
 
 
 def _no_data(*_: object) -> NoReturn:
-    raise DataError("no data for calibration or judging is at hand in this export")
+    raise DataError("an imported graph has no training rows")
 
 
 @dataclass(frozen=True)
@@ -245,11 +245,11 @@ class Runtime(ABC):
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
         opens = artifact.format in (*self.formats, *self.reads)
-        return None if opens else f"{self.name} opens nothing of the format {artifact.format}"
+        return None if opens else f"{self.name} does not open the format {artifact.format}"
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         """Open one file of an artifact. Runtimes with ``formats`` override this, or :meth:`open`, and raise as that."""
-        raise ArtifactError(f"{path}: {self.name} opens nothing of the format {files.artifact.format}")
+        raise ArtifactError(f"{path}: {self.name} does not open the format {files.artifact.format}")
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as one session; step and decode artifacts run once per loop or token.
@@ -266,7 +266,8 @@ class Runtime(ABC):
             return StepSession(files.parts, files.loops, open_part, early=options.early, exits=options.exits)
         if options.early is not None or options.exits:
             raise InputError(
-                f"artifact {files.artifact.id!r} always runs all of its loops; only a step artifact has earlier exits"
+                f"artifact {files.artifact.id!r} always runs all loops; early exit needs a step artifact (export "
+                "--exit all)"
             )
         graph = open_part(files.file)
         return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
@@ -282,7 +283,7 @@ class Runtime(ABC):
         if files.artifact.role == "decode":
             return Decoder(FullDepthEngine(open_part(files.file)))
         if files.artifact.role != "step":
-            raise InputError(f"artifact {files.artifact.id!r} keeps nothing of earlier tokens, so it cannot write")
+            raise InputError(f"artifact {files.artifact.id!r} reads whole texts and cannot write token by token")
         return Decoder(StepEngine(StepSession(files.parts, files.loops, open_part, exits=exits or ())))
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
@@ -318,4 +319,4 @@ class Runtime(ABC):
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Return why an artifact's latency cannot be estimated for another device, or None."""
-        return f"edgeformer has no estimates for {self.name}; profile on the device itself"
+        return f"edgeformer has no estimates for {self.name}; run profile on the device itself"

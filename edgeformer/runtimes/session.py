@@ -130,8 +130,8 @@ class Graph(Session, Protocol):
     def refusal(self, feed: Mapping[str, Array], why: str) -> InputError:
         """Return the error for inputs that the runtime does not take."""
         shapes = ", ".join(f"{name} {shape_text(array)}" for name, array in feed.items())
-        longer = "; the sequence may be longer than the model's positional table" if "input_ids" in feed else ""
-        return InputError(f"{self.path.name}: the graph refuses {shapes}{longer} ({why})")
+        longer = "; the sequence may be too long for the model" if "input_ids" in feed else ""
+        return InputError(f"{self.path.name}: the graph does not accept {shapes}{longer} ({why})")
 
 
 def shape_text(array: Array) -> str:

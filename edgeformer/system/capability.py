@@ -127,7 +127,7 @@ def describe_extra(extra: str) -> Capability:
     try:
         requirements = metadata.requires("edgeformer") or []
     except metadata.PackageNotFoundError:
-        return Capability(f"extra [{extra}]", "unavailable", None, "edgeformer itself is not installed")
+        return Capability(f"extra [{extra}]", "unavailable", None, "edgeformer is not installed as a package")
     pattern = re.compile(r"^([A-Za-z0-9._-]+).*;.*extra == ['\"]" + re.escape(extra) + r"['\"]")
     names = [match.group(1) for match in map(pattern.match, requirements) if match]
     missing = [name for name in names if installed_version(name) is None]
@@ -174,11 +174,11 @@ def machine_capabilities() -> list[Capability]:
     ]
     present = kernel_flags()
     if present is None:
-        detail = "read from /proc/cpuinfo, which only Linux has"
+        detail = "read from /proc/cpuinfo, which exists on Linux only"
         capabilities.append(Capability("cpu features", "unavailable", detail=detail))
     else:
         is_fast = not {"avx2", "asimd", "avx512f"}.issuperset(present)
-        note = "" if is_fast else "; none of the bf16 or int8 extensions: int8 gains little speed here"
+        note = "" if is_fast else "; no bf16 or int8 instructions, so int8 gains little speed"
         capabilities.append(Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note))
 
     problem = cuda_driver.problem()
@@ -187,7 +187,7 @@ def machine_capabilities() -> list[Capability]:
         capabilities.append(Capability("cuda driver", "unavailable", None, problem, remedy))
     else:
         version, remedy_13 = nvidia.driver_version(), None
-        detail = f"runs CUDA up to {cuda_driver.version() or 'unknown'}"
+        detail = f"supports CUDA up to {cuda_driver.version() or 'unknown'}"
         if (too_old := driver_too_old("13", version)) is not None:
             names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
             built_for_13 = ", ".join(sorted(name for name in names if name.endswith("-cu13")))

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -165,7 +166,10 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
     zones = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
     packages = {folder: name for folder in zones if (name := _read_text(folder / "name").strip()).startswith("package")}
     if not packages:
-        return [], "this system has no RAPL energy counters (Linux on Intel or AMD, not in most virtual machines)"
+        return [], (
+            "this system has no RAPL energy counters (they exist on Linux with Intel or AMD, rarely in virtual "
+            "machines)"
+        )
     domains: list[RaplDomain] = []
     for folder, name in packages.items():
         file = folder / "energy_uj"
@@ -173,11 +177,47 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
             domain = RaplDomain(name, file, int((folder / "max_energy_range_uj").read_text(encoding="ascii")))
             domain.read_uj()
         except PermissionError:
-            return [], f"{file} may be read by root only; allow it with: sudo chmod a+r {file}"
+            return [], f"only root can read {file}; to change this, run: sudo chmod a+r {file}"
         except (OSError, ValueError):
             continue
         domains.append(domain)
     return domains, None if domains else "the RAPL energy counters cannot be read"
+
+
+_PI_FLAGS = {
+    1: "the supply voltage is too low",
+    2: "the board limits the clock",
+    4: "the board throttles",
+    8: "the temperature limit is reached",
+}
+"""Present states in vcgencmd's bit field; those since the boot are 16 bits higher."""
+
+
+def slowdowns(root: Path = Path("/")) -> list[str]:
+    """Return what slows the processor at present: heat, or the power supply of a Raspberry Pi. Empty: nothing known."""
+    reasons = []
+    for device in sorted(root.glob("sys/class/thermal/cooling_device*")):
+        kind, state = _read_text(device / "type").strip(), _read_text(device / "cur_state").strip()
+        if "cpufreq" in kind or kind == "Processor":
+            highest = _read_text(device / "max_state").strip()
+            if state.isdecimal() and int(state) > 0:
+                reasons.append(f"{kind} is at step {state} of {highest}, because of heat")
+    match = re.fullmatch(r"throttled=0x([0-9a-fA-F]+)", _run_program("vcgencmd", "get_throttled"))
+    if match is not None:
+        reasons += [text for bit, text in _PI_FLAGS.items() if int(match[1], 16) & bit]
+    elif any(
+        _read_text(folder / "name").strip() == "rpi_volt" and _read_text(folder / "in0_lcrit_alarm").strip() == "1"
+        for folder in root.glob("sys/class/hwmon/hwmon*")
+    ):
+        reasons.append(_PI_FLAGS[1])
+    return list(dict.fromkeys(reasons))
+
+
+def core_kinds(root: Path = Path("/")) -> dict[str, int]:
+    """Return highest clock → number of cores, the fastest first (big.LITTLE processors have several kinds)."""
+    files = root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/cpuinfo_max_freq")
+    clocks = Counter(int(text) for file in files if (text := _read_text(file).strip()).isdecimal())
+    return {f"{clock // 1000} MHz": count for clock, count in sorted(clocks.items(), reverse=True)}
 
 
 def power_source() -> str:
@@ -185,6 +225,8 @@ def power_source() -> str:
     battery = None
     with contextlib.suppress(AttributeError, OSError, RuntimeError):  # AttributeError: not on every platform
         battery = psutil.sensors_battery()
+    if battery is None and hasattr(sys, "getandroidapilevel"):
+        return "unknown (Android does not show the battery)"
     if battery is None:
         return "mains (no battery reported)"
     if battery.power_plugged is None:

@@ -104,8 +104,8 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
-            problem = f"cannot be written, because {file.parent} cannot ({error.strerror})"
-            raise ArtifactError(f"{subject}: {problem}; allow it, or work on a copy elsewhere") from None
+            problem = f"cannot be written, because {file.parent} is not writable ({error.strerror})"
+            raise ArtifactError(f"{subject}: {problem}; change the permissions, or work on a copy") from None
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, handle)
             try:
@@ -159,8 +159,14 @@ def _is_alive(owner: dict[str, Any]) -> bool:
 
 
 def _start_time(pid: int) -> float:
-    """Return a process's start in seconds, independent of later changes of the clock."""
+    """Return a process's start in seconds, independent of later changes of the clock. Raises psutil.NoSuchProcess."""
     import psutil
 
-    # Linux counts from the boot, and psutil adds the boot's time by the present clock.
-    return psutil.Process(pid).create_time() - (psutil.boot_time() if psutil.LINUX else 0.0)
+    if not psutil.LINUX:
+        return psutil.Process(pid).create_time()
+    # psutil adds the boot's time by the present clock, which Android does not show.
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        raise psutil.NoSuchProcess(pid) from None
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -127,7 +127,7 @@ class Checkpoints:
         """The best weights so far. Raises ArtifactError if there are none."""
         file = self._good[-1] / _BEST if self._good else None
         if file is None or not file.is_file():
-            raise ArtifactError(f"{self._folder}: holds no best weights; train again without --resume")
+            raise ArtifactError(f"{self._folder}: has no best weights; train again without --resume")
         return file
 
     def save(self, state: State, schedule: Any, position: Position, *, best: bool) -> None:
@@ -174,7 +174,9 @@ class Checkpoints:
         except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors name neither file nor reason
             reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
             free = format_bytes(shutil.disk_usage(self._run).free) if self._run.is_dir() else "nothing"
-            remedy = f"--resume goes on from {self._good[-1].name}" if self._good else "--resume begins anew"
+            remedy = (
+                f"--resume continues from {self._good[-1].name}" if self._good else "--resume starts from the beginning"
+            )
             raise EdgeformerError(f"{path}: cannot be written ({reason}; {free} free on the disk); {remedy}") from error
         self._good = [*self._good, path][-_CHECKPOINTS_KEPT:]
         for folder in self._states():
@@ -199,17 +201,17 @@ class Checkpoints:
                 damaged = [name for name, file in files if not file.is_file() or sha256_of(file) != checksums[name]]
             if not damaged:
                 if problems:
-                    report(f"{'; '.join(problems)}; going on from the checkpoint before: {folder}")
+                    report(f"{'; '.join(problems)}; continuing from the previous checkpoint: {folder}")
                 return folder, True
-            problems.append(f"{folder / damaged[0]}: damaged (not what its checksum says)")
+            problems.append(f"{folder / damaged[0]}: damaged (its checksum differs)")
             if damaged == [_BEST] and without_best is None:
                 without_best = folder
         if not problems:
             return None
         if without_best is None:
-            raise ArtifactError(f"{'; '.join(problems)}; no good checkpoint is left; train again without --resume")
+            raise ArtifactError(f"{'; '.join(problems)}; no intact checkpoint is left; train again without --resume")
         # Both states may share the file of the best weights.
-        remedy = f"going on from {without_best}; the best weights are looked for again from there on"
+        remedy = f"continuing from {without_best}; the best weights are selected again from there on"
         report(f"{'; '.join(problems)}; {remedy}")
         return without_best, False
 
@@ -255,7 +257,7 @@ class Checkpoints:
                     schedule.load_state_dict(schedule_state)
             position = Position(**json.loads((folder / _POSITION).read_text(encoding="utf-8")))
         except pickle.UnpicklingError:
-            problem = "holds more than numbers, which could run code, so it is not read"
+            problem = "could run code, because it has more than tensors and numbers, and is not read"
             raise ArtifactError(f"{folder}: {problem}; train again without --resume") from None
         except Exception as error:  # torch, safetensors and accelerate raise many types
             reason = str(error).partition("\n")[0]

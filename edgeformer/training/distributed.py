@@ -164,7 +164,7 @@ class Processes:
                 raise
             # gloo begins with its own source file, and goes on with guesses.
             reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is")[0].partition("\n")[0]
-            message = f"lost the connection to another process, which ended or was killed: {reason}; {remedy}"
+            message = f"the connection to another process, which ended or was killed, is lost: {reason}; {remedy}"
             raise EdgeformerError(f"process {self.rank} of {self.count}: {message}") from error
 
     def failure(self, message: str) -> EdgeformerError:
@@ -183,11 +183,11 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
     """
     if accelerator_kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "--accelerator cuda: torch sees no CUDA card here; run edgeformer doctor, or use --accelerator cpu"
+            "--accelerator cuda: torch finds no CUDA card; run edgeformer doctor, or use --accelerator cpu"
         )
     for name in _UNSUPPORTED_ENGINES:
         if os.environ.get(name, "false").lower() == "true":
-            raise InputError(f"{name}: edgeformer does not train with it; use plain data parallelism or --shard")
+            raise InputError(f"{name}: not supported; use plain data parallelism or --shard")
     # Processes.prepare shards the model; Accelerate must not do it once more.
     sharded = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true" or sharded
     use_cpu = accelerator_kind == "cpu" or not torch.cuda.is_available()
@@ -197,7 +197,7 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
     GradientState._reset_state()
     local_count, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 0 if use_cpu else torch.cuda.device_count()
     if not use_cpu and local_count > cards:
-        raise InputError(f"{local_count} processes on this machine, but {cards} CUDA cards; start one for each card")
+        raise InputError(f"{local_count} processes on this machine, but {cards} CUDA cards; start one process per card")
     try:
         accelerator = Accelerator(
             mixed_precision="no" if precision == "fp32" else precision,
@@ -215,17 +215,17 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
         address = f"{os.environ.get('MASTER_ADDR', 'no MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'no MASTER_PORT')}"
         reason = str(error).strip().partition("\n")[0]
         raise EdgeformerError(
-            f"the {count} processes cannot meet at {address}: {reason}; start them with torchrun or accelerate launch, "
-            "at a port that is free, or unset WORLD_SIZE to train with one"
+            f"the {count} processes cannot connect at {address}: {reason}; start them with torchrun or accelerate "
+            "launch at a free port, or unset WORLD_SIZE to train with one process"
         ) from error
     processes = Processes(accelerator, precision, sharded=sharded)
     if sharded and processes.count == 1:
-        raise InputError("--shard: there is one process only; start several with torchrun --nproc-per-node N")
+        raise InputError("--shard: needs several processes; start them with torchrun --nproc-per-node N")
     if processes.count > 1 and recipe.training.compile is not None:
         raise InputError(
-            f"training.compile: compiles in one process only, not in {processes.count}; take it out "
-            "(--set training.compile=null), or train with one"
+            f"training.compile: not possible with {processes.count} processes; leave it out (--set "
+            "training.compile=null), or train with one process"
         )
     if processes.sharded and precision == "fp16":
-        raise InputError("--shard: does not train in fp16; use training.precision: bf16 or fp32")
+        raise InputError("--shard: not possible with fp16; use training.precision: bf16 or fp32")
     return processes

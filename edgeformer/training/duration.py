@@ -111,9 +111,9 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         epochs_text += " (fewer if early stopping ends training)"
     reason, problem = None, ""
     if any(source.kind == "hub" for source in sources):
-        reason = "the data is on the hub; --data DIR plans with files"
+        reason = "the data is on the hub; --data DIR plans with local files"
     elif getattr(recipe.tokenizer, "kind", None) == "hub":
-        reason = "the tokenizer is on the hub; --tokenizer FILE plans with a file"
+        reason = "the tokenizer is on the hub; --tokenizer FILE plans with a local file"
     elif data.stream:
         reason = "the data is streamed"
     elif missing:
@@ -143,13 +143,13 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         try:
             notes = [finding.message for finding in data_findings(data)]
         except (DataError, MissingDependencyError) as error:
-            notes = [f"training would refuse its data: {error}"]
+            notes = [f"training would refuse this data: {error}"]
     count, tokens = data.expected_rows, data.tokens_at_once
     row_text = f"rows of {'' if getattr(data, 'mode', None) == 'packed' else 'up to '}{tokens:,} tokens"
     if count is None or problem:
-        text = f"{row_text}; the number of rows is not known: {reason}"
+        text = f"{row_text}; the number of rows is unknown: {reason}"
         return PlannedData(recipe, tokens=tokens, text=text, problem=problem, notes=tuple(notes))
-    text = f"{epochs_text} of {count:,} {row_text}; rows as the recipe states them, not counted: {reason}"
+    text = f"{epochs_text} of {count:,} {row_text}; number of rows as in data.expected_rows: {reason}"
     steps = -(-count // training.effective_batch) * epochs
     return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=tuple(notes))
 
@@ -174,11 +174,11 @@ def planned_time(
         if data.problem:
             raise InputError(data.problem)
         if device.name == "host" and fits and data.rows_from == "data":
-            with bar(progress, "Timing some steps", None, ""):
+            with bar(progress, "Timing a few steps", None, ""):
                 total_s, timed_steps = _time_steps(recipe, cache)
             low, high = (share * total_s for share in _TIMED_RANGE)
             fields: dict[str, Any] = {"low_s": low, "high_s": high}
-            fields["basis"] = f"{timed_steps} steps timed here; {data.text}"
+            fields["basis"] = f"{timed_steps} steps timed on this host; {data.text}"
         elif device.kind == "cuda":
             fields = gpu_time(data, work, device, precision)
         else:
@@ -186,15 +186,17 @@ def planned_time(
             rates = device.peaks.of("fp32")
             if not rates:
                 remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
-                raise InputError(f"the rates of {device.title} are not known: {remedy}")
+                raise InputError(f"the rates of {device.title} are unknown: {remedy}")
             rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
             filled = data.tokens / recipe.data.tokens_at_once
             operations = filled * work.operations * data.rows / recipe.training.batch_size
             fields = {
                 "low_s": operations / (rate * speedup * SHARE_OF_PEAK[1]),
                 "high_s": operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION,
-                "basis": f"{data.text}. {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to "
-                f"{SHARE_OF_PEAK[1]:.0%} of {rate / 1e12:.3g} TFLOP/s ({rates[0].source})",
+                "basis": (
+                    f"{data.text}; {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} "
+                    f"of {rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
+                ),
             }
     except EdgeformerError as error:
         return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=str(error))
@@ -215,7 +217,7 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
     peak = peaks.fp32 if is_fp32 else next(iter(peaks.of("fp16")), None)
     if peak is None or device.bandwidth_bytes_per_s is None:
         key = "bandwidth_bytes_per_s" if peak is not None else "peaks.fp32" if is_fp32 else "peaks.fp16"
-        raise EdgeformerError(f"device profile {device.name!r} does not say {key}")
+        raise EdgeformerError(f"device profile {device.name!r} has no {key}")
     peak_rate, bandwidth = peak.value, device.bandwidth_bytes_per_s.value
     if is_fp32 and training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that
         peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
@@ -250,8 +252,8 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
     operations = micro_batches * filled * work.operations
     low_share, high_share = operations / (seconds["high"] * peak_rate), operations / (seconds["low"] * peak_rate)
     basis = (
-        f"{data.text}. {operations:.2g} operations; {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
-        "TFLOP/s, from the work of a step and assumed efficiencies; never checked on a GPU"
+        f"{data.text}; {operations:.2g} operations, at {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
+        "TFLOP/s, from the operations of a step and assumed efficiencies; never checked on a GPU"
     )
     return {
         "low_s": seconds["low"], "high_s": seconds["high"], "basis": basis, "low_reason": reasons["low"],

@@ -14,14 +14,14 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import NAME_PATTERN, DataConfig
+from edgeformer.artifacts.data_config import NAME_PATTERN, DataConfig, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import require_writable
 from edgeformer.data.cleaning import normalizers
-from edgeformer.data.column_detection import DetectedColumns, detect_columns
+from edgeformer.data.column_detection import DetectedColumns, detect_columns, detect_spans
 from edgeformer.data.data_warnings import label_findings, load_with_findings, rows_per_label
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.records import COMPRESSIONS, FORMATS
@@ -85,21 +85,28 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     out = options.out or Path(f"{stem}.yaml")
     name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("._-")[:60] or "own-data"
     if not re.fullmatch(NAME_PATTERN, name):
-        raise InputError(f"--name {name!r}: letters, digits, dots, dashes and underscores, a letter or digit first")
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     require_writable("-o", out)
     if out.exists() and not options.force:
-        raise InputError(f"{out}: is there already; give another name with -o, or replace it with --force")
+        raise InputError(f"{out}: already exists; write another file with -o FILE, or replace it with --force")
     if data.is_dir():
-        raise InputError(f"{data}: is a folder; name one file of it, or train a recipe on all of it: --data {data}")
-    with bar(progress, "Looking at the data", None, "rows"):
-        detected = detect_columns(data, options.columns)
-        source = detected.source.model_copy(update={"path": str(data.resolve())})
-        config = DataConfig(parts={"train": (source,)}, split="stratified", labels=tuple(detected.labels))
+        raise InputError(
+            f"{data}: is a folder; give one file of it, or train a recipe on the folder: edgeformer train RECIPE "
+            f"--data {data}"
+        )
+    with bar(progress, "Reading the data", None, "rows"):
+        spans = detect_spans(data, options.columns)
+        detected = spans or detect_columns(data, options.columns)
+        source: Any = detected.source.model_copy(update={"path": str(data.resolve())})
+        data_type = DataConfig if spans is None else SpanData
+        config = data_type(parts={"train": (source,)}, split="stratified", labels=tuple(detected.labels))
         parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
+    # Names are known by their capitals, too.
+    trained = {"kind": "trained", **({"algorithm": "wordpiece-cased"} if spans is not None else {})}
     if options.source is None:
-        max_length, model, training = _scratch_sections(sets["train"])
+        max_length, model, training = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
     else:
         pretrained = open_source(options.source)
         tokenizer = tokenizer_from_file(pretrained.tokenizer)
@@ -122,23 +129,23 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     keys = {key: value for key, value in keys.items() if key in _REQUIRED_KEYS or value != defaults[key].default}
     sections: dict[str, Any] = {
         "name": name,
-        "task": "classification",
+        "task": "classification" if spans is None else "token-classification",
         "data": {
             "parts": {"train": [{"kind": "file", "path": _path_from(data, out), **keys}]},
             "split": "stratified",
             "labels": list(detected.labels),
-            **({"cleaning": "none"} if options.source is not None else {}),
+            **({"cleaning": "none"} if options.source is not None and spans is None else {}),
             "max_length": max_length,
         },
-        **({"tokenizer": {"kind": "trained"}} if options.source is None else {}),
+        **({"tokenizer": trained} if options.source is None else {}),
         "model": model,
         "training": training,
     }
     body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=_LINE_LENGTH)
     text = (
-        f"# {len(parts['train']):,} rows with {len(detected.labels)} labels; guessed by edgeformer init, to be changed "
-        "as you like\n# split: of each label a tenth of the texts validates, another tenth tests\n"
-        f"# max_length: tokens; longer texts are cut\n{body}"
+        f"# {len(parts['train']):,} rows with {len(detected.labels)} labels; drafted by edgeformer init, change it as "
+        "you like\n# split: a tenth of the texts of each label for validation, another tenth for the test\n# "
+        f"max_length: tokens; longer texts are {'cut' if spans is None else 'read in windows'}\n{body}"
     )
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -151,20 +158,20 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         if len(spellings) > 1:
             listed = ", ".join(f"{label!r} ({detected.labels[label]:,} rows)" for label in spellings)
             notes.append(
-                f"labels {listed} differ in capitals or spaces only, and each is a label of its own in the recipe; if "
-                "they are one, change them in the file"
+                f"labels {listed} differ only in capitals or spaces, and the recipe treats them as different labels; "
+                "if they are the same, correct the file"
             )
     labelled = sum(detected.labels.values())
-    if labelled < detected.rows:
+    if labelled < detected.rows and spans is None:
         notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
     rows = {part: len(texts) for part, texts in sets.items()}
     return Draft(out, name, text, detected, rows, (*findings,), (*notes,))
 
 
-def _scratch_sections(train: LabelledTexts) -> tuple[int, dict[str, Any], dict[str, Any]]:
+def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Return max_length, model and training for a small recurrent encoder with its own tokenizer."""
     texts = map(join_pair, islice(train.texts, _TOKENIZER_TEXTS))
-    tokenizer = train_tokenizer("wordpiece", _VOCABULARY, texts, normalizers())
+    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, normalizers() if algorithm == "wordpiece" else ())
     vocabulary = embedding_rows(tokenizer)
     if vocabulary < _VOCABULARY:
         # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.

@@ -56,6 +56,11 @@ class TrainingLoop:
         self._saved_at, self._saving_s = time.monotonic(), 0.0
 
     @property
+    def unused(self) -> list[str]:
+        """Messages about requested options for speed that this device does not support."""
+        return self.stepper.unused
+
+    @property
     def plain_model(self) -> nn.Module:
         """The model without Accelerate's autocast, on the same weights (or shards): it computes in float32."""
         # Accelerate replaces the module's forward; its unwrap_model could only undo that for training too. A shallow
@@ -110,7 +115,7 @@ class TrainingLoop:
                 if not is_complete:
                     break
         if position.epochs_without_improvement >= patience:
-            progress.message("stopping early: validation loss no longer improves")
+            progress.message("stopped early: the validation loss no longer improves")
         return True
 
     def _train_epoch(self, stop: threading.Event) -> bool:
@@ -132,8 +137,8 @@ class TrainingLoop:
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
                 if position.batch_size < size:
                     progress.message(
-                        f"out of memory at step {position.step + 1}: going on with {position.batch_size} rows at a "
-                        f"time instead of {size} ({-(-effective // position.batch_size)} pieces per step; the "
+                        f"out of memory at step {position.step + 1}: continuing with {position.batch_size} rows at a "
+                        f"time instead of {size} ({-(-effective // position.batch_size)} micro-batches per step; the "
                         f"effective batch stays {effective})"
                     )
                     self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
@@ -237,14 +242,14 @@ class TrainingLoop:
             position.skipped_in_a_row += 1
             self._record("skipped", {"skipped_steps": float(position.skipped)})
             self._progress.message(
-                f"step {position.step} skipped: fp16 cannot hold its gradient ({position.skipped} skipped so far); "
+                f"step {position.step} skipped: its gradient overflows in fp16 ({position.skipped} skipped so far); "
                 "the scaling factor is halved"
             )
             if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 raise self.processes.failure(
-                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}: no scaling "
-                    "makes the gradient finite; the best weights and the last checkpoint are kept; use "
-                    "training.precision: bf16 or fp32"
+                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}, because the "
+                    "gradient overflows in fp16 at every scaling factor; the best weights and the last checkpoint are "
+                    "kept; use training.precision: bf16 or fp32"
                 )
             return
         position.skipped_in_a_row = 0
@@ -252,7 +257,7 @@ class TrainingLoop:
         has_history = len(recent) >= SPIKE_MIN_STEPS
         if has_history and step.loss > usual + SPIKE_DEVIATIONS * statistics.pstdev(recent):
             self._record("spike", {"loss": step.loss, "usual_loss": usual})
-            self._progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, usual is {usual:.4g}")
+            self._progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, recent mean {usual:.4g}")
         position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:

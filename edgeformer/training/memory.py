@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.command_results import MemoryBreakdown
-from edgeformer.artifacts.data_config import DataConfig, DataSection
+from edgeformer.artifacts.data_config import DataSection
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
@@ -341,8 +341,8 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
     """Raise InputError for files that memory cannot hold, before they are read. A streamed set needs no memory."""
     held_out = 0.0  # share of a streamed pool that its validation and test sets keep in memory
     is_cut = data.stream and getattr(data, "split", None) == "stratified"
-    if isinstance(data, DataConfig) and is_cut:
-        limits = [data.rows.get(name, 1.0) for name in ("validation", "test")]
+    if is_cut:
+        limits = [getattr(data, "rows", {}).get(name, 1.0) for name in ("validation", "test")]
         held_out = sum(0.1 * limit for limit in limits if isinstance(limit, float))
     size = 0.0
     for part, sources in data.parts.items():
@@ -358,19 +358,19 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
     if needed <= free:
         return
     if is_cut:
-        remedy = "Keep fewer validation and test rows: --set data.rows.validation=5000 --set data.rows.test=5000"
+        remedy = "keep fewer validation and test rows: --set data.rows.validation=5000 --set data.rows.test=5000"
     elif data.stream:
-        remedy = "Use smaller validation and test sets, because only the training set is streamed"
+        remedy = "use smaller validation and test sets, because only the training set is streamed"
     else:
-        remedy = "Keep the training set on disk: --set data.stream=true"
+        remedy = "keep the training set on disk: --set data.stream=true"
         try:
             type(data).model_validate({**data.model_dump(), "stream": True}, strict=False)
         except ValidationError as error:
             remedy += f" (also change the recipe: {first_problem(error)})"
     times = f" for {processes} processes" if processes > 1 else ""
     raise InputError(
-        f"data.parts: the files take at least {format_bytes(needed)} in memory{times}, and {format_bytes(free)} are "
-        f"{description}. {remedy}. To train anyway, add --ignore-memory"
+        f"data.parts: the files need at least {format_bytes(needed)} of memory{times}, and {format_bytes(free)} are "
+        f"{description}; {remedy}, or train anyway with --ignore-memory"
     )
 
 

@@ -20,7 +20,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Batch, Losses, run_scorer
+from edgeformer.models.adapter import Batch, FittedAdapter, Losses, run_scorer
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, get_task
@@ -42,15 +42,15 @@ def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
         folder = locate(name, artifacts).require_run()
         Run.open(folder).require_finished()
     except ArtifactError as error:
-        raise RecipeError(f"{key}: {error}; name a finished run, or its folder") from None
+        raise RecipeError(f"{key}: {error}; give a finished run or its folder") from None
     weights = folder / MODEL_FOLDER / WEIGHTS
     if not weights.is_file():
         raise RecipeError(f"{key}: has no weights ({weights}); copy the whole run again")
     sha256 = sha256_of(weights)
     if training.teacher_sha256 not in (None, sha256):
         raise RecipeError(
-            f"{key}: its weights are not those that the recipe was made for (training.teacher_sha256); remove that key "
-            "to be taught by them"
+            f"{key}: its weights changed since the recipe was made (training.teacher_sha256); remove that key to use "
+            "them anyway"
         )
     changed = training.model_copy(update={"teacher": str(folder.resolve()), "teacher_sha256": sha256})
     return recipe.model_copy(update={"training": changed})
@@ -87,14 +87,16 @@ class Objective:
         self.model = adapter.build(recipe)
         fresh = () if is_resumed else adapter.start(self.model, recipe)
         if fresh:
-            progress.message(f"the source has no weights for {', '.join(fresh)}: training starts them afresh")
+            progress.message(
+                f"the source has no weights for {', '.join(fresh)}, so training initialises them at random"
+            )
         # Before the data is read: the probe takes a second and may end the run.
         self.causality = causality = adapter.causality(self.model, recipe.seed)
         if causality is not None and causality.leaks and not getattr(recipe, "allow_leak", False):
             raise InputError(
                 f"{recipe.name}: the model sees the tokens that it predicts (outputs depend on at least "
-                f"{causality.reach} positions ahead), so its loss would mean nothing; set model.causal: true, or train "
-                "it anyway with allow_leak: true (--allow-leak), and everything made of it will say so"
+                f"{causality.reach} later positions), so its loss is void; set model.causal: true, or train anyway "
+                "with --allow-leak, which marks all results"
             )
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)
@@ -104,6 +106,8 @@ class Objective:
             self.model = adapter.build(recipe)
             adapter.start(self.model, recipe)
             adapter.causality(self.model, recipe.seed)
+        if isinstance(adapter, FittedAdapter):
+            self.recipe, self.model = recipe, _ = adapter.sized(recipe, self.prepared)
         self._loss = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None

@@ -93,7 +93,7 @@ def resolve_precision(requested: str, device_type: str) -> str:
     Raises InputError for fp16 on a CPU (torch computes it hundreds of times slower than fp32).
     """
     if requested == "fp16" and device_type == "cpu":
-        raise InputError("training.precision: fp16 trains on CUDA cards only; use fp32, bf16 or auto on a CPU")
+        raise InputError("training.precision: fp16 needs a CUDA card; use fp32, bf16 or auto on a CPU")
     if requested != "auto":
         return requested
     if device_type == "cuda":

@@ -16,8 +16,9 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import count_parameters
+from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.training.duration import StepWork, planned_data, planned_time
+from edgeformer.training.fit import plan_fit
 from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
 from edgeformer.training.objective import with_teacher, without_teacher
 from edgeformer.training.optimizer import resolve_precision
@@ -40,6 +41,8 @@ def plan(
     Raises:
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
+    if isinstance(model_spec_of(recipe).adapter, FittedAdapter):
+        return plan_fit(recipe, device, progress)
     precision = planned_precision(recipe.training.precision, device)
     context, context_note = context_of(device)
     facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
@@ -51,15 +54,14 @@ def plan(
         budget, budget_source = free_bytes("cpu")
     else:
         raise InputError(
-            f"device profile {device.name}: says nothing about memory; add usable_memory_bytes "
-            "(value, source, verified)"
+            f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"
         )
     teacher_note = ""
     try:
         recipe = with_teacher(recipe, artifacts)
     except RecipeError as error:
         recipe = without_teacher(recipe)
-        teacher_note = f"; of the student alone, its teacher would take its weights on top: {error}"
+        teacher_note = f"; without the teacher, whose weights would be added: {error}"
     with TemporaryDirectory() as folder:  # for encoded data: plan leaves no files
         cache = Path(folder)
         data = planned_data(recipe, cache, progress)
@@ -71,7 +73,7 @@ def plan(
         fits = peak <= budget
         suggestions: tuple[Suggestion, ...] = ()
         larger_batches: list[Suggestion] = []
-        with bar(progress, "Looking for what fits", None, ""):
+        with bar(progress, "Searching for a recipe that fits", None, ""):
             if not fits:
                 suggestions = suggest(
                     data.recipe, budget, device_kind=device.kind, precision=precision,
@@ -87,9 +89,9 @@ def plan(
                 if larger.peak_bytes <= budget:
                     larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
         time = planned_time(data, work, device, precision, cache, fits=fits, progress=progress)
-    reason = f"fits: at the peak {format_bytes(budget - peak)} of {format_bytes(budget)} are left"
+    reason = f"fits: {format_bytes(budget - peak)} of {format_bytes(budget)} are free at the peak"
     if not fits:
-        reason = f"does not fit: {format_bytes(peak - budget)} more than the {format_bytes(budget)} there are"
+        reason = f"does not fit: {format_bytes(peak - budget)} more than the available {format_bytes(budget)}"
         if not any(suggestion.fits for suggestion in suggestions):
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
     return Plan(
@@ -198,10 +200,10 @@ def _changes(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], 
     """Return kinds of changes from the cheapest on, each with its values from the mildest on."""
     training, data = recipe.training, recipe.data
     rows, effective = training.batch_size, training.effective_batch
-    note = "the same result; the heads' logits are computed a part at a time"
+    note = "the same result; logits are computed in parts"
     is_chunked = getattr(training, "chunked_loss", True)
     chunked = [] if is_chunked else [Change({"training.chunked_loss": True}, note)]
-    note = f"the same effective batch of {effective} rows, fewer at a time"
+    note = f"the same effective batch of {effective} rows, in smaller micro-batches"
     smaller = [
         Change({"training.batch_size": size, "training.accumulation": effective // size}, note)
         for size in range(rows // 2, 0, -1)
@@ -213,11 +215,11 @@ def _changes(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], 
     stronger = kinds[kinds.index(getattr(training, "checkpointing")) + 1 :] if kinds else ()  # noqa: B009
     note = "the same result; the forward pass is computed twice, about a third more work per step"
     recomputed = [Change({"training.checkpointing": kind}, note) for kind in stronger]
-    note = "activations in 16 bits, weights stay in 32; usually faster, not bit for bit the same"
+    note = "activations in 16 bits, weights in 32; usually faster, results differ slightly"
     halved = [Change({"training.precision": half_precision}, note)] if half_precision is not None else []
     lengths = [data.tokens_at_once >> halvings for halvings in range(1, data.tokens_at_once.bit_length())]
     shorter = [
-        Change({f"data.{data.length_key}": length}, f"changes the task: the model sees {length} tokens at once")
+        Change({f"data.{data.length_key}": length}, f"changes the task: the model sees only {length} tokens at once")
         for length in lengths
         if length >= _SHORTEST
     ]

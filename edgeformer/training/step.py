@@ -71,8 +71,8 @@ def describe_divergence(model: nn.Module, step: int, problem: str) -> str:
             place = f"; the first layer with {tensor} not finite is {name}"
             break
     return (
-        f"training diverged at step {step}: {problem}{place}; the weights of the last checkpoint and the best ones are "
-        "kept; lower training.optimizer.lr or training.clip_norm"
+        f"training diverged at step {step}: {problem}{place}; the last checkpoint and the best weights are kept; "
+        "reduce training.optimizer.lr or training.clip_norm"
     )
 
 
@@ -107,7 +107,7 @@ class CompiledModel(nn.Module):
                 raise
             lines = str(error).strip().splitlines()
             reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-            raise InputError(f"training.compile: the model cannot be compiled here: {reason}; take it out") from error
+            raise InputError(f"training.compile: the model cannot be compiled here: {reason}; leave it out") from error
 
 
 class Stepper:
@@ -143,7 +143,7 @@ class Stepper:
         training, on_card = self._config, device.type == "cuda"
         options = {"tf32": training.tf32, "pinned_memory": training.pinned_memory}
         self.unused = [
-            f"training.{name} is not used: it needs a CUDA card, and this run trains on the {device.type.upper()}"
+            f"training.{name} has no effect: it needs a CUDA card, and this run trains on the {device.type.upper()}"
             for name, is_requested in options.items()
             if is_requested and not on_card
         ]
@@ -151,7 +151,7 @@ class Stepper:
         self._tf32 = training.tf32 and on_card
         if self._tf32 and torch.cuda.get_device_capability(device) < _TF32_CAPABILITY:
             self._tf32 = False
-            self.unused.append("training.tf32 is not used: it needs compute capability 8.0, and this card has less")
+            self.unused.append("training.tf32 has no effect: it needs compute capability 8.0, and this card has less")
         self._pinned = on_card and training.pinned_memory is not False
         use_static_gradients(plain, device.type, self._config, processes.count)
         self._compiled: CompiledModel | None = None
@@ -201,13 +201,15 @@ class Stepper:
             # Other processes wait in the middle of this step, and cannot go back.
             if processes.count > 1 or position.batch_size == 1:
                 length_key = self._objective.recipe.data.length_key
-                place, remedy = "with a single row at a time", f"a shorter data.{length_key}"
+                place, remedy = "with a single row at a time", f"a smaller data.{length_key}"
                 if processes.count > 1:
                     place = f"in process {processes.rank} of {processes.count}"
                     remedy = "a smaller training.batch_size, more processes, or --shard"
+                can_recompute = getattr(self._config, "checkpointing", None) == "none"
+                recomputing = "training.checkpointing: loop, " if can_recompute else ""
                 raise EdgeformerError(
-                    f"out of memory at step {number} {place}; use training.checkpointing: loop, {remedy}; "
-                    "edgeformer plan predicts what fits"
+                    f"out of memory at step {number} {place}; use {recomputing}{remedy}; edgeformer plan predicts "
+                    "what fits"
                 )
             position.batch_size //= 2
             if scaler is not None and self._is_allocated:  # before, the scaler has no factor

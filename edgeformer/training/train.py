@@ -33,7 +33,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
-from edgeformer.models.adapter import count_parameters
+from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.weights import MODEL_FOLDER, load_weights, save_model
 from edgeformer.run import read_run, run_folders
@@ -45,6 +45,7 @@ from edgeformer.system.lock import lock_folder
 from edgeformer.system.signals import handle_signals
 from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.distributed import Processes, connect
+from edgeformer.training.fit import Fit, check_fit_memory
 from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
 from edgeformer.training.memory import check_data_fits, free_bytes, measured_peak, predict_peak, share_of
 from edgeformer.training.objective import Objective, with_teacher
@@ -97,12 +98,17 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
         ArtifactError: no run can be resumed, or another process trains it.
         InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the run can be resumed.
     """
-    recipe = model_spec_of(recipe).adapter.pinned(with_teacher(recipe, options.artifacts))
+    adapter, accelerator = model_spec_of(recipe).adapter, options.accelerator
+    recipe = adapter.pinned(with_teacher(recipe, options.artifacts))
+    if isinstance(adapter, FittedAdapter):
+        if accelerator == "cuda":
+            raise InputError(f"--accelerator cuda: {recipe.name} is fitted on the CPU; leave it out")
+        accelerator = "cpu"
     with StopSignals() as signals, ExitStack() as run_lock:
-        processes = connect(recipe, options.accelerator, sharded=options.sharded)
+        processes = connect(recipe, accelerator, sharded=options.sharded)
         signals.ignore_repeated = processes.count > 1
         progress = Lasting(progress) if processes.is_main else SILENT
-        with processes.explaining_lost_connection("start again when it is known why"):
+        with processes.explaining_lost_connection("start again after you have removed the cause"):
             # A function of its own, because the model must be freed before the processes disconnect.
             folder = _train(recipe, options, processes, signals, run_lock, progress)
         # DDP's reducer frees its group while it holds Python's lock, for which a thread of that group may be waiting:
@@ -141,8 +147,15 @@ def _train(
         return folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
-    with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
-        memory = _plan_memory(recipe, options, processes)
+    is_fitted = isinstance(model_spec_of(recipe).adapter, FittedAdapter)
+    if is_fitted:  # its memory depends on the data, which is read first
+        if options.as_device is not None:
+            raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
+        if not options.ignore_memory:
+            check_data_fits(recipe.data)
+    else:
+        with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
+            memory = _plan_memory(recipe, options, processes)
     with processes.failing_together(), processes.local_main_first():
         has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
@@ -159,10 +172,14 @@ def _train(
         for name in [name for name in facts if values[name] != main_facts[name]]:
             message = (
                 f"process {rank} of {processes.count}: {name} is {values[name]}, but {main_facts[name]} in process 0; "
-                "recipe, files, options and number format must be the same everywhere"
+                "use the same recipe, files, options and number format in all processes"
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
-    loop = TrainingLoop(objective, processes)
+    loop: TrainingLoop | Fit
+    if is_fitted:
+        memory, loop = check_fit_memory(objective, ignore_memory=options.ignore_memory), Fit(objective, processes)
+    else:
+        loop = TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
         record.create(options, memory, run_lock)
@@ -172,7 +189,7 @@ def _train(
         record.announce(progress)
     command = resume_command(record.folder, options.flags)
     try:
-        remedy = f"the run goes on from its last checkpoint with: {command}"
+        remedy = f"the run continues from its last checkpoint with: {command}"
         log = closing(MetricsLog(record.folder, loop.position)) if processes.is_main else None
         with (
             signals.deferred() as stop,
@@ -182,7 +199,7 @@ def _train(
             is_finished = loop.run(stop, metrics_log, progress, options.max_steps)
         step = loop.position.step
         if not is_finished:
-            raise InterruptedRun(f"interrupted after step {step}; go on with: {command}")
+            raise InterruptedRun(f"interrupted after step {step}; continue with: {command}")
         if processes.is_main:
             is_cut = step == options.max_steps and step < loop.total_steps
             record.finish(f"stopped by --max-steps {step}" if is_cut else None, progress)
@@ -190,12 +207,12 @@ def _train(
         record.stop("interrupted", "stopped by the user")
         if not processes.is_main:
             raise AlreadyReported(str(error), InterruptedRun.exit_code) from None
-        hint = f"interrupted; go on from the last checkpoint with: {command}"
+        hint = f"interrupted; continue from the last checkpoint with: {command}"
         raise InterruptedRun(str(error) or hint) from None
     except BaseException as error:
         folder = record.folder
         if not folder.is_dir():
-            raise EdgeformerError(f"{folder}: was removed while it was being trained; nothing is left of it") from error
+            raise EdgeformerError(f"{folder}: was removed during training, and nothing is left of the run") from error
         if isinstance(error, OSError) and error.filename is None:  # the system names no file when a disk is full
             error.filename = str(folder)
         record.stop("failed", f"{type(error).__name__}: {error}")
@@ -249,9 +266,11 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     budget, source = free_bytes(kind)
     if kind == "cpu":
         if options.as_device is not None:
-            raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
+            raise InputError(
+                "--as-device limits the memory of a CUDA card, but this run trains on the CPU; leave it out"
+            )
         if processes.local_count > 1:
-            budget, source = budget // processes.local_count, f"a {processes.local_count}th of what is {source}"
+            budget, source = budget // processes.local_count, f"{source}, shared by {processes.local_count} processes"
     else:
         torch.cuda.reset_peak_memory_stats()  # a process's resident peak cannot be reset
         card, limits = torch.cuda.get_device_properties(), []
@@ -260,7 +279,7 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
         if (device := options.as_device) is not None:
             usable = device.usable_memory_bytes or device.memory_bytes
             if usable is None:
-                raise InputError(f"--as-device {device.name}: its profile says nothing about memory; name another one")
+                raise InputError(f"--as-device {device.name}: this device profile has no memory size; use another one")
             context, context_note = context_of(device)
             limits.append(usable.value - context)
             budget, source = min(budget, limits[-1]), f"what {device.name} leaves to a process{context_note}"
@@ -278,9 +297,9 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
         remedy = "no change of batch, checkpointing, precision or length makes it fit; use a smaller model"
         if best := next((suggestion for suggestion in suggestions if suggestion.fits), None):
             flags = " ".join(f"--set {pair}" for pair in best.set)
-            remedy = f"it would fit ({format_bytes(best.peak_bytes)}) with {flags} ({best.note})"
+            remedy = f"it fits ({format_bytes(best.peak_bytes)}) with {flags} ({best.note})"
         raise InputError(
-            f"{recipe.name}: training would take {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
+            f"{recipe.name}: training needs {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
             f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
     return MemoryUse(
@@ -297,7 +316,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
     for folder in [artifacts / name] if name else list(reversed(runs)):
         if not (folder / RUN_FILE).is_file():
             names = [run.name for run in runs]
-            available = f"{did_you_mean(str(name), names)}runs there: {', '.join(names[-8:]) or 'none yet'}"
+            available = f"{did_you_mean(str(name), names)}runs: {', '.join(names[-8:]) or 'none yet'}"
             raise ArtifactError(f"--resume: no run {name!r} in {artifacts}; {available}")
         try:
             manifest = read_run(folder)
@@ -308,7 +327,7 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         if name is None and (manifest.recipe != recipe.name or manifest.status == "finished"):
             continue
         if manifest.status == "finished":
-            raise ArtifactError(f"--resume: {folder} is finished; train again under another --name")
+            raise ArtifactError(f"--resume: {folder} has already finished; train again with another --name")
         saved = read_run_recipe(folder)
         if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
             # The trained tokenizer was smaller, see fitted_recipe; training it again checks that.
@@ -317,8 +336,8 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
             old, new = _flatten(saved.model_dump(mode="json")), _flatten(recipe.model_dump(mode="json"))
             differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise ArtifactError(
-                f"--resume: {folder} was started from a recipe that differs in {', '.join(differences)}; "
-                f"resume it with: {resume_command(folder)}"
+                f"--resume: the recipe of {folder} differs in {', '.join(differences)}; resume it with: "
+                f"{resume_command(folder)}"
             )
         return folder
     raise ArtifactError(f"--resume: no unfinished run of {recipe.name} in {artifacts}; train without --resume")
@@ -337,7 +356,7 @@ class RunRecord:
     manifest: RunManifest
     folder: Path
 
-    def __init__(self, loop: TrainingLoop) -> None:
+    def __init__(self, loop: TrainingLoop | Fit) -> None:
         self.loop, self.recipe = loop, loop.objective.recipe
 
     def _write(self, manifest: RunManifest) -> None:
@@ -370,7 +389,7 @@ class RunRecord:
                 leaks=objective.causality is not None and objective.causality.leaks,
                 causality=objective.causality,
                 memory=memory,
-                effective_batch=recipe.training.effective_batch,
+                effective_batch=None if isinstance(loop, Fit) else recipe.training.effective_batch,
                 processes=loop.processes.count,
                 versions=library_versions(),
                 code_version=code_version(),
@@ -406,36 +425,44 @@ class RunRecord:
                         "resume it with the original one, or train again without --resume"
                     )
         if manifest.processes != count:
-            progress.message(f"going on with {count} processes instead of {manifest.processes}; the steps are the same")
+            progress.message(
+                f"continuing with {count} processes instead of {manifest.processes}; the optimizer steps stay the same"
+            )
         self.loop.resume(progress)
         self._write(manifest.model_copy(update={"status": "running", "reason": None, "processes": count}))
 
     def announce(self, progress: Progress) -> None:
         """Report size, precision and rows of the run, and all warnings about its data."""
-        manifest, loop, data, processes = self.manifest, self.loop, self.manifest.data, self.loop.processes
+        manifest, loop, processes, config = self.manifest, self.loop, self.loop.processes, self.recipe.data
+        data = manifest.data
         rows = ", ".join(f"{name} {count:,}" for name, count in data.rows.items())
-        portion = "a part of the model" if processes.sharded else "a copy of the model"
-        warnings = [self.recipe.data.row_count_warning(data.rows["train"]), *(each.message for each in data.findings)]
-        lines: dict[str, object] = {  # line → whether it applies
-            f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}": True,
-            f"{processes.count} processes train it together, each with {portion}": processes.count > 1,
-            "LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores mean nothing": manifest.leaks,
-            "data: SYNTHETIC reviews made by a generator, not real text": data.synthetic,
-        }
+        progress.message(f"run {manifest.run}: {manifest.parameters:,} parameters, {manifest.precision}, {rows}")
+        if processes.count > 1:
+            portion = "a part of the model" if processes.sharded else "a copy of the model"
+            progress.message(f"{processes.count} processes train it together; each has {portion}")
+        if manifest.leaks:
+            progress.message("LEAKS FUTURE TOKENS: the model sees the tokens that it predicts; its scores are void")
+        if data.synthetic:
+            progress.message("SYNTHETIC data: reviews made by a generator, not real text")
         for overlap in data.overlap:
-            lines[
-                f"split {data.split}: of {overlap.test_rows:,} texts in {overlap.test_set}, {overlap.duplicates:,} are "
-                f"also training texts and {overlap.contained:,} more share a whole phrase with one; scores on it are "
-                "flattered by that"
-            ] = overlap.duplicates or overlap.contained
-        lines |= {warning: True for warning in warnings if warning is not None}
+            if overlap.duplicates or overlap.contained:
+                progress.message(
+                    f"{overlap.test_set}: of {overlap.test_rows:,} texts, {overlap.duplicates:,} are also training "
+                    f"texts and {overlap.contained:,} more share a whole phrase with one, so its scores are too good"
+                )
+        for warning in (config.row_count_warning(data.rows["train"]), *(finding.message for finding in data.findings)):
+            if warning is not None:
+                progress.message(warning)
         for name, count in data.truncated_rows.items():
-            lines[f"{name}: {count:,} {'text was' if count == 1 else 'texts were'} cut to the recipe's length"] = count
-        lines |= dict.fromkeys(loop.stepper.unused, True)
-        lines[f"resuming after step {loop.position.step} of {loop.total_steps}"] = loop.position.step
-        for line, applies in lines.items():
-            if applies:
-                progress.message(line)
+            if count:
+                texts = "text was" if count == 1 else "texts were"
+                progress.message(
+                    f"{name}: {count:,} {texts} cut to data.{config.length_key} ({config.tokens_at_once} tokens)"
+                )
+        for line in loop.unused:
+            progress.message(line)
+        if loop.position.step:
+            progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
 
     def _updated_manifest(self) -> RunManifest:
         """Return the manifest with time, steps and memory peak so far."""
@@ -446,7 +473,7 @@ class RunRecord:
         seconds = position.training_seconds
         update = {
             "seconds": round(position.seconds, 3), "steps": position.step, "epochs": position.epoch,
-            "batch_size": position.batch_size, "skipped_steps": position.skipped, "memory": memory,
+            "batch_size": position.batch_size or None, "skipped_steps": position.skipped, "memory": memory,
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
         }  # fmt: skip
         return self.manifest.model_copy(update=update)
@@ -467,7 +494,9 @@ class RunRecord:
         if processes.sharded:
             model = objective.model_spec.adapter.build(objective.recipe).to(processes.device)
         if position.best_value is None:
-            raise ArtifactError(f"{self.loop.checkpoints.best}: is not the checkpoint's; train again without --resume")
+            raise ArtifactError(
+                f"{self.loop.checkpoints.best}: does not belong to the checkpoint; train again without --resume"
+            )
         load_weights(model, self.loop.checkpoints.best)
         validation = objective.task.score_type.model_validate(position.validation)
         # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.

@@ -74,16 +74,16 @@ def publish(
     output = output.resolve()  # "." has no name for temporary folders next to it
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         if not (output / SITE_FILE).is_file():
-            raise InputError(f"-o {output}: exists and is no page of edgeformer; choose another folder")
+            raise InputError(f"-o {output}: already exists and is no page of edgeformer; choose another folder")
         try:
             read_manifest(PageManifest, output / SITE_FILE)
         except ArtifactError as error:
-            raise InputError(f"-o {output}: its {SITE_FILE} is of no page ({error}); choose another folder") from None
+            raise InputError(f"-o {output}: its {SITE_FILE} is damaged ({error}); choose another folder") from None
     selected, left_out = _select_artifacts(bundle, options, artifact)
     longest = bundle.manifest.max_positions
     for _, seq in options.shapes:
         if longest is not None and seq > longest:
-            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; ask for less")
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
     judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
     defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
     with lock_path(output):
@@ -102,7 +102,7 @@ def publish(
             write_text(temporary / _TEMPLATE, html)
             write_text(temporary / "_headers", _HEADERS)
     for entry in left_out:
-        progress.message(f"{entry.artifact}: not in the page: {entry.reason}")
+        progress.message(f"{entry.artifact} is left out of the page: {entry.reason}")
     return manifest
 
 
@@ -111,10 +111,10 @@ def _select_artifacts(
 ) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
     """Return the artifacts of the page, and why the others are left out: a browser cannot run them in one call."""
     if not bundle.task.reads_text:
-        raise InputError(f"{bundle.name}: is a {bundle.task.noun}; a page is for models that read text")
+        raise InputError(f"{bundle.name}: is a {bundle.task.noun}, and a page needs a model that reads text")
     if bundle.leaks and not options.allow_leak:
         raise InputError(
-            f"{bundle.name!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; use "
+            f"{bundle.name!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; add "
             "--allow-leak to publish it, marked as leaking"
         )
     requested = options.artifacts or ((artifact,) if artifact is not None else ())
@@ -122,21 +122,21 @@ def _select_artifacts(
     refused: dict[str, str] = {}
     for candidate in [bundle.artifact(name) for name in dict.fromkeys(requested)] or bundle.artifacts:
         if candidate.status != "built" or candidate.file is None:
-            refused[candidate.id] = f"{candidate.status}: {candidate.reason or 'no reason given'}"
+            refused[candidate.id] = f"{candidate.status}: {candidate.reason or 'no reason is recorded'}"
         elif not candidate.is_graph:
-            refused[candidate.id] = f"browsers run ONNX graphs, no {candidate.format}"
+            refused[candidate.id] = f"browsers run ONNX graphs only, not {candidate.format}"
         elif candidate.role not in ("full", "exit"):
-            refused[candidate.id] = "it runs in several calls, which pages do not support"
+            refused[candidate.id] = "step and decode artifacts do not run in a page"
         elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask"}:
-            refused[candidate.id] = f"it takes {', '.join(sorted(unsupported))}, which cannot be made from text"
+            refused[candidate.id] = f"a page has no values for its inputs {', '.join(sorted(unsupported))}"
         else:
             selected.append(candidate)
     if requested and refused:
         name, reason = next(iter(refused.items()))
-        raise InputError(f"--artifact {name}: cannot be in a page: {reason}")
+        raise InputError(f"--artifact {name}: {reason}; leave it out, or give another artifact")
     if not selected:
         listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "its bundle has no artifacts"
-        raise InputError(f"{bundle.name}: none of its artifacts runs in a browser: {listed}")
+        raise InputError(f"{bundle.name}: no artifact runs in a browser: {listed}; export the run again")
     return selected, tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
 
 
@@ -156,9 +156,9 @@ class _PageBuilder:
         """Copy everything that the page needs and return its manifest. Raises InputError for an unknown provider."""
         for name in providers:
             if name not in (WASM, WEBGPU):
-                raise InputError(f"--provider {name}: browsers have {WASM} and {WEBGPU}")
+                raise InputError(f"--provider {name}: is unknown; give {WASM} or {WEBGPU}")
         bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
-        answers = task.predicts == "labels"
+        answers = task.predicts in ("labels", "spans")
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
         page_providers = tuple(
             PageProvider(
@@ -204,9 +204,10 @@ class _PageBuilder:
             leaks=manifest.leaks,
             cautions=tuple(cautions(manifest)),
             labels=manifest.labels if answers else None,
+            pieces=getattr(bundle.data, "pieces", None),
             thresholds=thresholds if answers else None,
             pairs=reads_pairs(task, bundle.data) is True,
-            silent=None if answers else f"the page measures a {task.noun}, and answers no texts with it",
+            silent=None if answers else f"a page can measure a {task.noun}, but not answer texts with it",
             readers={artifact.companions: self._reader(artifact, answers=answers) for artifact in selected},
             artifacts=tuple(artifacts),
             left_out=left_out,

@@ -30,4 +30,4 @@ def test_a_calibration_of_an_earlier_estimator_is_dropped_and_reported(tmp_path:
     content = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": {"speed": {"product_us": 396.0}}}
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     assert load_profile(str(path), note=notes.append).calibration is None
-    assert notes == [f"{path}:4: calibration: of an earlier estimator, ignored; run edgeformer calibrate again"]
+    assert notes == [f"{path}:4: calibration: made by an earlier estimator and ignored; run edgeformer calibrate again"]

@@ -23,21 +23,21 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [row.tolist() for row in golden.texts()] == [[1, 5, 6], [1, 7]]
     assert golden.arrays["logits"].dtype == np.float32 and float(golden.arrays["spread"]) == 2.0
     golden = Golden(tmp_path, {"input_ids": IDS})
-    with pytest.raises(GoldenError, match="holds no 'attention_mask'; it is of an older version"):
+    with pytest.raises(GoldenError, match="has no 'attention_mask', because an older version wrote it"):
         golden.inputs(("input_ids", "attention_mask"))
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"attention_mask": MASK}, "it holds no input_ids"),
+        ({"attention_mask": MASK}, "it has no input_ids"),
         ({"input_ids": IDS.astype(np.int32)}, "must be int64"),
         ({"input_ids": IDS, "attention_mask": MASK.astype(np.float32)}, "must be int64"),
         ({"input_ids": IDS, "attention_mask": MASK[:, :3]}, "mask of the same shape"),
         ({"input_ids": IDS[:0]}, "must be int64"),
         ({"input_ids": IDS, "attention_mask": MASK * [[1], [0]]}, "a row holds padding only"),
-        ({"input_ids": IDS, "logits": LOGITS[:1]}, "does not go with 2 rows"),
-        ({"input_ids": IDS, "logits": LOGITS[:, :0]}, "does not go with 2 rows"),
+        ({"input_ids": IDS, "logits": LOGITS[:1]}, "does not fit 2 rows"),
+        ({"input_ids": IDS, "logits": LOGITS[:, :0]}, "does not fit 2 rows"),
         ({"input_ids": IDS, "names": np.array(["a", "b"])}, "names holds <U1, not numbers"),
     ],
 )
@@ -60,7 +60,7 @@ def test_nothing_is_unpickled_and_damage_is_named(tmp_path: Path) -> None:
         read_golden(tmp_path / GOLDEN_FILE)
     assert not (tmp_path / "sprung").exists()
     (tmp_path / GOLDEN_FILE).unlink()
-    with pytest.raises(GoldenError, match=r"golden\.npz: missing"):
+    with pytest.raises(GoldenError, match=r"golden\.npz: the golden inputs are missing"):
         read_golden(tmp_path / GOLDEN_FILE)
     path = write_golden(tmp_path, {"input_ids": IDS}).path
     path.write_bytes(path.read_bytes()[:60])

@@ -82,9 +82,9 @@ def test_a_recipe_that_is_not_utf8_or_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.layer_decay=0.5", "training.layer_decay: is for pretrained layers"),
-        ("training.distillation.states=1.0", "distillation: does nothing without a teacher"),
-        ("training.distillation={weight: 0.5}", "distillation: does nothing without a teacher"),
+        ("training.layer_decay=0.5", "training.layer_decay applies to pretrained encoders"),
+        ("training.distillation.states=1.0", "distillation: has no effect without a teacher"),
+        ("training.distillation={weight: 0.5}", "distillation: has no effect without a teacher"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(override: str, message: str) -> None:

@@ -51,7 +51,7 @@ def test_a_path_that_is_not_beside_the_recipe_starts_at_the_current_folder(place
     assert paths()[0] == str(place / "elsewhere/data/reviews.csv")
     load_recipe("../project/mine.yaml", None, notes.append)
     (note,) = notes
-    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not beside the recipe; taken: ")
+    assert note.startswith("data.parts.train.0.path: data/reviews.csv is not in the folder of the recipe; using ")
     (place / "elsewhere" / "data" / "reviews.csv").unlink()
     assert paths()[0] == str(place / "project/data/reviews.csv")  # which the message about it then names
 

@@ -187,7 +187,7 @@ def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nvidia, "gpus", list)
     nothing = find_target(profile)
     assert (nothing.present, nothing.gpu) == (False, None)
-    assert "not present on this host (no NVIDIA card)" in nothing.reason
+    assert "this host has no NVIDIA GeForce RTX 4050 Laptop GPU (no NVIDIA card)" in nothing.reason
 
 
 def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit") -> Path:

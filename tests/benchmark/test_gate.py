@@ -82,7 +82,7 @@ def test_too_few_rounds_are_undecided_with_their_own_exit_code(baseline: Path) -
     latency = checks(gate)["latency"]
     assert (gate.status, gate.exit_code) == ("undecided", UNDECIDED)
     assert (latency.status, latency.found, latency.low) == ("undecided", "not known", None)
-    assert "8 rounds are the fewest that say anything" in latency.reason and latency.rounds == 1
+    assert "a decision needs at least 8 rounds" in latency.reason and latency.rounds == 1
     case = next(case for case in ElementTree.fromstring(junit_xml(gate)) if "latency" in case.attrib["name"])
     assert [child.tag for child in case] == ["error"]
 
@@ -113,12 +113,12 @@ def test_unusable_options_are_refused(
 ) -> None:
     run, requested = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
     for options, message in (
-        (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is no share; write it in per cent"),
+        (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is not a percentage; write e.g. 5%"),
         (["--max-latency", "5ms"], "No such option"),
-        (["--artifact", "onnx-other"], "--artifact onnx-other: neither bundle has it; they have model"),
-        (["--max-slowdown", "off"], "'off' is no share"),
+        (["--artifact", "onnx-other"], "--artifact onnx-other: neither bundle has this artifact; they have model"),
+        (["--max-slowdown", "off"], "'off' is not a percentage"),
         (["--eval-data", "nowhere.csv"], "nowhere.csv"),
-        (["--eval-data", "x.csv", "--max-score-loss", "off"], "--max-score-loss off checks no score"),
+        (["--eval-data", "x.csv", "--max-score-loss", "off"], "no effect with --max-score-loss off"),
     ):
         assert message in run("gate", str(slower), *requested, *options, code=2).replace("\n", "")
     assert "Missing option" in run("gate", str(slower), code=2)
@@ -140,7 +140,7 @@ def test_a_baseline_report_needs_its_unchanged_bundle(slower: Path, baseline: Pa
     assert "bundle.json has changed since host.json was measured" in named_baseline(path)[1][0]
     shutil.rmtree(moved / "bundle")
     shutil.copytree(slower, moved / "bundle")
-    with pytest.raises(ArtifactError, match="not the one that was measured"):
+    with pytest.raises(ArtifactError, match="has changed since it was measured"):
         named_baseline(path)
 
 
@@ -172,7 +172,10 @@ def test_a_worker_may_die_once_but_not_twice(baseline: Path, monkeypatch: pytest
     kill_workers(monkeypatch, 1)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert (latency.status, latency.rounds) == ("undecided", 1)
-    assert "measured once more after the candidate failed: the measuring process ended early" in latency.reason
+    assert (
+        "one round was repeated after a failure: the candidate failed: the measuring process ended early"
+        in latency.reason
+    )
     kill_workers(monkeypatch, 1, 3)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
@@ -190,9 +193,9 @@ def of_another_runtime(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("old_statuses", "new_statuses", "requested", "statuses", "exit_code", "reason"),
     [
-        ((), ("model",), ("model",), {"fail"}, 3, "this machine can run the baseline, but not the candidate: "),
-        (("model", "other"), ("model", "other"), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
-        (("model",), ("model",), (), {"undecided"}, UNDECIDED, "this machine can run neither: "),
+        ((), ("model",), ("model",), {"fail"}, 3, "this machine runs the baseline but not the candidate: "),
+        (("model", "other"), ("model", "other"), (), {"undecided"}, UNDECIDED, "this machine cannot run it: "),
+        (("model",), ("model",), (), {"undecided"}, UNDECIDED, "this machine cannot run it: "),
     ],
 )
 def test_an_artifact_that_cannot_run_is_not_ignored(
@@ -212,7 +215,7 @@ def test_an_artifact_that_cannot_run_is_not_ignored(
     assert latencies["model"].reason.startswith(reason) and "onnx-of-tomorrow" in latencies["model"].reason
     assert gate.exit_code == exit_code
     if not requested and "other" not in old_statuses:
-        assert latencies["other"].rounds == 1 and "name them: --artifact ID" in latencies["model"].reason
+        assert latencies["other"].rounds == 1 and "use --artifact ID" in latencies["model"].reason
 
 
 def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:
@@ -233,7 +236,7 @@ def test_output_files_are_checked_before_measuring(
     (tmp_path / "file").write_text("", encoding="utf-8")
     requested = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]
     for option in ("--junit", "--summary"):
-        for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "cannot be written")):
+        for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "is not a writable folder")):
             printed = run(*requested, option, str(path), code=2).replace("\n", " ")
             assert f"{option} {path}: " in printed and message in printed
 
@@ -280,7 +283,7 @@ def test_presence_of_selected_artifacts_in_both_directions(
     for name, check in result.items():
         side = "candidate" if check.status == "fail" else "baseline"
         rejected = (new_statuses if side == "candidate" else old_statuses).get(name) == "rejected"
-        message = f"rejected in the {side}: it drifts" if rejected else f"the {side} does not have it"
+        message = f"rejected in the {side}: it drifts" if rejected else f"the {side} lacks it"
         assert check.reason.startswith(message)
 
 
@@ -293,7 +296,7 @@ def test_an_artifact_that_export_rejected_is_exit_code_3(
     run = in_process(monkeypatch, capsys)
     command = ["profile", str(new), *OPTIONS, "--artifact", "b"]
     assert "rejected in the candidate: it drifts" in run("gate", *command[1:], "--against", str(old), "--json", code=3)
-    assert "nothing to profile in 'tiny': b: rejected: it drifts" in run(*command, "--json", code=3)
+    assert "'tiny' has no artifact to profile: b: rejected: it drifts" in run(*command, "--json", code=3)
 
 
 def drifting(worst: float) -> Drift:

@@ -15,8 +15,8 @@ from edgeformer.report.context import verdict_sentence
 from tests.runtimes.tiny_bundle import write_bundle
 
 NOTES = (
-    "interrupted: 2 rows of 1 of 1 artifacts were measured; nothing was judged",
-    "the model was trained on generated text",
+    "interrupted after 2 rows of 1 of 1 artifacts; there is no verdict",
+    "the model was trained on synthetic text, so its scores say nothing about real text",
 )
 
 
@@ -61,10 +61,10 @@ def test_rows_that_were_measured_before_ctrl_c_are_written(
     ]
     assert report.verdict.status == "unknown" and report.verdict.checks == ()
     assert report.notes == NOTES
-    assert verdict_sentence(report) == "Nothing was checked; size, latency and memory were not judged: interrupted."
+    assert verdict_sentence(report) == "No limit was checked; size, latency and memory were not judged: interrupted."
     assert report.rows[1].latency_ms.stable is False
     assert report.estimate_evidence == () and report.estimated_for is None
-    assert "2 rows of" in message and str(path) in message and "nothing was judged" in message
+    assert "2 rows of" in message and str(path) in message and "without a verdict" in message
     assert (folder / "reports" / "host.json").read_text(encoding="utf-8") == "an earlier report"
 
 
@@ -74,5 +74,5 @@ def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(
     folder = write_bundle(tmp_path / "bundle")
     files = sorted(folder.rglob("*"))
     message = interrupted(folder, 0, monkeypatch, capsys)
-    assert message == "interrupted before anything was measured; nothing was written"
+    assert message == "interrupted before the first row was measured; nothing was written"
     assert sorted(folder.rglob("*")) == files

@@ -100,7 +100,7 @@ def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graph)
     (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
     assert row.latency_ms.status == "unavailable" and row.latency_ms.p50 is None
-    assert "GridSample (1)" in str(row.latency_ms.reason) and "cannot be counted" in str(row.latency_ms.reason)
+    assert "GridSample (1)" in str(row.latency_ms.reason) and "without a known cost" in str(row.latency_ms.reason)
 
 
 def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
         bundle, batches=(1,), seqs=(5,), runtime="onnxruntime", search=SearchOptions({"cosine": 0.99}, "size")
     )
     assert report.search is not None and report.search.pick == 0 and report.search.metric == "cosine"
-    assert report.search.not_in_bundle[0] == "FP16 graphs: export again with --fp16 as well"
+    assert report.search.not_in_bundle[0] == "FP16 graphs: add them with edgeformer export --fp16"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def test_the_command_takes_any_file(
     [
         (["theirs/net.onnx", "--shape", "y=1"], "no such input"),
         (["bundle", "--shape", "x=1"], "--shape: is for an ONNX file"),
-        (["theirs/net.onnx", "--search", "--min-accuracy", "0.9"], "bound it with --min-cosine"),
+        (["theirs/net.onnx", "--search", "--min-accuracy", "0.9"], "which needs --min-cosine instead"),
         (["theirs/gone.onnx"], "no run 'theirs/gone.onnx'"),
     ],
 )

@@ -76,7 +76,8 @@ def test_rows_are_judged_at_the_budgets_shape(write: Write) -> None:
     )
     assert (judged.device, judged.on_target, judged.judged_from) == (PI, True, str(path))
     assert (
-        any("the word of whoever judges" in note for note in judged.notes) and "measured in a browser" in judged.notes
+        any("cannot check where it was measured" in note for note in judged.notes)
+        and "measured in a browser" in judged.notes
     )
     assert any("at most 64 tokens" in note for note in judged.notes)
 
@@ -103,9 +104,9 @@ def test_with_the_bundle_the_files_must_be_the_same(write: Write) -> None:
     assert judge_report(write(report(row(), subject=None)), device, ProfileOptions(), bundle).rows
     other = report(row())
     other["subject"]["artifacts"]["onnx-fp32"]["sha256"] = "0" * 64
-    with pytest.raises(ArtifactError, match="is about another 'onnx-fp32'"):
+    with pytest.raises(ArtifactError, match="was measured with another 'onnx-fp32'"):
         judge_report(write(other), device, ProfileOptions(), bundle)
-    with pytest.raises(ArtifactError, match="is about another 'onnx-fp99'"):
+    with pytest.raises(ArtifactError, match="was measured with another 'onnx-fp99'"):
         judge_report(write(report(row("onnx-fp99"))), device, ProfileOptions(), bundle)
     with pytest.raises(InputError, match="--bundle RUN"):
         judge_report(write(report(row(), subject=None)), device, ProfileOptions())
@@ -141,12 +142,12 @@ def test_a_language_model_is_judged_per_token(write: Write) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (report(), "holds no measured row"),
-        (report(row(where="device")), "holds no measured row"),
-        (report(row(latency_ms={"status": "unavailable", "reason": "no"})), "holds no measured row"),
-        (report(row(), on_target=False), "has estimates"),
-        (report(row(latency_ms=latency(float("nan")))), "no finite number"),
-        (report(row(), host={"cpu": [1, {"deep": float("inf")}]}), "no finite number"),
+        (report(), "has no measured row"),
+        (report(row(where="device")), "has no measured row"),
+        (report(row(latency_ms={"status": "unavailable", "reason": "no"})), "has no measured row"),
+        (report(row(), on_target=False), "has only estimates"),
+        (report(row(latency_ms=latency(float("nan")))), "cannot be a measured number"),
+        (report(row(), host={"cpu": [1, {"deep": float("inf")}]}), "cannot be a measured number"),
         (report(row(), unknown=1), "unknown"),
         ({**report(row()), "rows": "many"}, "rows"),
         (report(row(), subject={"task": "poetry", "artifacts": {}}), "poetry"),
@@ -168,7 +169,7 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     write(report(row(), row("onnx-int8", "webgpu"), device_title="\x1b[31mphone [bold]", notes=["[red]x"]))
     command = ("profile", "browser.json", "--device", PI)
     output = edgeformer(*command)
-    assert "measured elsewhere: my phone" in output and "WebGPU" in output and "not known" in output
+    assert "measured elsewhere: my phone" in output and "WebGPU" in output and "unknown" in output
     assert "[red]x" in output and "\x1b[31m" not in output
     failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
     assert json.loads(failed)["verdict"]["status"] == "fail"
@@ -176,11 +177,11 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
     searching += [("--minimize", "size"), ("--allow-leak",)]
     for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
-        assert f"{option[0]}: nothing is measured" in edgeformer(*command, *option, code=2)
+        assert f"{option[0]}: browser.json is a report, so nothing is measured" in edgeformer(*command, *option, code=2)
     edgeformer("profile", "browser.json", code=2)
     assert "Verdict for raspberry-pi-5" in edgeformer(*command, "--bundle", str(BUNDLE))
     write(report(row("onnx-fp99")))
-    assert "is about another" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
+    assert "was measured with another" in edgeformer(*command, "--bundle", str(BUNDLE), code=2)
     assert "gone.json: cannot be read" in edgeformer("profile", "gone.json", "--device", PI, code=2)
     (tmp_path / "browser.json").write_text("{" * 50_000, encoding="utf-8")
     edgeformer(*command, code=2)

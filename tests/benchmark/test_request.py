@@ -33,9 +33,9 @@ def long_model(manifest: BundleManifest) -> BundleManifest:
     return manifest.model_copy(update={"max_positions": 512, "max_length": 512})
 
 
-def test_default_shapes_are_batch_1_and_16_at_the_budgets_length(manifest: BundleManifest) -> None:
+def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
-    assert request.shapes == ((1, 128), (16, 128))
+    assert request.shapes == ((1, 128),)
     assert (request.limits.batch, request.limits.seq, request.limits.shape_note) == (1, 128, None)
 
 
@@ -45,19 +45,19 @@ def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
 
 
 def test_a_sequence_that_the_model_cannot_take_is_refused(manifest: BundleManifest) -> None:
-    with pytest.raises(InputError, match="seq 25 is too long: 'tiny' takes at most 24"):
+    with pytest.raises(InputError, match="--seq 25: 'tiny' takes at most 24"):
         resolve(ProfileOptions(seqs=(8, 25)), CPU, manifest)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (ProfileOptions(batches=(0,)), "batch must be 1 or more, not 0"),
-        (ProfileOptions(seqs=(-1,)), "seq must be 1 or more"),
-        (ProfileOptions(threads=(1, -2)), "threads must be 1 or more"),
-        (ProfileOptions(threads=(0,)), "threads must be 1 or more"),
-        (ProfileOptions(batches=()), "batch must be 1 or more"),
-        (ProfileOptions(artifacts=("nope",)), "no artifact 'nope' in 'tiny'; it has: model"),
+        (ProfileOptions(batches=(0,)), "--batch: must be 1 or more, not 0"),
+        (ProfileOptions(seqs=(-1,)), "--seq: must be 1 or more"),
+        (ProfileOptions(threads=(1, -2)), "--threads: must be 1 or more"),
+        (ProfileOptions(threads=(0,)), "--threads: must be 1 or more"),
+        (ProfileOptions(batches=()), "--batch: must be 1 or more"),
+        (ProfileOptions(artifacts=("nope",)), "--artifact nope: 'tiny' has no such artifact; it has: model"),
     ],
 )
 def test_unusable_options_are_refused(manifest: BundleManifest, options: ProfileOptions, says: str) -> None:
@@ -98,7 +98,7 @@ def test_rules(manifest: BundleManifest) -> None:
     assert strict.rules == MeasureRules.strict()
     assert not any("rules" in note for note in strict.notes)
     short = resolve(ProfileOptions(rules=MeasureRules(min_s=0.1)), CPU, manifest)
-    assert any("other rules" in note for note in short.notes), "a report must not hide shortened rules"
+    assert any("other stopping rules" in note for note in short.notes), "a report must not hide shortened rules"
 
 
 def test_a_cpu_profile_is_measured_on_the_cpu_even_beside_a_gpu(manifest: BundleManifest) -> None:
@@ -114,7 +114,7 @@ def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
     request = resolve(ProfileOptions(), CPU, manifest)
     assert [artifact.id for artifact in request.artifacts] == ["model"]
     assert "int8: rejected: accuracy fell" in request.notes
-    with pytest.raises(InputError, match="nothing to profile in 'tiny': int8: rejected: accuracy fell"):
+    with pytest.raises(InputError, match="'tiny' has no artifact to profile: int8: rejected: accuracy fell"):
         resolve(ProfileOptions(artifacts=("int8",)), CPU, manifest)
 
 
@@ -145,8 +145,10 @@ def test_a_question_names_what_is_judged(changes: dict[str, object], question: s
 def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
     assert (request.limits.batch, request.limits.seq) == (1, 64)
-    assert request.shapes == ((1, 64), (16, 64))
-    assert any("the budget names 1×128, but the model takes at most 64 tokens" in note for note in request.notes)
+    assert request.shapes == ((1, 64),)
+    assert any(
+        "the shape of the budget is 1×128, but the model reads at most 64 tokens" in note for note in request.notes
+    )
 
 
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:
@@ -158,6 +160,6 @@ def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: Bun
     ]
     assert (limits.seq, limits.latency_ms) == (128, None) and limits.memory_bytes is not None
     notes = resolve(options, PI, long_model(manifest)).notes
-    assert any("judged at 1×16, 1×64" in note and "the budget's own are judged at 1×128" in note for note in notes)
+    assert any("judged at 1×16, 1×64" in note and "those of the profile at 1×128" in note for note in notes)
     alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).limits
     assert (alone.seq, alone.latency_ms, alone.by_command) == (128, 2.0, ()), "no shape was asked for"

@@ -37,7 +37,7 @@ def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     assert picked(result) == ("good", 2)
     assert result.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
-        "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the bound 0.9 lies inside it, so these rows do "
+        "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the limit 0.9 lies inside it, so these rows do "
         "not decide whether it is met"
     )
     assert {c.artifact: c.reason for c in result.candidates if not c.feasible} == {
@@ -56,7 +56,7 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
     assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
     assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
     assert result.reason.endswith(
-        ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the bound 0.93 lies inside it, so these rows "
+        ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the limit 0.93 lies inside it, so these rows "
         "do not decide whether it is met"
     )
     assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95 % interval 0.8946 to 0.9476"
@@ -80,9 +80,9 @@ def twice(name: str, first: float, second: float, size: int) -> Row:
 @pytest.mark.parametrize(
     ("large", "small", "why"),
     [
-        (row("large", 4.0, 900), row("small", 4.09, 100), "they are within 2.5%"),
+        (row("large", 4.0, 900), row("small", 4.09, 100), "they differ by less than 2.5%"),
         (row("large", 4.0, 900), row("small", 4.11, 100), None),
-        (twice("large", 4.0, 4.1, 900), twice("small", 4.2, 4.05, 100), "each was measured twice, and the ranges"),
+        (twice("large", 4.0, 4.1, 900), twice("small", 4.2, 4.05, 100), "the ranges of their two measurements"),
         (twice("large", 4.0, 4.1, 900), twice("small", 4.2, 4.15, 100), None),
         (estimate("large", 1.0, 4.0, 900), estimate("small", 3.9, 9.0, 100), "their ranges overlap"),
         (estimate("large", 1.0, 4.0, 900), estimate("small", 4.2, 9.0, 100), None),
@@ -106,10 +106,10 @@ def test_of_times_that_are_no_different_the_smaller_file_wins(large: Row, small:
 @pytest.mark.parametrize(
     ("outcome", "expected", "words"),
     [
-        ("faster", "small", "measured in turns, small against large: faster, -8.0% (-10.0% to -6.0%)"),
+        ("faster", "small", "measured alternately, small against large: faster, -8.0% (-10.0% to -6.0%)"),
         ("slower", "large", "large: smallest latency (4.00 ms)"),
-        ("no different", "small", "measured in turns they are the same, and it has the smaller file"),
-        ("not known", "large", "not known after 1 rounds"),
+        ("no different", "small", "measured alternately, they are equally fast, and it has the smaller file"),
+        ("not known", "large", "undecided after 1 rounds"),
     ],
 )
 def test_a_tie_break_overrides_separate_times(
@@ -174,7 +174,7 @@ def test_known_limits_go_before_unknown_ones() -> None:
     assert [(c.feasible, c.unknown) for c in result.candidates] == [(True, ("latency",)), (True, ()), (False, ())]
     alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
     assert picked(alone) == ("maybe", None)
-    assert "Not known: whether it keeps the limit of latency" in alone.reason
+    assert "Unknown: whether it keeps the limit of latency" in alone.reason
 
 
 def test_host_rows_rank_only_without_estimates() -> None:
@@ -183,7 +183,7 @@ def test_host_rows_rank_only_without_estimates() -> None:
     host = [row("slower", 90.0), row("slow", 80.0)]
     result = run(manifest, host, limits, kind="cuda", on_target=False)
     assert (picked(result), result.basis) == (("slow", 2), "host")
-    assert "Ranked by this host's times" in result.reason
+    assert "Ranked by the times of this host" in result.reason
     assert {c.unknown for c in result.candidates} == {("latency",)}
     device = [estimate("slow", 3.0, 4.0), estimate("slower", 1.0, 2.0)]
     on_host = run(manifest, [*host, *device], limits, kind="cuda", on_target=False)
@@ -204,10 +204,10 @@ def test_crashed_or_unscored_artifacts_are_never_picked() -> None:
     result = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
     assert picked(result) == ("model", 2)
     reasons = {c.artifact: c.reason for c in result.candidates}
-    assert reasons["crashed"] == "its latency is unavailable: ended by signal 11"
-    assert reasons["engine"] is not None and "never scored" in reasons["engine"]
+    assert reasons["crashed"] == "its latency is unknown: ended by signal 11"
+    assert reasons["engine"] is not None and "it has no score" in reasons["engine"]
     nothing = run(manifest, [crashed])
-    assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is feasible")
+    assert nothing.pick is None and nothing.reason.startswith("none of 1 candidates is known")
 
 
 def test_an_engine_scored_on_its_target_can_be_picked() -> None:
@@ -275,11 +275,11 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
 @pytest.mark.parametrize(
     ("options", "task", "expected"),
     [
-        (SearchOptions({"perplexity": 20.0}), "classification", "classifier; bound it with --min-accuracy"),
-        (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model; bound it with --max-perplexity"),
+        (SearchOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
+        (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
         (SearchOptions({"accuracy": 91.0}), "classification", "0.91 is 91 %"),
-        (SearchOptions({"perplexity": 0.5}), "language-modeling", "never below 1"),
-        (SearchOptions({"perplexity": float("nan")}), "language-modeling", "never below 1"),
+        (SearchOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
+        (SearchOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
     ],
 )
 def test_unusable_bounds_are_refused(options: SearchOptions, task: str, expected: str) -> None:
@@ -296,17 +296,17 @@ def test_absent_variants_name_the_option_that_adds_them() -> None:
     rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
     result = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
     assert result.not_in_bundle == (
-        "FP16 graphs: export again with --fp16 as well",
-        "INT4 graphs: export again with --int4 as well",
-        "exit after loop 1: export again with --exit all as well",
-        "trimmed vocabulary: export again with --vocab-trim as well",
+        "FP16 graphs: add them with edgeformer export --fp16",
+        "INT4 graphs: add them with edgeformer export --int4",
+        "exit after loop 1: add them with edgeformer export --exit all",
+        "trimmed vocabulary: add them with edgeformer export --vocab-trim",
         "onnx-int8: rejected: accuracy lost",
     )
     score = perplexity(20.0)
     with_exits = language(artifact("full", validation=score), artifact("exit2", role="exit", exit=2, validation=score))
     assert run(with_exits, [row("full")]).not_in_bundle[3:] == (
-        "exit after loop 4: export again with --exit all as well",
-        "decoding with caches: export again with --exit all as well",
+        "exit after loop 4: add them with edgeformer export --exit all",
+        "decoding with caches: add them with edgeformer export --exit all",
     )
 
 
@@ -316,7 +316,7 @@ def test_absent_variants_name_the_option_that_adds_them() -> None:
 def test_an_unstable_measurement_is_a_reservation() -> None:
     shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
     result = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
-    assert "1 of the 2 measurements are not stable" in result.reason
+    assert "1 of the 2 measurements are unstable" in result.reason
 
 
 def test_a_leaking_model_cannot_be_searched() -> None:

@@ -94,7 +94,7 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
     why = "the profile raspberry-pi-5 sets no limit"
     assert [(kind.name, kind.reason) for kind in partial.not_judged] == [("size", why), ("latency", why)]
     (note,) = verdict_notes(partial, [], limits(), [])
-    assert note == "no limit for size and latency; set one with --max-size and --max-latency"
+    assert note == "not judged: size and latency; set a limit with --max-size and --max-latency"
     assert verdict_notes(full, [], limits(), []) == []
 
 
@@ -137,7 +137,7 @@ def test_an_unstable_sample_is_judged_by_its_quartiles(stable: bool, expected: s
     latency = single.latency_ms.model_copy(update={"quantiles_ms": (*[4.0] * 21, *[6.0] * 20)})
     assert statuses(single.model_copy(update={"latency_ms": latency}))["latency"] == expected
     reason = checks(single, shape_note="capped")["latency"].reason
-    assert reason == "p50 at 1×128: capped" + ("" if stable else "; the measurement is not stable")
+    assert reason == "p50 at 1×128: capped" + ("" if stable else "; the measurement is unstable")
 
 
 @pytest.mark.parametrize(
@@ -261,10 +261,10 @@ def test_notes_name_missing_limits_and_exempt_graphs() -> None:
     assert note.startswith("nothing was judged")
     partial = limits(memory_bytes=None)
     (note,) = verdict_notes(check_budget([row()], partial), [row()], partial, [])
-    assert note == "no limit for memory; set one with --max-vram"
+    assert note == "not judged: memory; set a limit with --max-vram"
     rows, budget = [row(name="full"), row(name="decode", phase="decode")], limits(phase="decode")
     (note,) = verdict_notes(check_budget(rows, budget, ["full"]), rows, budget, ["full"])
-    assert note.endswith("because other artifacts decode: full")
+    assert note.endswith("for the artifacts that decode only, not for full")
     assert check_budget([row()], limits(**bare)).not_judged[0].reason == "no limit is set"
 
 
@@ -290,12 +290,12 @@ def test_quantities_of_estimates_and_energy() -> None:
     for figures in ({"low": 4.0}, {"high": 4.0}):
         assert quantities(row(latency_ms=Latency(status="estimated", **figures)))["latency"].value is None
     half = checks(row(latency_ms=Latency(status="estimated", p50=1.0, low=1.0)))["latency"]
-    assert str(half.reason).endswith("an estimate without a range decides nothing")
+    assert str(half.reason).endswith("an estimate without a range gives no verdict")
 
 
 def test_the_reason_of_an_absent_shape_names_what_was_measured() -> None:
     result = checks(row(seq=64), row(batch=2), energy_mj=1.0)
-    assert result["latency"].reason == "1×128 was not measured, but 1×64, 2×128"
+    assert result["latency"].reason == "there is no row at 1×128, but at 1×64, 2×128"
     assert [(name, check.batch, check.seq) for name, check in result.items()] == [
         ("size", None, None), ("latency", 1, 128), ("memory", 1, 128), ("energy", 1, 128),
     ]  # fmt: skip

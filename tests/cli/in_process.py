@@ -13,7 +13,7 @@ Edgeformer = Callable[..., str]
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    """Return a function that runs a command, checks its exit code, and returns stdout, for exit code 2 also stderr."""
+    """Return a function that runs a command, checks its exit code, and returns stdout; with code 1 or 2 also stderr."""
 
     def run(*arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments])
@@ -21,6 +21,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
             main()
         printed = capsys.readouterr()
         assert stop.value.code == code, f"{arguments}\n{printed.out}\n{printed.err}"
-        return printed.out + printed.err if code == 2 else printed.out
+        return printed.out + printed.err if code in (1, 2) else printed.out
 
     return run

@@ -67,7 +67,7 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
-    _, text, going_on = error.partition("go on with: edgeformer ")
+    _, text, going_on = error.partition("continue with: edgeformer ")
     assert text and "Traceback" not in error
     assert read_run(tmp_path / "artifacts" / "long").status == "interrupted"
     start = read_run(tmp_path / "artifacts" / "long").steps
@@ -131,7 +131,7 @@ def test_doctor_tells_the_truth(tmp_path: Path) -> None:
 )
 def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], expected: tuple[str, ...]) -> None:
     assert builder_names(trt, via, names) == expected
-    with pytest.raises(InputError, match="--trt-via 'x': must be onnx or torch-tensorrt"):
+    with pytest.raises(InputError, match="--trt-via 'x': give onnx or torch-tensorrt"):
         builder_names(True, "x", [])
-    with pytest.raises(InputError, match="--trt-via: selects the compiler of engines; add --trt"):
+    with pytest.raises(InputError, match="--trt-via: has no effect without --trt"):
         builder_names(False, "torch-tensorrt", [])

@@ -12,8 +12,8 @@ from tests.own_data import LABEL, TEXT, hostile_table
 
 TOLD = (
     "train: 3 rows without a text: left out (reviews.csv, line 24; ",
-    "train: 3 rows with the text of an earlier row: kept; all rows of a text are in the same set (reviews.csv, line ",
-    "train: 1 text with two labels or more, in 2 rows: kept, and no model can be right on all of them (",
+    "train: 3 rows with the text of an earlier row: kept; rows with the same text stay in one set (reviews.csv, line ",
+    "train: 1 text has different labels in 2 rows: kept, although no model can be right on all of them (",
     "train: labels are uneven: 'unentschieden' has 4 rows (1.",
     "always answering ",
 )
@@ -52,13 +52,13 @@ def test_the_run_is_exported_predicts_and_is_scored(trained: tuple[Path, Outcome
     answer = json.loads(run("predict", "the soup was awful", "--json", cwd=folder).out)
     assert "schlecht" in json.dumps(answer)
     complete = run("evaluate", "--data", "reviews.csv", "--artifact", "onnx-fp32", "--json", cwd=folder)
-    assert json.loads(complete.out)["rows"][0]["n"] == 297 and "3 rows without a text: left out" in complete.err
+    assert json.loads(complete.out)["rows"][0]["n"] == 297 and "left out 3 rows without a text" in complete.err
     (folder / "other.csv").write_text("was,wie\nlovely film,gut\nawful room,schlecht\n", encoding="utf-8")
     label = ("evaluate", "--data", "other.csv", "--artifact", "onnx-fp32")
     assert "--text COLUMN" in run(*label, cwd=folder, code=2).err
     scored = json.loads(run(*label, "--text", "was", "--label", "wie", "--json", cwd=folder).out)
     assert scored["rows"][0]["n"] == 2
-    assert "give the file with --data" in run("evaluate", "--text", "was", cwd=folder, code=2).err
+    assert "add --data" in run("evaluate", "--text", "was", cwd=folder, code=2).err
     (folder / "elsewhere").mkdir()
     arguments = ("evaluate", "reviews-001", "--artifact", "torch", "--artifacts", str(folder / "artifacts"), "--json")
     assert json.loads(run(*arguments, cwd=folder / "elsewhere").out)["rows"][0]["n"] == 30
@@ -71,8 +71,8 @@ def test_plan_tells_it_too_and_init_as_json(trained: tuple[Path, Outcome, Outcom
     (folder / "mine").mkdir()
     (folder / "mine" / "train.csv").write_text("text;label\nfine;gut\n", encoding="utf-8")
     other = run("plan", "reviews.yaml", *SMALL, "--data", "mine", "--device", "rtx4050", "--json", cwd=folder)
-    assert "training would refuse its data" in json.loads(other.out)["notes"][0]
-    assert "is there already" in run("init", "reviews.csv", cwd=folder, code=2).err
+    assert "training would refuse this data" in json.loads(other.out)["notes"][0]
+    assert "already exists" in run("init", "reviews.csv", cwd=folder, code=2).err
     document = json.loads(run("init", "reviews.csv", "-o", "again.yaml", "--json", cwd=folder).out)
     assert document["recipe"] == "again.yaml" and sum(document["labels"].values()) == 300
     assert list(document["labels"]) == ["gut", "schlecht", "unentschieden"] and document["labels"]["unentschieden"] == 6

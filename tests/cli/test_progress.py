@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -30,7 +31,7 @@ def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[st
     bars.finish()
     assert isinstance(bars._console.file, io.StringIO)
     displayed = bars._console.file.getvalue()
-    for part in ("Epoch 10/10", "32000/67349 samples", *parts):
+    for part in ("Epoch 10/10", "32,000/67,349 samples", *parts):
         assert part in displayed and "…" not in displayed and "left_s" not in displayed
 
 
@@ -61,3 +62,31 @@ def test_lines_come_though_the_work_does_not_advance(
     assert "Epoch 1/2: 5/10 samples  at most 2 h 00 min left\n" in capsys.readouterr().err
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
+
+
+def test_time_left_does_not_grow_while_a_unit_takes_longer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.02)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def line() -> str:
+        capsys.readouterr()
+        time.sleep(0.1)
+        return capsys.readouterr().err.splitlines()[-1]
+
+    lines = Lines()
+    lines.start("Measuring a", 3, "shapes")
+    time.sleep(0.05)
+    now_s = 10.0
+    lines.advance()
+    assert line() == "Measuring a: 1/3 shapes  20 s left"
+    now_s = 15.0
+    assert line() == "Measuring a: 1/3 shapes  15 s left"
+    now_s = 500.0
+    assert line() == "Measuring a: 1/3 shapes  at least 10 s left"
+    lines.start("Comparing a", None, "rounds")
+    lines.advance()
+    assert line().startswith("Comparing a: 1 round  ")
+    lines.finish()

@@ -35,12 +35,12 @@ def texts(folder: Path, *arguments: str, stdin: str = "") -> list[str]:
 def test_a_wrong_name_is_no_text(folder: Path) -> None:
     messages = refused(folder, "predict", "shops-01", "the food was wonderful")
     assert "no run 'shops-01'; did you mean shops-1?" in messages
-    assert "if it is a text: edgeformer predict --run shops-1 shops-01 …" in messages
+    assert "if 'shops-01' is a text: edgeformer predict --run shops-1 shops-01 …" in messages
     assert "no run 'shops-01'" in refused(folder, "predict", "shops-01", stdin="good\n")
     assert "no run 'shops-01'" in refused(folder, "generate", "shops-01", stdin="Once\n")
     messages = refused(folder, "generate", "shops-01", "Once upon a time")
     assert "edgeformer generate --run shops-1 shops-01 …" in messages
-    assert "no text given" in refused(folder, "predict", "shops-1"), "a run alone is no text"
+    assert "there is no text" in refused(folder, "predict", "shops-1"), "a run alone is no text"
 
 
 def test_what_can_only_be_a_text_is_one(folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_row_is_the_roofline_of_its_nodes(kind: str, precision: str, float_byt
     low, high = range_us(works, rates_of(target, precision), weights, fused=False)
     latency = row.latency_ms
     assert (latency.low, latency.high) == (low / 1000, high / 1000)
-    assert latency.p50 == pytest.approx((low * high) ** 0.5 / 1000) and "not calibrated" in str(latency.reason)
+    assert latency.p50 == pytest.approx((low * high) ** 0.5 / 1000) and "without a calibration" in str(latency.reason)
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(of, target, WEIGHT, step, 640)
     assert row.work == total(works)
@@ -148,7 +148,7 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
     assert row.latency_ms.low == pytest.approx(middle / 2**0.5) and row.latency_ms.high == pytest.approx(
         middle * 2**0.5
     )
-    says = "the range is the largest error on 6 cases of 4 models, each left out once"
+    says = "the range is the largest error in a cross-validation of 6 cases of 4 models"
     assert f"calibrated on {cpu_name()} with 5 shapes; {says}" in str(row.latency_ms.reason)
     assert row.threads == 2
 
@@ -172,19 +172,19 @@ GUESS = "so the range is a guess"
 @pytest.mark.parametrize(
     ("target", "of", "item", "log2", "says"),
     [
-        (calibrated(), artifact(), ITEM, 0.6, "no model was left out of the calibration, " + GUESS),
-        (calibrated(spread=0.3), artifact(), ITEM, 0.3, "of 4 models, each left out once"),
-        (calibrated(spread=0.3), artifact(role="exit"), ITEM, 0.3, "each left out once"),
+        (calibrated(), artifact(), ITEM, 0.6, "the calibration has no cross-validation over models, " + GUESS),
+        (calibrated(spread=0.3), artifact(), ITEM, 0.3, "of 4 models"),
+        (calibrated(spread=0.3), artifact(role="exit"), ITEM, 0.3, "cross-validation of"),
         (calibrated(spread=0.3), artifact(role="step"), ITEM, 0.6, GUESS),
         (calibrated(spread=0.3), artifact(role="decode"), ITEM, 0.6, GUESS),
-        (calibrated(spread=0.3), artifact(role="decode"), TOKEN, 0.6, "left out in fp32 calls only"),
-        (calibrated(spread=0.3), artifact("int8"), ITEM, 0.6, "left out in fp32 calls only"),
+        (calibrated(spread=0.3), artifact(role="decode"), TOKEN, 0.6, "covers fp32 calls only"),
+        (calibrated(spread=0.3), artifact("int8"), ITEM, 0.6, "covers fp32 calls only"),
         (calibrated(spread=0.9), artifact("int8"), ITEM, 0.9, GUESS),
-        (calibrated(spread=0.3, left_out="int8"), artifact("int8"), ITEM, 0.3, "each left out once"),
+        (calibrated(spread=0.3, left_out="int8"), artifact("int8"), ITEM, 0.3, "cross-validation of"),
         (calibrated(*FOUR), artifact(), ITEM, 0.2, "the worst error on 4 other shapes of this model"),
         (calibrated(*FOUR, spread=0.3), artifact(), ITEM, 0.2, "other shapes of this model"),
         (calibrated(*FOUR), artifact("int8"), ITEM, 0.6, GUESS),
-        (calibrated(*FOUR[1:], spread=0.3), artifact(), ITEM, 0.3, "each left out once"),
+        (calibrated(*FOUR[1:], spread=0.3), artifact(), ITEM, 0.3, "cross-validation of"),
         (calibrated(*FOUR[1:], checked("fp32", 0.1, "theirs")), artifact(), ITEM, 0.6, GUESS),
         (calibrated(*FOUR[1:], checked("fp32", 0.1, stable=False)), artifact(), ITEM, 0.6, GUESS),
         (calibrated(*(checked("fp32", 0.4),) * 3, checked("fp32", 0.5)), artifact(), ITEM, 0.8, "of this model"),
@@ -202,7 +202,7 @@ def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
 def test_an_item_that_was_not_listed_says_why() -> None:
     case = Case(artifact(size_bytes=None), artifact(), device())
     row = estimate_row(case, Listing(), ITEM)
-    assert row.latency_ms.reason == row.memory_bytes.reason == "the graph's nodes were not listed"
+    assert row.latency_ms.reason == row.memory_bytes.reason == "the operators of the graph were not listed"
     assert (row.latency_ms.status, row.size_bytes, row.where) == ("unavailable", 0, "device")
     refused = estimate_row(case, Listing(refused={ITEM: "too long"}), ITEM)
     assert refused.latency_ms.reason == "too long"
@@ -249,6 +249,6 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
     opened, of = Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx")
     first, second = estimate(opened, of, device(), [ITEM, TOKEN])
     assert (first.latency_ms.status, second.latency_ms.status) == ("estimated", "unavailable")
-    assert second.latency_ms.reason == "the graph's nodes were not listed"
+    assert second.latency_ms.reason == "the operators of the graph were not listed"
     (spec,) = specs
     assert (spec.items, spec.threads, spec.files.artifact.id) == ((ITEM, TOKEN), 1, of.id)

@@ -30,16 +30,22 @@ def words(device: DeviceProfile, error: EstimateError | None = None, precisions:
     return str(estimate_note(report))
 
 
-def of_record() -> str:
-    """The figures as they are read from the record: a newer one changes the test with it."""
-    where = (
-        f"{RECORD.cases} cases of {RECORD.models} models on {RECORD.processor}, {RECORD.cores} cores, {RECORD.measured}"
-    )
-    errors = f"median error of a time {RECORD.median_error:.1%}, worst {RECORD.worst_error:.1%}"
-    return f"{RECORD.source} ({where}: {errors})"
+def refusals(
+    device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)
+) -> list[str]:
+    """The reasons why records do not apply, which the JSON of a report keeps."""
+    return [str(evidence.why_not) for evidence in estimate_evidence(device, error, set(precisions)) if evidence.why_not]
 
 
-def test_uncalibrated_devices_have_a_record_that_does_not_apply() -> None:
+UNKNOWN = "so their error is unknown (docs/explanation/estimating.md)"
+OF_RECORD = (
+    f"estimated, not measured; error of estimated times: median {RECORD.median_error:.1%}, largest "
+    f"{RECORD.worst_error:.1%} ({RECORD.cases} cases of {RECORD.models} models on {RECORD.processor}, {RECORD.cores} "
+    f"cores, {RECORD.measured}; {RECORD.source})"
+)
+
+
+def test_estimates_of_uncalibrated_devices_have_an_unknown_error() -> None:
     assert RECORD.cases > 200 and RECORD.source == "docs/results/estimates.md"
     for device, checked, why in (
         (CARD, "a GPU", "it is of a CPU"),
@@ -49,33 +55,36 @@ def test_uncalibrated_devices_have_a_record_that_does_not_apply() -> None:
             "its estimates come from a calibration on that machine, these from the peak rates of the profile",
         ),
     ):
-        assert words(device) == (
-            f"estimated, not measured; never checked on {checked}; the record of {of_record()} does not apply: {why}"
-        )
+        assert words(device) == f"estimated, not measured; estimates were never checked on {checked}, {UNKNOWN}"
+        assert refusals(device) == [why]
 
 
 def test_a_calibration_that_was_checked_goes_before_the_shipped_record() -> None:
     assert words(calibrated("Fast 9000", OWN), OWN) == (
-        "estimated, not measured; the estimator's error on record is that of the calibrated profile (30 cases of 5 "
-        "models on Fast 9000, 2026-11-24: median error of a time 7.2%, worst 23.1%)"
+        "estimated, not measured; error of estimated times: median 7.2%, largest 23.1% (30 cases of 5 models on Fast "
+        "9000, 2026-11-24; the calibrated profile)"
     )
 
 
 def test_the_check_of_this_hosts_calibration_says_nothing_of_another_device() -> None:
     for device, why in ((PI, "it is of another processor"), (CARD, "it is of a CPU")):
-        assert f"2026-11-24: median error of a time 7.2%, worst 23.1%) does not apply: {why}; " in words(device, OWN)
+        assert words(device, OWN).endswith(UNKNOWN) and refusals(device, OWN)[0] == why
 
 
 def test_the_record_applies_to_its_processor_cores_and_precisions_only() -> None:
     of_record_device = calibrated(RECORD.processor)
-    assert words(of_record_device).endswith(f"the estimator's error on record is that of {of_record()}")
-    assert "does not apply" not in words(of_record_device, precisions=RECORD.precisions)
-    assert words(calibrated("Slow 100")).endswith("does not apply: it is of another processor than Slow 100")
-    more_cores = words(calibrated(RECORD.processor, threads=64))
-    assert more_cores.endswith(f"does not apply: it is of {RECORD.cores} cores, the calibration of 64 threads")
-    assert words(of_record_device, precisions=("fp32", "fp16")).endswith(
-        "does not apply: it has fp32 and int8, but these estimates are of fp16 too"
-    )
+    assert words(of_record_device) == words(of_record_device, precisions=RECORD.precisions) == OF_RECORD
+    for device, precisions, why in (
+        (calibrated("Slow 100"), ("fp32",), "it is of another processor than Slow 100"),
+        (
+            calibrated(RECORD.processor, threads=64),
+            ("fp32",),
+            f"it is of {RECORD.cores} cores, the calibration of 64 threads",
+        ),
+        (of_record_device, ("fp32", "fp16"), "it has fp32 and int8, but these estimates are of fp16 too"),
+    ):
+        assert words(device, precisions=precisions).endswith(UNKNOWN)
+        assert refusals(device, precisions=precisions) == [why]
 
 
 def test_a_card_that_was_checked_has_its_own_record() -> None:

@@ -77,7 +77,7 @@ def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32
         (SHAPES, "int8", half, 1.0),
     ):
         assert calibrated_nodes_us([work], CPU, result, precision, 0.0) == [pytest.approx(expected, abs=1e-3)]
-    with pytest.raises(EdgeformerError, match="no elementwise operators"):
+    with pytest.raises(EdgeformerError, match="no rate for the elementwise operators"):
         calibrated_nodes_us([MOVED], CPU, half, "fp32", 0.0)
 
 
@@ -200,11 +200,13 @@ def test_rates_of_a_precision(kind: str, precision: str, peak: float, sure: floa
 def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None:
     with pytest.raises(EdgeformerError) as host_error:
         rates_of(device("cpu", **{missing: None}), "fp32")
-    assert str(host_error.value) == f"device profile 'made-up' does not say {missing}; run edgeformer calibrate"
+    assert str(host_error.value) == (
+        f"the profile 'made-up' has no value for {missing}, which estimates need; run edgeformer calibrate"
+    )
     for elsewhere in (device("cpu", match="Other", **{missing: None}), device("cuda", **{missing: None})):
         with pytest.raises(EdgeformerError) as absent:
             rates_of(elsewhere, "fp32")
-        assert str(absent.value) == f"device profile 'made-up' does not say {missing}"
+        assert str(absent.value) == f"the profile 'made-up' has no value for {missing}, which estimates need"
 
 
 ERROR = EstimateError(kind="cpu", device="x", cases=1, median_log2=0.1, worst_log2=0.2, created="now")
@@ -233,9 +235,9 @@ def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypat
             {"instructions": ("avx2", "avx512f"), "stated_cache_bytes": 2**25, "versions": {"onnxruntime": "1.23.2"}},
             None,
         ),
-        ({"instructions": ("avx2",)}, "instructions avx2, and avx2, avx512f here"),
-        ({"stated_cache_bytes": 2**30}, "cache 1.00 GiB, and 32.0 MiB here"),
-        ({"versions": {"onnxruntime": "1.22.1"}}, "ONNX Runtime 1.22, and 1.23 here"),
+        ({"instructions": ("avx2",)}, "instructions avx2 (this host: avx2, avx512f)"),
+        ({"stated_cache_bytes": 2**30}, "cache 1.00 GiB (this host: 32.0 MiB)"),
+        ({"versions": {"onnxruntime": "1.22.1"}}, "ONNX Runtime 1.22 (this host: 1.23)"),
     ],
 )
 def test_a_processor_of_the_same_name_may_be_another_one(
@@ -255,7 +257,7 @@ def test_a_processor_of_the_same_name_may_be_another_one(
     if says is None:
         assert refused() is None
     else:
-        assert refused() == f"device profile 'made-up' was calibrated with {says}; run edgeformer calibrate"
+        assert refused() == f"the profile 'made-up' was calibrated with {says}; run edgeformer calibrate again"
     assert refused(match="Xeon") is None, "of another machine, which is as it was"
 
 

@@ -90,21 +90,23 @@ def _word_piece(special: list[str]) -> tuple[Tokenizer, Any]:
     return tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
 
 
-def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), **changes: Any) -> Any:
+def make_model(
+    folder: Path, kind: str, labels: tuple[str, ...] = (), *, per_token: bool = False, **changes: Any
+) -> Any:
     """Save a random model of ``kind`` with its tokenizer, and return it.
 
     Args:
-        labels: of a sequence classifier; none: a bare encoder.
+        labels: of a sequence classifier, or ``per_token`` of a token classifier; none: a bare encoder.
     """
     import torch
     import transformers
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    from transformers import AutoConfig
 
     names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": {}} if labels else {}
     config = AutoConfig.for_model(kind, **{**_SIZES, **OWN[kind], **names, **changes})
     torch.manual_seed(0)
-    output: Any = AutoModelForSequenceClassification if labels else AutoModel
-    model = output.from_config(config).eval()
+    head = "ForTokenClassification" if per_token else "ForSequenceClassification" if labels else ""
+    model = getattr(transformers, f"AutoModel{head}").from_config(config).eval()
     for parameter in model.parameters():  # fresh biases and norms are all alike: a graph would store them once
         parameter.data += torch.randn_like(parameter) * 0.05
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,3 +129,34 @@ def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None)
     with torch.inference_mode():
         outputs = model(**inputs)
     return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0].numpy()
+
+
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+def token_classifier(folder: Path) -> Path:
+    """Import and export a random token classifier that reads at most 16 tokens at once; return its run."""
+    from edgeformer import Run
+    from edgeformer.export.import_run import HfOptions, import_hf
+
+    make_model(folder / "tagger", "bert", TAGS, per_token=True)
+    run = import_hf(str(folder / "tagger"), HfOptions(folder / "artifacts", max_length=16))
+    Run.open(run).export(int8=True, joining=False)
+    return run
+
+
+def make_cross_encoder(folder: Path, kind: str = "bert", **changes: Any) -> Any:
+    """Save a random model with one output, as sentence-transformers' CrossEncoder opens it, and return it."""
+    from transformers import PreTrainedTokenizerFast
+
+    model = make_model(folder, kind, ("LABEL_0",), **changes)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    if kind == "roberta":
+        names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    inputs = ["input_ids", *(["token_type_ids"] if kind == "bert" else []), "attention_mask"]
+    longest = model.config.max_position_embeddings - 2
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), model_input_names=inputs, model_max_length=longest, **names
+    )
+    tokenizer.save_pretrained(folder)
+    return model

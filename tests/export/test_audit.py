@@ -144,7 +144,7 @@ def test_notes_depend_on_runtime_version_and_cpu() -> None:
     assert "no VNNI" in audit(saturation=risky).notes_here("1.31", avx2)[0]
     assert audit(saturation=risky).notes_here("1.31", vnni) == []
     assert audit(saturation=risky).notes_here("1.31", frozenset({"asimd"})) == []
-    assert "not known" in audit(saturation=risky).notes_here("1.31", None)[0]
+    assert "unknown" in audit(saturation=risky).notes_here("1.31", None)[0]
     assert audit(saturation=Saturation(pairs=10, at_risk=0)).notes_here("1.31", avx2) == []
 
 

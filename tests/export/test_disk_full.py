@@ -42,5 +42,5 @@ def test_full_disk_keeps_the_old_bundle(finished_run: Path, disk: Path, option: 
     result = json.loads(done.stdout)
     assert result["code"] == 1, result["err"]
     assert "Traceback" not in result["err"]
-    assert f"{disk / 'run' / 'bundle'}: No space left on device; what was there before is unchanged" in result["err"]
+    assert f"{disk / 'run' / 'bundle'}: No space left on device; the previous content is unchanged" in result["err"]
     assert result["left"] == old

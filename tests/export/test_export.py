@@ -91,7 +91,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("run.json", None, "is interrupted, not finished"),
+        ("run.json", None, "training is not finished"),
         ("model/model.safetensors", b"\0" * 1000, r"model\.safetensors"),
         ("model/tokenizer.json", b"{", r"tokenizer\.json: missing or damaged"),
         ("model/tokenizer.json", b"", r"tokenizer\.json: missing or damaged"),
@@ -116,7 +116,7 @@ def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pyte
     """INT8 fails as a whole, FP16 cannot hold an activation, and the device needs JetPack; FP32 is built."""
 
     def refuse(graphs: object, *_: object) -> None:
-        raise EdgeformerError("INT8: these weights would stay FP32: w")
+        raise EdgeformerError("INT8: cannot quantize these weights: w")
 
     monkeypatch.setattr(run_source, "quantized_graphs", refuse)
     monkeypatch.setattr(run_source, "max_abs_activation", lambda *_: 1e6)
@@ -128,7 +128,7 @@ def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pyte
     assert "8.7" in str(engine.reason) and "JetPack" in str(engine.reason)
     statuses = {"onnx-fp32": "built", "onnx-int8": "rejected", "onnx-fp16": "rejected"}
     assert {artifact.id: artifact.status for artifact in artifacts.values()} == statuses
-    assert "would stay FP32" in str(artifacts["onnx-int8"].reason)
+    assert "cannot quantize" in str(artifacts["onnx-int8"].reason)
     assert "overflow" in str(artifacts["onnx-fp16"].reason)
     assert Bundle.open(run / "bundle").artifact("onnx-fp16").status == "rejected"  # it could be written, and read again
     files = {path.name for path in (run / "bundle" / "onnx").iterdir()}
@@ -156,9 +156,9 @@ def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pyte
     ("options", "message"),
     [
         ({"target": "rtx4050"}, r"--target: .* add --trt"),
-        ({"build": ("nonsense",)}, r"--build nonsense: no such builder; there are: .*tensorrt"),
+        ({"build": ("nonsense",)}, r"--build nonsense: no such builder; give one of .*tensorrt"),
         ({"exits": (3,)}, r"--exit 3: .* has exits after the loops 1, 2"),
-        ({"vocab_keep": 3}, r"--vocab-keep: says what --vocab-trim keeps; add that"),
+        ({"vocab_keep": 3}, r"--vocab-keep: changes what --vocab-trim keeps; add --vocab-trim"),
     ],
 )
 def test_invalid_options_list_the_valid_ones(finished_run: Path, options: dict[str, object], message: str) -> None:

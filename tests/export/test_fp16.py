@@ -150,12 +150,16 @@ def test_max_abs_covers_values_between_modules(factors: tuple[float, ...], large
 
 
 class Attention(nn.Module):
-    """One head of 4 numbers; every query is 6 and every key 7 in all of them, values are small."""
+    """Two heads of 4 numbers; every query is 6 and every key −7 in all of them, values are small."""
+
+    def __init__(self, bias: float = 0.0) -> None:
+        super().__init__()
+        self.bias = bias
 
     def forward(self, ids: Tensor) -> Tensor:
         q, k = torch.full((1, 2, 3, 4), 6.0), torch.full((1, 2, 5, 4), -7.0)
         v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 4)
-        last = torch.full((3, 5), -torch.inf).index_fill(1, torch.tensor([4]), 0.0)
+        last = torch.full((3, 5), -torch.inf).index_fill(1, torch.tensor([4]), self.bias)
         self.given = F.scaled_dot_product_attention(q, k, v, attn_mask=last)
         return self.given
 
@@ -164,6 +168,7 @@ def test_attention_scores_are_included() -> None:
     model = Attention()
     assert max_abs_activation(model, np.array([1])) == 4 * 6 * 7 / 4**0.5
     assert torch.equal(model.given, torch.full((1, 2, 3, 4), 4.0)), "and it answers as ever, mask and all"
+    assert max_abs_activation(Attention(bias=-500.0), np.array([1])) == 4 * 6 * 7 / 4**0.5 + 500
 
 
 def drifted(precision: Any = "fp16", **errors: float) -> Any:

@@ -86,13 +86,13 @@ def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"exits": "all"}, "--exit: .* loops and vocabulary are unknown"),
+        ({"exits": "all"}, "--exit: .* without known loops and vocabulary"),
         ({"vocab_trim": True}, "--vocab-trim"),
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
-        ({"build": ("tensorrt",)}, "which device"),
-        ({"target": "rtx4050"}, "--target: says what is built for; add --trt"),
-        ({"target": "rtx4050", "fp16": True}, "--target: says what is built for; add --trt"),
+        ({"build": ("tensorrt",)}, "the device is unknown"),
+        ({"target": "rtx4050"}, "--target: is the device of an engine, and none is requested; add --trt"),
+        ({"target": "rtx4050", "fp16": True}, "--target: is the device of an engine, and none is requested; add --trt"),
     ],
 )
 def test_invalid_options_are_refused(bundle: Path, options: dict[str, object], says: str) -> None:
@@ -106,7 +106,7 @@ def test_replace_keeps_only_the_imported_graph(bundle: Path, tmp_path: Path) -> 
     export(bundle, fp16=True)
     import_onnx(bundle / "onnx/model_fp16.onnx", tmp_path / "half")
     for flag in ("fp16", "int8", "int4"):
-        with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 one"):
+        with pytest.raises(InputError, match="its graph is FP16 already; import the FP32 graph"):
             export(tmp_path / "half", **{flag: True})
     assert list(export(bundle, int8=True, replace=True)) == ["onnx-fp32", "onnx-int8"]
     assert not (bundle / "onnx/model_fp16.onnx").exists()
@@ -162,11 +162,17 @@ class TestClassifiers:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"labels": ("a", "b", "c")}, "of 64 rows and 3 labels"),
-            ({"labels": ("a",)}, "two labels or more"),
-            ({"labels": ("good", "good")}, "--labels good,good: needs 2 different names, none of them empty"),
-            ({"labels": ("good", "", "bad")}, "--labels good,,bad: needs 3 different names, none of them empty"),
-            ({"tokenizer": None}, "belong together"),
+            ({"labels": ("a", "b", "c")}, "and a text classifier gives float32"),
+            ({"labels": ("a",)}, "with two labels or more"),
+            (
+                {"labels": ("good", "good")},
+                "--labels good,good: two labels are equal, or one is empty; give 2 different names",
+            ),
+            (
+                {"labels": ("good", "", "bad")},
+                "--labels good,,bad: two labels are equal, or one is empty; give 3 different names",
+            ),
+            ({"tokenizer": None}, "a text classifier needs both"),
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],
     )

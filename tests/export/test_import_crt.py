@@ -101,7 +101,7 @@ def test_run_fields(tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path)
     assert {path.name for path in (run / "model").iterdir()} == {*names, "README.md"}
     assert (run / "model" / "README.md").read_text(encoding="utf-8") == model_card(manifest, recipe)
     assert [path.name for path in run.parent.iterdir()] == ["theirs"]  # nothing temporary is left
-    with pytest.raises(InputError, match=r"--name theirs: .* exists already"):
+    with pytest.raises(InputError, match=r"--name theirs: .* already exists"):
         imported(tmp_path, weights, tokenizer, name="theirs")
 
 
@@ -172,7 +172,7 @@ def test_archives_that_unpack_or_hold_many_objects(tmp_path: Path, tokenizer: Pa
     with zipfile.ZipFile(objects) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
         for member in old.infolist():
             new.writestr(member.filename, old.read(member))
-    assert "packed archive" in refusal(packed, tokenizer)
+    assert "compressed archive" in refusal(packed, tokenizer)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.99])
@@ -192,7 +192,7 @@ def test_another_kind_of_file(tmp_path: Path, tokenizer: Path, content: bytes | 
     path.mkdir() if content is None else path.write_bytes(content)
     message = refusal(path, tokenizer)
     assert "other.pt: " in message and ("is a folder" in message or content is not None)
-    assert "no such checkpoint file" in refusal(tmp_path / "nothing.pt", tokenizer)
+    assert "does not exist; give a checkpoint file" in refusal(tmp_path / "nothing.pt", tokenizer)
 
 
 def misfit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -209,10 +209,10 @@ def changed_norm(weights: dict[str, Tensor], tensor: Tensor) -> dict[str, Tensor
     [
         (misfit, ("missing norm2.bias [32]", "unexpected extra [2]", "k_proj.weight is [2, 2], not [32, 32]")),
         (lambda w: changed_norm(w, w["norm1.weight"] * torch.nan), ("infinite values or NaN in norm1.weight",)),
-        (lambda w: changed_norm(w, w["norm1.weight"].to_sparse()), ("sparse, quantised or empty tensors",)),
-        (lambda w: {name: torch.zeros_like(t) for name, t in w.items()}, ("cannot be probed for leaks",)),
+        (lambda w: changed_norm(w, w["norm1.weight"].to_sparse()), ("sparse, quantized or meta tensors",)),
+        (lambda w: {name: torch.zeros_like(t) for name, t in w.items()}, ("the causality probe cannot judge",)),
         (lambda w: {"tokens.weight": torch.zeros(1).expand(2**20, 2**20)}, ("far more than the file",)),
-        (lambda w: {"tokens.weight": torch.zeros(300, 12)}, ("is no CRT checkpoint: lm_head.weight is missing",)),
+        (lambda w: {"tokens.weight": torch.zeros(300, 12)}, ("not a CRT checkpoint: lm_head.weight is missing",)),
     ],
     ids=["misfit", "nan", "sparse", "zero", "view", "ours"],
 )
@@ -226,7 +226,7 @@ def test_unusable_weights(
 
 def test_tokenizer_of_another_size(tmp_path: Path, tokenizer: Path) -> None:
     torch.save(public_weights(small_config(vocab_size=301, heads="separate")), tmp_path / "large.pt")
-    with pytest.raises(DataError, match="has 300 tokens, the model 301"):
+    with pytest.raises(DataError, match="has 300 tokens, but the model has 301"):
         import_crt(tmp_path / "large.pt", ImportOptions(tmp_path / "artifacts", tokenizer=tokenizer))
     assert not (tmp_path / "artifacts").exists()
 

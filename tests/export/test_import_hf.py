@@ -17,12 +17,13 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.progress import Silent
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
+from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.run import Location, Run, locate
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import LAYERS, OWN, answer, make_model
+from tests.export.hf_models import LAYERS, OWN, TAGS, answer, make_cross_encoder, make_model
 
 TEXTS: list[str | tuple[str, str]] = [
     "The first bridge of the town was made of wood.",
@@ -70,6 +71,42 @@ def test_a_classifier_computes_what_transformers_does(tmp_path: Path, kind: str)
     assert chosen == "torch" and [p.label for p in result] == [LABELS[row.argmax()] for row in expected]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", OWN)
+def test_a_token_classifier_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / kind, kind, TAGS, per_token=True)
+    run = import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+    single: list[Any] = [text for text in TEXTS if isinstance(text, str)]
+    for text, computed in zip(single, answers(run, single), strict=True):
+        expected = answer(model, tokenizer, text)
+        assert np.abs(computed[: len(expected)] - expected).max() < CLOSE
+    manifest, data = Run.open(run).manifest, Run.open(run).data
+    assert manifest.task == "token-classification" and (data.labels, data.classes) == (("PER", "LOC"), TAGS)  # type: ignore[attr-defined]
+
+
+def test_spans_are_those_of_the_pipeline_of_transformers(tmp_path: Path) -> None:
+    """With the first token of a word deciding for it; and a labelled file is scored."""
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    model = make_model(tmp_path / "bert", "bert", TAGS, per_token=True)
+    (tmp_path / "own.jsonl").write_text(
+        '{"text": "Ada in Ulm", "spans": [{"start": 0, "end": 3, "label": "PER"}]}\n', encoding="utf-8"
+    )
+    run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts", data=tmp_path / "own.jsonl"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "bert" / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
+    tagger = pipeline("token-classification", model=model, tokenizer=fast, aggregation_strategy="first")
+    texts = [text for text in SENTENCES if len(tokenizer.encode(text).ids) <= 64][:20]
+    texts.append("Zoë’s friend, (7) is in Köln.")
+    _, predictions = predict(Location(run, None), texts, "torch")
+    for text, prediction in zip(texts, predictions, strict=True):
+        expected = [(span["start"], span["end"], span["entity_group"]) for span in tagger(text)]
+        assert [(span.start, span.end, span.label) for span in prediction.spans] == expected  # type: ignore[attr-defined]
+    assert evaluate(Location(run, None), EvaluateOptions("torch")).rows[0].n == 1
+
+
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False)])
 def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: str, normalize: bool) -> None:
     model = make_model(tmp_path / "encoder", "bert")
@@ -91,8 +128,8 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     ("file", "content", "message"),
     [
         ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
-        ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be the name of a folder"),
-        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "has a module 'Dense', which is not known here"),
+        ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be a folder"),
+        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "the module 'Dense' is not supported"),
         (
             "1_Pooling/config.json",
             {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
@@ -139,11 +176,11 @@ def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ("a", "b", "c")}, "--labels a,b,c: 2 different names are needed for no, yes"),
-        ({"labels": ("", "b")}, "--labels ,b: 2 different names are needed for no, yes, none of them empty"),
-        ({"labels": ("a", "a")}, "--labels a,a: 2 different names are needed"),
+        ({"labels": ("a", "b", "c")}, "--labels a,b,c: the model has 2 classes \\(no, yes\\)"),
+        ({"labels": ("", "b")}, "--labels ,b: the model has 2 classes \\(no, yes\\); give 2 different names"),
+        ({"labels": ("a", "a")}, "--labels a,a: the model has 2 classes"),
         ({"pooling": "mean"}, "--pooling: .* is a classifier"),
-        ({"max_length": 100}, "--max-length 100: .* takes 4 to 64 tokens"),
+        ({"max_length": 100}, "--max-length 100: .* reads 4 to 64 tokens"),
         ({"target": "toaster"}, "toaster"),
         ({"name": "a/b"}, "--name"),
         ({"data": Path("none.tsv")}, "none.tsv"),
@@ -177,17 +214,22 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
     options = HfOptions(tmp_path / "artifacts")
     for number, (config, message) in enumerate(
         (
-            ({"id2label": {"0": "LABEL_0"}}, "is a model for regression"),
-            ({"model_type": "xlnet"}, r"'xlnet' is not known here.*torch\.onnx\.export.*edgeformer import onnx"),
+            ({"problem_type": "regression"}, "is a model for regression of 2 outputs"),
+            ({"problem_type": "ranking"}, "is a model for ranking"),
+            ({"model_type": "xlnet"}, r"'xlnet' is not supported.*torch\.onnx\.export.*edgeformer import onnx"),
             (
-                {"architectures": ["BertForTokenClassification"]},
-                r"is a BertForTokenClassification, whose head.*edgeformer import onnx OUT/model\.onnx",
+                {"architectures": ["BertForQuestionAnswering"]},
+                r"is a BertForQuestionAnswering, and only embedding models.*edgeformer import onnx OUT/model\.onnx",
+            ),
+            (
+                {"architectures": ["BertForTokenClassification"], "id2label": {"0": "B-PER", "1": "I-PER"}},
+                "has the classes B-PER, I-PER, and none is O, that of a token in no span; name them in order",
             ),
             (
                 {"id2label": {"0": "x", "1": "x"}},
-                "id2label: 2 different names are needed for x, x, none of them empty; name them with --labels",
+                "id2label: the model has 2 classes \\(x, x\\); give 2 different names with --labels",
             ),
-            ({"id2label": {"0": "x", "1": " "}}, "id2label: 2 different names are needed"),
+            ({"id2label": {"0": "x", "1": " "}}, "id2label: the model has 2 classes"),
         )
     ):
         with pytest.raises(InputError, match=message):
@@ -213,14 +255,100 @@ def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path)
     assert set(result.labels) == {name for name, value in zip(labels, logits, strict=True) if value >= 0}  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("kind", OWN)
+def test_a_model_with_one_output_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / kind, kind, ("LABEL_0",))
+    run = import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+    expected = np.stack([answer(model, tokenizer, *([text] if isinstance(text, str) else text)) for text in TEXTS])
+    assert np.abs(answers(run, TEXTS) - expected).max() < CLOSE < np.ptp(expected) / 100
+    opened = Run.open(run)
+    assert (opened.manifest.task, opened.data.activation) == ("regression", "identity")  # type: ignore[attr-defined]
+    _, scored = predict(Location(run, None), TEXTS, "torch")
+    assert [answer.score for answer in scored] == pytest.approx(expected[:, 0].tolist(), abs=CLOSE)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"--labels: .* is a regression model and has no labels; leave it out"):
+        import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts", labels=("a", "b")))
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random cross-encoder. Copy it before changing anything."""
+    folder = tmp_path_factory.mktemp("rerankers") / "model"
+    make_cross_encoder(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "activation"),
+    [
+        ({}, None, "identity"),  # transformers computes no function
+        ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0"}}, None, "identity"),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, None, "sigmoid"),
+        ({"sbert_ce_default_activation_function": SIGMOID}, None, "sigmoid"),
+        ({}, {"model_type": "CrossEncoder"}, "sigmoid"),
+        ({}, {"model_type": "CrossEncoder", "activation_fn": IDENTITY}, "identity"),
+    ],
+)
+def test_the_activation_of_a_cross_encoder(
+    cross_encoder: Path, tmp_path: Path, config: Any, settings: Any, activation: str
+) -> None:
+    folder = changed(cross_encoder, tmp_path / "model", **config)
+    if settings is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+        module = "sentence_transformers.base.modules.transformer.Transformer"
+        modules = [{"idx": 0, "name": "0", "path": "", "type": module}]
+        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+        task = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+        task["modality_config"] = {"text": {"method": "forward", "method_output_name": "logits"}}  # type: ignore[assignment]
+        (folder / "sentence_bert_config.json").write_text(json.dumps(task), encoding="utf-8")
+    run = import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
+    data: Any = Run.open(run).data
+    assert data.activation == activation
+    reranker = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    expected = reranker.CrossEncoder(str(folder)).predict([TEXTS[2]]) if config or settings else None
+    (scored,) = predict(Location(run, None), [TEXTS[2]], "torch")[1]
+    if expected is not None:
+        assert scored.score == pytest.approx(float(expected[0]), abs=CLOSE)  # type: ignore[union-attr]
+
+
+def test_another_activation_is_refused(cross_encoder: Path, tmp_path: Path) -> None:
+    folder = changed(cross_encoder, tmp_path / "m", sentence_transformers={"activation_fn": "torch.nn.modules.x.ReLU"})
+    with pytest.raises(InputError, match=r"activation function 'torch\.nn\.modules\.x\.ReLU' is not computed here"):
+        import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
+
+
+@pytest.mark.parametrize("kind", ["bert", pytest.param("roberta", marks=pytest.mark.slow)])
+def test_200_lists_are_ranked_as_transformers_ranks_them(tmp_path: Path, kind: str) -> None:
+    """Acceptance: the order of the documents of 200 queries is that of transformers."""
+    model = make_cross_encoder(tmp_path / "model", kind, max_position_embeddings=258)
+    generator = np.random.default_rng(0)
+    lists = [(query, generator.choice(SENTENCES, 6, replace=False).tolist()) for query in (SENTENCES * 4)[:200]]
+    lines = [json.dumps({"query": q, "document": d, "relevance": n % 3}) for q, ds in lists for n, d in enumerate(ds)]
+    (tmp_path / "judged.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts", data=tmp_path / "judged.jsonl"))
+    pairs: list[Any] = [(query, document) for query, documents in lists for document in documents]
+    scored = predict(Location(run, None), pairs, "torch")[1]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    by_pair = {pair: float(answer(model, tokenizer, *pair)[0]) for pair in {*pairs}}
+    expected = np.array([by_pair[pair] for pair in pairs]).reshape(200, 6)
+    scores = np.array([result.score for result in scored]).reshape(200, 6)  # type: ignore[union-attr]
+    assert np.array_equal(np.argsort(-scores, axis=1), np.argsort(-expected, axis=1))
+    assert np.ptp(expected, axis=1).min() > 100 * CLOSE
+    (row, *_) = evaluate(locate(str(run), tmp_path), EvaluateOptions(artifact="torch")).rows
+    assert row.n == 1200 and row.ndcg is not None and row.mrr is not None
+
+
 def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: Path) -> None:
     pickled = changed(shared_model, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"no model\.safetensors; other formats could run code"):
+    with pytest.raises(InputError, match=r"no model\.safetensors; other formats are not read"):
         import_hf(str(pickled), HfOptions(tmp_path / "artifacts"))
     bare = changed(shared_model, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match=r"has no tokenizer\.json; write one with transformers"):
+    with pytest.raises(InputError, match=r"has no tokenizer\.json; write it with transformers"):
         import_hf(str(bare), HfOptions(tmp_path / "artifacts"))
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import yaml
 
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
@@ -18,6 +20,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import imported_parts
 from edgeformer.export.export import export
 from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.export.quantize import quantized_nodes
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
@@ -134,7 +137,7 @@ def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, t
     entry = baseline.artifact("onnx-fp32")
     check = score_check((baseline, opened), ArtifactPair(entry, entry), None, rows, 0.05, SILENT)
     assert (check.status, check.rows, check.change) == ("pass", len(pairs), 0.0)
-    assert f"without the {67 - len(pairs)} that the candidate was trained on" in check.reason
+    assert f"without {67 - len(pairs)} rows that the candidate was trained on" in check.reason
 
 
 def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path) -> None:
@@ -153,9 +156,46 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
     for options, message in (
-        (("--confidence", "0.5"), "no one probability to stop at"),
-        (("--pair", "x"), "reads each text by itself"),
+        (("--confidence", "0.5"), "no single probability"),
+        (("--pair", "x"), "reads single texts"),
         (("--nearest", "none.txt"), "none.txt"),
     ):
         refused = edgeformer("predict", bundle, "a", "b", *options, cwd=tmp_path)
         assert refused.code == 2 and message in " ".join(refused.err.split()), refused.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["xlm-roberta", "mpnet", "deberta-v2", "modernbert"])
+def test_encoders_from_source_to_estimate(tmp_path: Path, kind: str) -> None:
+    """Import, fine-tune (folded where layers can be shared), export in every precision, verify, profile."""
+    make_model(tmp_path / "source", kind, LABELS)
+    imported = import_hf(str(tmp_path / "source"), HfOptions(tmp_path / "artifacts", name="imported"))
+    document = yaml.safe_load((imported / "recipe.yaml").read_text(encoding="utf-8"))
+    for key in ("architecture", "weights_sha256"):
+        document["model"].pop(key)
+    document["model"]["fold"] = None if kind == "modernbert" else {"layers": 1, "iterations": 2}
+    document["training"] |= {"epochs": 1, "optimizer": {"kind": "adamw", "lr": 1e-3}}
+    document["data"] |= {
+        "split": "random-split", "labels": ["negative", "positive"],
+        "parts": {"train": [{"kind": "synthetic-reviews", "rows": 600}]},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    for line in (
+        "train recipe.yaml --name trained --accelerator cpu",
+        "export trained --fp16 --int8 --keep-going",
+        "verify trained",
+        "profile trained --device raspberry-pi-5 --artifact onnx-fp32 --batch 1 --seq 16",
+    ):
+        outcome = edgeformer(*line.split(), cwd=tmp_path)
+        assert outcome.code in (0, 3), outcome.err
+    run = Run.open(tmp_path / "artifacts" / "trained")
+    bundle = Bundle.open(run.folder / "bundle")
+    artifacts: dict[str, Any] = {artifact.id: artifact for artifact in bundle.artifacts}
+    assert {artifacts[id_].status for id_ in ("onnx-fp32", "onnx-fp16")} == {"built"}, artifacts
+    for id_ in ("onnx-fp32", "onnx-fp16", "onnx-int8"):
+        sharing = artifacts[id_].sharing
+        assert sharing.stored_parameters == sharing.unique_parameters == run.manifest.parameters
+    products = 2 * (4 if kind == "modernbert" else 6) + 2 + (4 if kind == "deberta-v2" else 0)
+    int8 = bundle.folder / "onnx" / "model_int8.onnx"
+    if artifacts["onnx-int8"].status == "built":
+        assert quantized_nodes(onnx.load(str(int8)))["MatMulInteger"] == products

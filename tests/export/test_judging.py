@@ -319,7 +319,9 @@ def test_scores_are_compared_with_the_baseline_of_the_same_rows(arguments: dict[
 )
 def test_an_activation_beyond_fp16_rejects_fp16(precision: str, max_activation: float, overflows: bool) -> None:
     reason = compare(Subject(), precision, max_activation=max_activation)["reason"]
-    assert ("FP16 ends at 65504 (overflow)" in str(reason)) is overflows and (reason is not None) is overflows
+    assert ("above the FP16 maximum of 65504 (overflow)" in str(reason)) is overflows and (
+        reason is not None
+    ) is overflows
 
 
 def test_outputs_out_of_tolerance_are_rejected_with_the_references_hint() -> None:
@@ -338,7 +340,7 @@ def test_an_infinite_loss_on_validation_data_rejects(loss: float) -> None:
         result = compare(
             subject, precision, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss)
         )
-        assert result["reason"] == "its loss is not finite on validation text"
+        assert result["reason"] == "its loss on the validation text is not finite"
         assert set(result) == {"parity", "score", "reason"}
     assert baseline == {} and subject.compared == []
 
@@ -346,4 +348,4 @@ def test_an_infinite_loss_on_validation_data_rejects(loss: float) -> None:
 @pytest.mark.parametrize(("unique", "is_rejected"), [(40, False), (20, True)])
 def test_converted_graph_that_stores_too_much_is_rejected(bundle: Path, unique: int, is_rejected: bool) -> None:
     reason = describe_converted(bundle / "onnx" / "model.onnx", 1000, unique).get("reason")
-    assert reason == (f"stores 40 numbers, the graph that it was made of {unique}" if is_rejected else None)
+    assert reason == (f"stores 40 numbers, and the imported graph has {unique}" if is_rejected else None)

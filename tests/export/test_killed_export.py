@@ -37,10 +37,10 @@ def test_interruption_reports_the_bundles_state(tmp_path: Path, number: int) -> 
     handler, bundle = signal.getsignal(number), tmp_path / "bundle"
     if handler is signal.SIG_IGN:
         pytest.skip("it is ignored, as in a job in the background, and stays so")
-    with pytest.raises(InterruptedRun, match="there is no") as nothing, report_bundle_on_interrupt(bundle):
+    with pytest.raises(InterruptedRun, match="was not written") as nothing, report_bundle_on_interrupt(bundle):
         os.kill(os.getpid(), number)
     assert nothing.value.exit_code == 130
-    with pytest.raises(InterruptedRun, match="complete already"), report_bundle_on_interrupt(bundle):
+    with pytest.raises(InterruptedRun, match="already complete"), report_bundle_on_interrupt(bundle):
         bundle.mkdir()
         (bundle / "bundle.json").write_text("{}", encoding="utf-8")
         os.kill(os.getpid(), number)

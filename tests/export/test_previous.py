@@ -74,7 +74,7 @@ def test_graphs_with_shared_weights_stay(tmp_path: Path, tmp_path_factory: pytes
 def other_weights(run: Path) -> str:
     weights = run / "model" / "model.safetensors"
     save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights)
-    return "made of another model/model.safetensors"
+    return "another model/model.safetensors"
 
 
 def damaged_file(run: Path) -> str:
@@ -87,7 +87,7 @@ def damaged_file(run: Path) -> str:
 
 def strange_file(run: Path) -> str:
     (run / "bundle" / "notes.txt").write_text("mine", encoding="utf-8")
-    return "notes.txt (bundle.json does not list it)"
+    return "notes.txt (not listed in bundle.json)"
 
 
 def damaged_manifest(run: Path) -> str:
@@ -131,7 +131,7 @@ def test_engine_of_another_device_is_reported(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Bundle, "open", lambda _: bundle)
     options, targets = ExportOptions(fp16=True), [Target("tensorrt-rtx", f"rtx40{number}0") for number in (9, 5)]
     other, same = (PreviousBundle.of(tmp_path, options, [target], None, exits=[6]) for target in targets)
-    assert not other.rebuilt and "another device than --target rtx4090" in other.losses["tensorrt-rtx-fp16"]
+    assert not other.rebuilt and "another device than rtx4090" in other.losses["tensorrt-rtx-fp16"]
     assert same.rebuilt.keys() == {"tensorrt-rtx-fp16", "exit6"} and not same.losses
 
 
@@ -140,7 +140,7 @@ def test_unreached_artifact_stays_unless_its_weights_change(tmp_path: Path) -> N
     old = entry("onnx-int8-exit2", kept=True)
     previous = PreviousBundle(tmp_path, kept={old.id: old}, required_files={old.id: [str(old.file), "onnx/weights"]})
     assert previous.merge([rejected]) == [rejected, old]
-    with pytest.raises(InputError, match=r"lose onnx-int8-exit2 .*--keep-going"):
+    with pytest.raises(InputError, match=r"delete onnx-int8-exit2 .*--keep-going"):
         previous.merge([entry("onnx-fp32", weights_file="onnx/weights"), rejected])
 
 

@@ -171,7 +171,7 @@ def test_a_product_that_would_stay_fp32_is_refused() -> None:
         (product([], ["w", "x"]), "w"),
         (product([], ["x", "w"], alpha=0.5), "w"),
     ):
-        with pytest.raises(EdgeformerError, match=f"would stay FP32: {weight} of the_product"):
+        with pytest.raises(EdgeformerError, match=f"cannot quantize these weights: {weight} of the_product"):
             quantize_int8(model)
 
 

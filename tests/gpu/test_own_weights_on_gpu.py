@@ -30,7 +30,7 @@ def test_a_classifier_is_scored_and_answers_on_the_card_as_on_the_cpu(finished_r
     usual = predict(at(finished_run), texts, "torch")[1]
     slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]
     with open_predictor(at(finished_run), "torch") as model:
-        assert model.notes() == ("torch: the run's own weights are computed by torch-cuda",)
+        assert model.notes() == ("torch: the weights of the run, computed by torch-cuda",)
     labels = [[answer.as_dict()["label"] for answer in answers] for answers in (usual, slow)]
     assert labels[0] == labels[1]
 

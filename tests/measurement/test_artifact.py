@@ -111,7 +111,7 @@ def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
     checked = another(make_spec(bundle), max_positions=99)
     rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Silent())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
-    assert "the graph refuses input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
+    assert "the graph does not accept input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
 
 
 def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
     path.write_text(f"Refusal {Refusal(item=first, reason='too long').model_dump_json()}\n", encoding="utf-8")
     progress = Recorder()
     measure_artifact(make_spec(bundle, items=(("steady", 1, 8),)), progress)
-    assert progress.messages == ["model at 1×8: not measured: too long"]
+    assert progress.messages == ["model at 1×8 was not measured: too long"]
 
 
 # The real worker, whose runtime ends the process at some batch sizes, in a way that no Python code can prevent.
@@ -239,14 +239,21 @@ def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: flo
     assert result.latency_ms.stable is stable
     assert result.conditions == {"threads": 1, "repeated_p50_ms": second}
     assert (result.latency_ms.p50, result.latency_ms.n) == (10.0, 130)
-    warning = "not confirmed: this process has a median of 10 ms, a second one found "
+    warning = "not confirmed: the median is 10 ms in one process and "
     if second is None:
-        assert result.latency_ms.warnings == ("noted", f"{warning}nothing: the process ended early")
+        assert result.latency_ms.warnings == (
+            "noted",
+            f"{warning}no result (the process ended early) in a second process",
+        )
     elif not stable:
-        assert result.latency_ms.warnings == ("noted", f"{warning}{second:.3g} ms", "the second process: noted")
+        assert result.latency_ms.warnings == (
+            "noted",
+            f"{warning}{second:.3g} ms in a second process",
+            "second process: noted",
+        )
     interrupted = confirmed(first, None, 0.05).latency_ms
     assert interrupted.stable is False
-    assert interrupted.warnings[-1:] == ("not confirmed: interrupted before a second process measured it",)
+    assert interrupted.warnings[-1:] == ("not confirmed: you stopped profile before a second process measured it",)
 
 
 def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,10 +52,10 @@ def test_graphs_that_run_in_turns_have_threads_each() -> None:
 
 def test_a_crowd_counts_cores_and_threads() -> None:
     (noted,) = use(busy_threads={999999998: 0.5, 999999999: 0.6}).warnings(2)
-    assert noted == "this process used 1.0 cores with 3 threads, where the artifact was given 2 threads"
+    assert noted == "the measuring process used 1.0 cores with 3 threads, but the artifact was given 2 threads"
     assert use(busy_threads={999999998: 0.5}).warnings(2) == [], "the artifact's second thread"
     (noted,) = use(own_cores=2.6).warnings(2)
-    assert noted == "this process used 2.6 cores with 1 threads, where the artifact was given 2 threads"
+    assert noted == "the measuring process used 2.6 cores with 1 threads, but the artifact was given 2 threads"
 
 
 def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
@@ -108,8 +108,8 @@ def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.Monk
     assert ended == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
     noted = doubts(described, CUDA)
     assert noted[-3:-1] == [
-        "the card's clocks were lowered: power limit",
-        "the card's clocks were lowered: heat (software)",
+        "the card lowered its clocks: power limit",
+        "the card lowered its clocks: heat (software)",
     ]
     assert process in noted[-1]
     assert not any("card" in note for note in doubts(described, CPU))
@@ -136,3 +136,23 @@ def test_what_happened_between_two_readings_is_named(
     """Other work is what the machine did without this process."""
     result = used_between(reading(**first), reading(**{"at_s": 1.0, **second}))
     assert result.warnings() == [f"{text} while this was measured" for text in warnings]
+
+
+def test_android_shows_no_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/stat and /proc/loadavg are forbidden to programs there; a check that was not made is no good result."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(conditions.psutil, "cpu_times", forbidden)
+    monkeypatch.setattr(conditions.os, "getloadavg", forbidden)
+    used = used_between(conditions.read_cpu(), conditions.read_cpu())
+    assert used.foreign_cores is None and not used.disturbed(8, None)
+    assert "this system does not say whether other processes computed while this was measured" in used.warnings()
+    assert "load_average_1min" not in conditions.describe(1, None)
+
+
+def test_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "slowdowns", lambda: ["the supply voltage is too low"])
+    described = conditions.describe(1, None)
+    assert "the system slows the processor: the supply voltage is too low" in doubts(described, CPU)

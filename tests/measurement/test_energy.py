@@ -45,7 +45,7 @@ def test_idle_power_is_taken_off(idle_s: float) -> None:
     machine = FakeMachine()
     energy = machine.measure(replace(RULES, idle_s=idle_s))
     assert energy.value == pytest.approx((8 - 3) * 1000 * CALL_S)
-    assert energy.reason == "fake counter, 128 calls, idle subtracted"
+    assert energy.reason == "fake counter, 128 calls, idle energy subtracted"
     assert machine.indices == list(range(128)), "to rotate inputs"
 
 
@@ -70,15 +70,15 @@ def test_energy_must_exceed_idle(busy_w: float, status: str) -> None:
     energy = FakeMachine(busy_w).measure()
     assert (energy.status, energy.value is None) == (status, status == "unavailable")
     if status == "unavailable":
-        assert energy.reason == "fake counter: the calls do not stand out from the idle machine"
+        assert energy.reason == "fake counter: the calls use no more energy than the idle machine"
 
 
 @pytest.mark.parametrize("persona", [JETSON, {**WINDOWS, "nvmlDeviceGetTotalEnergyConsumption": None}])
 def test_a_card_without_a_counter_says_so(persona: dict[str, Any], nvml: Driver) -> None:
     nvml.answer(persona)
     for uuid in (UUID, ""):
-        assert energy_counter("CUDAExecutionProvider", uuid) == "this card has no energy counter that NVML can read"
-    assert energy_counter("CUDAExecutionProvider", None) == "no card was found through NVML"
+        assert energy_counter("CUDAExecutionProvider", uuid) == "NVML reads no energy counter on this card"
+    assert energy_counter("CUDAExecutionProvider", None) == "NVML reports no card"
 
 
 def test_without_a_counter_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

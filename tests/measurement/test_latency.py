@@ -43,7 +43,7 @@ class Loop:
     rules: MeasureRules = RULES
 
 
-DRIFT = "drifted while it was measured: median 10 ms at first, 1"
+DRIFT = "drifted: median 10 ms at first, 1"
 LOOPS = {
     "three windows and then three seconds": Loop(10.0, 75, 300),
     "fast: at least 200 ms": Loop(0.1, 2000, 30_000),
@@ -51,18 +51,20 @@ LOOPS = {
     # Windows of 25: calls 50–74 still hold ten slow ones, but their median is already that of the fast calls.
     "until the windows agree": Loop(lambda index: 20.0 if index < 60 else 10.0, 125, 300),
     "never settles": Loop(
-        lambda index: 10.0 + 5.0 * ((index // 25) % 2), 2400, 240, False, "did not settle: after 2400 warm-up calls"
+        lambda index: 10.0 + 5.0 * ((index // 25) % 2), 2400, 240, False,
+        "did not settle: after 30.0 s of warm-up (2400 calls)",
     ),
     "three windows are enough to disagree": Loop(
         lambda index: (300.0, 500.0, 400.0, 400.0)[min(3, index // 25)], 75, 100, False,
-        "did not settle: after 75 warm-up calls in 30.0 s the last 3 windows of 25 calls",
+        "did not settle: after 30.0 s of warm-up (75 calls), the medians of the last 3 windows of 25 calls",
     ),
     "too slow": Loop(
-        2000.0, 15, 30, False, "too slow to see whether it has settled: 15 warm-up calls in 30.0 s",
-        "stopped after 60 s with 30 of 100 calls",
+        2000.0, 15, 30, False, "warm-up was too short to judge: only 15 calls in 30.0 s",
+        "only 30 of 100 calls in the time limit of 60 s",
     ),
     "slower than the ceiling": Loop(
-        90_000.0, 1, 1, False, "too slow to see whether it has settled: 1 ", "stopped after 90 s with 1 of 100 calls"
+        90_000.0, 1, 1, False, "warm-up was too short to judge: only 1 ",
+        "only 1 of 100 calls in the time limit of 90 s",
     ),
     "throttles": Loop(lambda index: 10.0 if index < 200 else 13.0, 75, 260, False, f"{DRIFT}3 ms at the end"),
     # Both halves have the same median; a part in the middle has not.
@@ -74,8 +76,8 @@ LOOPS = {
     "strict: a minute": Loop(5.0, 75, 12_000, rules=STRICT),
     "strict: calls for a p99": Loop(200.0, 75, 662, rules=STRICT),
     "strict: the ceiling": Loop(
-        5000.0, 12, 180, False, "too slow to see whether it has settled: 12 warm-up calls in 60.0 s",
-        "stopped after 900 s with 180 of 662 calls", STRICT,
+        5000.0, 12, 180, False, "warm-up was too short to judge: only 12 calls in 60.0 s",
+        "only 180 of 662 calls in the time limit of 900 s", STRICT,
     ),
     "the fewest warm-up calls": Loop(
         1.0, 10, 3000, rules=MeasureRules(warmup_min_s=0.0, warmup_min_calls=10, window_calls=5, windows=2)
@@ -130,7 +132,7 @@ def test_few_samples_cannot_drift(samples_ms: list[float], parts: int | None) ->
         assert warning is None
     else:
         ends = "median 1 ms at first, 2 ms at the end, 1 to 2 ms"
-        assert warning == f"drifted while it was measured: {ends} over {parts} parts"
+        assert warning == f"drifted: {ends} over {parts} parts of the sample"
 
 
 def test_garbage_collection_is_off_while_measured_and_restored() -> None:
@@ -185,8 +187,8 @@ def test_figures_of_a_sample() -> None:
     ("samples_ms", "cv", "warning"),
     [
         ([99.0, 101.0] * 50, 0.01, None),
-        ([97.0, 103.0] * 50, 0.03, "the calls vary by 3.0%"),
-        ([0.25, 0.75], 0.5**0.5, "the calls vary by 70.7%"),
+        ([97.0, 103.0] * 50, 0.03, "noisy: the calls have a coefficient of variation of 3.0%, above 2.5%"),
+        ([0.25, 0.75], 0.5**0.5, "noisy: the calls have a coefficient of variation of 70.7%, above 2.5%"),
         ([0.0, 0.0], None, None),
         ([12.5], None, None),
     ],

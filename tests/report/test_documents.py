@@ -56,10 +56,10 @@ class TestVerdict:
 
         assert sentence(SIZE, LATENCY, status="pass") == "Within budget: size, latency (estimated)."
         assert sentence(SIZE, status="pass") == "Within budget: size."
-        assert sentence(SIZE, OPEN_LATENCY) == "Not known: latency; within budget: size."
+        assert sentence(SIZE, OPEN_LATENCY) == "Unknown: latency; within budget: size."
         too_large = SIZE.model_copy(update={"status": "fail"})
         failed = sentence(too_large, OPEN_LATENCY, status="fail")
-        assert failed == "Over budget: size of onnx-fp32; not known: latency."
+        assert failed == "Over budget: size of onnx-fp32; unknown: latency."
         too_slow = LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
         failed = sentence(SIZE, too_slow, status="fail")
         assert failed == "Over budget: latency of onnx-fp32 (estimated); within budget: size."
@@ -67,7 +67,7 @@ class TestVerdict:
         partial = Verdict(status="fail", checks=(too_large,), judged=("size",), not_judged=not_judged)
         assert verdict_sentence(made_report(verdict=partial)) == f"Over budget: size of onnx-fp32; {reason}"
         unchecked = Verdict(status="unknown", not_judged=not_judged)
-        assert verdict_sentence(made_report(verdict=unchecked)) == f"Nothing was checked; {reason}"
+        assert verdict_sentence(made_report(verdict=unchecked)) == f"No limit was checked; {reason}"
 
     @every_document
     def test_partial_pass_in_every_document(self, render: Renderer) -> None:
@@ -142,9 +142,9 @@ class TestTerminal:
         rows += [made_row(measured(n=1, warnings=("2 nodes run on the CPU",)), phase="cold")]
         rows += [made_row(wider, "device", batch=batch) for batch in (1, 8, 16, 32)]
         assert ReportContext(made_report(*rows)).terminal_notes(has_files=True) == [
-            "3 of 4 rows are noisy, 3 not stable, e.g. the calls vary by 9.0%; row by row in the report",
-            "4 of 4 estimated rows are less certain, e.g. the range is wider: Conv was never checked; "
-            "row by row in the report",
+            "3 of 4 rows have a warning, 3 are unstable, e.g. the calls vary by 9.0%; all warnings are in the report",
+            "4 of 4 estimates have a warning, e.g. the range is wider: Conv was never checked; "
+            "all warnings are in the report",
         ]
         minimum = ReportContext(made_report(*rows[:2], rows[5])).terminal_notes(has_files=True)
         assert len(minimum) == 3 and minimum[2].startswith("estimate of onnx-fp32 1 × 128: the range is wider")
@@ -186,7 +186,7 @@ class TestSearch:
         text = terminal_of(made_report(made_row(measured()), search=search)).partition("Search: ")[2]
         lines = {c.artifact: next(line for line in text.splitlines() if f" {c.artifact} " in line) for c in candidates}
         assert "≈ 1.00 to 9.00 ms" in lines["guess"] and "3.00" not in lines["guess"] and "≈ 2.0 MiB" in lines["guess"]
-        assert "≈" not in lines["timed"] and "not known: memory" in lines["doubtful"]
+        assert "≈" not in lines["timed"] and "unknown: memory" in lines["doubtful"]
         assert "[red]boom[/]" in lines["crashed"] and text.index("doubtful") < text.index("crashed")
         assert "accuracy ≥ 0.9" in text and "THIS HOST" in text and "no pick why" in text
         assert "not in the bundle FP16 graphs: edgeformer export tiny --fp16" in text
@@ -201,7 +201,9 @@ class TestSearch:
         text = render(report)
         assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95 % interval)" in text
         assert "0.9200 (" not in text, "a score without an interval has none"
-        sentence = "The search picks onnx-fp32; 422 rows do not decide whether its accuracy is at least 0.93. "
+        sentence = (
+            "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least 0.93. "
+        )
         assert verdict_sentence(report).startswith(sentence)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.documents import find, read_yaml
 from edgeformer.artifacts.report import Latency, Memory, Report
 from tests.report.made_reports import (
     estimated,
@@ -95,7 +96,7 @@ def test_page_loads_nothing(text: str, page: Page) -> None:
 def test_unstable_is_in_the_cell_of_its_figure() -> None:
     unstable = made_row(measured(20.0, stable=False))
     cells = next(cells for _, cells in Page(html_of(made_report(unstable))).rows if "steady" in cells)
-    assert cells[:3] == ["onnx-fp32", "1 × 128", "20.0 ms (unstable)"]
+    assert cells[:4] == ["onnx-fp32", "steady", "1 × 128", "20.0 ms (unstable)"]
     search = made_search()
     first = search.candidates[0].model_copy(update={"latency_status": "measured", "stable": False})
     searched = Page(
@@ -113,12 +114,12 @@ def test_verdict_comes_first_and_gaps_have_reasons(page: Page) -> None:
 
 def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     text = " ".join(page.text)
-    assert "never checked on a GPU" in text and "does not apply: it is of a CPU" in text
+    assert "never checked on a GPU" in text and "docs/explanation/estimating.md" in text
     estimates = [cells for kind, cells in page.rows if "estimated" in kind.split()]
     assert estimates and all(any("≈" in cell for cell in cells) for cells in estimates)
     rest = [cells for kind, cells in page.rows if "estimated" not in kind.split()]
     assert not any("≈" in cell for cells in rest for cell in cells)
-    assert [cells[2] for _, cells in page.rows if "steady" in cells] == [
+    assert [cells[3] for _, cells in page.rows if "steady" in cells] == [
         "20.0 ms", "unavailable", "≈ 1.00 ms (0.500 to 2.00)",
     ]  # fmt: skip
 
@@ -158,11 +159,30 @@ def test_page_says_what_is_missing() -> None:
     unchecked: dict[str, object] = {"status": "unknown", "checks": ()}
     unknown = {"artifact": "onnx-fp32", "embeddings": 0, "block": 0, "heads": 0, "other": 20 * 2**20}
     text = html_of(made_report(verdict=unchecked, sizes=(unknown,)))
-    assert "Nothing was checked" in text and "what the bytes of onnx-fp32 are for" in text
+    assert "No limit was checked" in text and "parts of the size of onnx-fp32" in text
     assert 'id="parts"' not in text, "a table of zeros would say that there are no embeddings"
     empty = html_of(made_report(verdict=unchecked, sizes=(), rows=()))
     Page(empty)
     assert "no time was measured" in empty
+
+
+def test_a_chart_of_two_runtimes_names_them_and_says_how_many_rows_it_shows() -> None:
+    few = "205 calls: p99 needs 662", "283 calls: p99 needs 662"
+    rows = [
+        made_row(measured(20.0, reason=few[number % 2]), artifact=f"onnx-{number}", provider=provider)
+        for number in range(15)
+        for provider in ("CPUExecutionProvider", "openvino-cpu")
+    ]
+    text = html_of(made_report(*rows))
+    assert "1 × 128  OpenVINO</text>" in text and "1 × 128  CPU</text>" in text
+    assert "24 of 30 rows" in text
+    assert text.count("too few calls: p99 needs 662") == 1, "rows of equal needs share a line"
+
+
+def test_facts_of_the_profile_have_units() -> None:
+    text = html_of(made_report(profile=read_yaml(find("profiles", "rtx4050")).content))
+    for fact in ("4 µs", "35 to 115 W", "1.605 to 2.37 GHz; 2.055 GHz for the peaks"):
+        assert f"<td>{fact}</td>" in text
 
 
 @pytest.fixture(scope="module")

@@ -58,3 +58,8 @@ def test_links_of_the_reference_have_a_heading() -> None:
     headings = [line[3:].lower().replace(" ", "-") for line in written.splitlines() if line.startswith("## ")]
     anchors = {"".join(c for c in heading if c.isalnum() or c in "-_") for heading in headings}
     assert {part.split(")")[0] for part in written.split("](#")[1:]} <= anchors
+
+
+def test_code_in_a_meaning_stays_code() -> None:
+    row = next(line for line in reference("recipe").splitlines() if line.startswith("| `kernels` |"))
+    assert " (`fused`)" in row and "\\`" not in row

@@ -143,11 +143,11 @@ def test_doctor_compares_the_driver_with_the_cuda_version_of_packages(monkeypatc
         return next(line for line in capability.machine_capabilities() if line.name == "cuda driver")
 
     reason = "CUDA 13 needs NVIDIA driver R580 or newer, and 550.54.14 is installed"
-    assert driver_line().detail == f"runs CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
+    assert driver_line().detail == f"supports CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
     assert "update the driver to R580 or newer" in str(driver_line().remedy)
     assert reason in torch_runtime.describe_torch(CUDA_13, None).detail
     answer = Answer({"version": "1.31", "providers": [CUDA], "cuda": "13.0", "preload": ""})
     line = next(line for line in providers.describe(answer, None) if line.name.endswith(CUDA))
     assert line.status == "unavailable" and reason in line.detail
     monkeypatch.setattr(nvidia, "driver_version", lambda: "580.65.06")
-    assert (driver_line().detail, driver_line().remedy) == ("runs CUDA up to 12.4", None)
+    assert (driver_line().detail, driver_line().remedy) == ("supports CUDA up to 12.4", None)

@@ -97,7 +97,7 @@ def test_misuse() -> None:
     with pytest.raises(ValueError, match="no stop after loop 9, but after 1, 2, 3, 4"):
         decoder.advance(9)
     decoder.read([1, 2])
-    with pytest.raises(InputError, match="4 tokens; the model takes at most 3"):
+    with pytest.raises(InputError, match="4 tokens, and the model takes at most 3"):
         decoder.read([3, 4])
     assert engine.read == [1, 2]
     decoder.advance(4)

@@ -155,7 +155,7 @@ class TestRealEngine:
     def test_an_fp32_graph_is_no_fp16_engine(self, tmp_path: Path) -> None:
         small = small_graph(tmp_path / "small.onnx", np.float32)
         reason = build_engine(small, tmp_path / "small.engine", TARGET, job()).reason
-        assert reason is not None and reason.startswith("is not FP16:") and reason.endswith("FP32, 0 FP16")
+        assert reason is not None and reason.startswith("the engine is not FP16:") and reason.endswith("FP32, 0 FP16")
         assert build_engine(small, tmp_path / "small.engine", TARGET, job("fp32")).reason is None
 
     def test_unusable_graphs_are_refused(self, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ class TestRealEngine:
         changed = onnx.load_from_string(content)
         changed.graph.node[1].op_type = "NoSuchOperator"
         onnx.save(changed, path)
-        expect(EdgeformerError, "parser does not take this graph: NoSuchOperator")
+        expect(EdgeformerError, "cannot parse this graph: NoSuchOperator")
         changed = onnx.load_from_string(content)
         changed.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "past"
         onnx.save(changed, path)

@@ -59,8 +59,8 @@ def test_other_cards_take_tensorrt_whatever_their_capability(device: str, plan: 
     assert isinstance(refused, Unavailable) and refused.format == "tensorrt"
     for part in (
         f"{profile.title} (profile {device!r}, compute capability {profile.compute_capability.value})",
-        "its profile says tensorrt: enterprise",
-        "Use tensorrt, on that very GPU",
+        "its profile states tensorrt: enterprise",
+        "use tensorrt on that GPU itself",
         "package: not installed; driver: the driver library is not installed; device: no NVIDIA GPU is present",
     ):
         assert part in refused.reason
@@ -89,8 +89,8 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
     plan = TensorRTBuilder().plan(device)
     assert isinstance(plan, Target if edition == "rtx" else Unavailable)
     text = plan.note if isinstance(plan, Target) else plan.reason
-    assert ("is a guess, because its name" in (text or "")) is (key is None)
-    assert edition != "none" or "its profile says that no TensorRT supports it (tensorrt: none)" in str(text)
+    assert ("is inferred, because its name" in (text or "")) is (key is None)
+    assert edition != "none" or "its profile says that TensorRT does not support it (tensorrt: none)" in str(text)
     if isinstance(plan, Target):  # the guess becomes a note of the export
         notes: list[str] = []
         job = BuildJob(Path(), (), "fp16", 24, 64, SILENT, notes.append, lambda: None)
@@ -100,8 +100,12 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
 @pytest.mark.parametrize(
     ("device", "states", "message"),
     [
-        ("rtx3050-6gb", (RTX, NO_TENSORRT), "this tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9;"),
-        ("rtx4050", (NO_RTX, NO_TENSORRT), "builds for it on any machine, but here package: not installed (python -m"),
+        (
+            "rtx3050-6gb",
+            (RTX, NO_TENSORRT),
+            "this version of tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9;",
+        ),
+        ("rtx4050", (NO_RTX, NO_TENSORRT), "builds for it on any m"),
         ("rtx4050", (NO_RTX, NO_TENSORRT), install_hint("rtx")),
         (
             "rtx4050",
@@ -135,10 +139,10 @@ def test_a_data_centre_card_takes_tensorrt_on_itself_only(builder: Builder, pack
 
     assert plan_on(H200) == Target(package, "h200", "9.0")
     for gpu in (Device(0, "NVIDIA H100 80GB HBM3", "9.0"), Device(0, "NVIDIA H200", "10.0")):
-        message = f"this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
+        message = f"the GPU is {gpu.name} with compute capability {gpu.compute_capability}"
         assert message in getattr(plan_on(gpu), "reason", "")
-    assert "this machine's GPU is NVIDIA H200" in getattr(plan_on(H200, device="jetson-orin-nano-8gb"), "reason", "")
-    assert "here device: no NVIDIA GPU is present" in getattr(plan_on(), "reason", "")
+    assert "the GPU is NVIDIA H200" in getattr(plan_on(H200, device="jetson-orin-nano-8gb"), "reason", "")
+    assert "here: device: no NVIDIA GPU is present" in getattr(plan_on(), "reason", "")
 
 
 def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:

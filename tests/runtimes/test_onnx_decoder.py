@@ -60,7 +60,7 @@ def test_peeking_gives_the_next_tokens_logits_and_reads_nothing(
     decoder.read_rows(ids[:, length:])
     decoder.advance(LOOPS)
     assert np.abs(decoder.row_logits(LOOPS) - uncached[LOOPS][:, -1]).max() < TOLERANCE["fp32"]
-    with pytest.raises(InputError, match=f"{POSITIONS + 1} tokens; the model takes at most {POSITIONS}"):
+    with pytest.raises(InputError, match=f"{POSITIONS + 1} tokens, and the model takes at most {POSITIONS}"):
         decoder.peek(ids[:, :1], LOOPS)
     decoder.close()
 

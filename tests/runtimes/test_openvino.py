@@ -66,7 +66,7 @@ def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
     assert requested_providers(engine, "openvino") == ()
     # Its tables are an operator of ONNX Runtime's own.
     assert requested_providers(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
-    with pytest.raises(InputError, match="no such runtime; there are: onnxruntime, openvino, all"):
+    with pytest.raises(InputError, match="no such runtime; give one of onnxruntime, openvino, all"):
         requested_providers(entry, "tflite")
 
 
@@ -112,7 +112,7 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
     )
     first, second = usual[0].as_dict(), other[0].as_dict()
     assert first["label"] == second["label"] and first["probability"] == pytest.approx(second["probability"], abs=1e-5)
-    with pytest.raises(InputError, match="--runtime all: this command needs one"):
+    with pytest.raises(InputError, match="--runtime all: this command uses one"):
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
 
 
@@ -166,7 +166,7 @@ def test_what_openvino_would_answer_with_anything_is_refused(tiny: Bundle) -> No
     with tiny.session(tiny.artifacts[0], OpenOptions(CPU)) as session:
         for broken, why in (
             ({"input_ids": np.full_like(ids, VOCABULARY), "attention_mask": mask}, "outside the model's vocabulary"),
-            ({"input_ids": ids, "attention_mask": mask[:, :-1].copy()}, "the graph refuses"),
+            ({"input_ids": ids, "attention_mask": mask[:, :-1].copy()}, "the graph does not accept"),
             ({"input_ids": np.tile(ids, 3), "attention_mask": np.tile(mask, 3)}, "takes at most"),
         ):
             with pytest.raises(InputError, match=why):

@@ -111,7 +111,7 @@ def test_a_cache_that_cannot_be_used_is_written_again(
     """A damaged file does not reach TensorRT; that of another driver is refused by it."""
     run(bundle)
     (file,) = cache_files()
-    content, unusable = file.read_bytes(), "new: the cache file was damaged, or of another driver or version"
+    content, unusable = file.read_bytes(), "new, because the cache file was damaged, or of another driver or version"
     for damaged in (content[:-1], content[:20], content[:40] + b"?" + content[41:]):
         file.write_bytes(damaged)
         with monkeypatch.context() as patch:

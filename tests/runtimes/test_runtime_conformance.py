@@ -143,9 +143,9 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
     strange = graph_of(bundle).model_copy(update={"id": "alien-fp32", "format": "alien"})
     refusal = cannot_run(strange)
     assert refusal is not None
-    for part in ("artifact 'alien-fp32'", "format 'alien'", "known formats: onnx, openvino, tensorrt-rtx, tensorrt"):
+    for part in ("artifact 'alien-fp32'", "format 'alien'", "only onnx, openvino, tensorrt-rtx, tensorrt"):
         assert part in refusal
-    with pytest.raises(ArtifactError, match="'alien' cannot be opened here"):
+    with pytest.raises(ArtifactError, match="opens the format 'alien'"):
         Bundle.open(bundle).session(strange)
     assert runtimes.provider_of(strange) == "alien"
     assert runtimes.never_runs(strange, load_profile("rtx4050")) is None
@@ -156,7 +156,7 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
     [
         ("import nothing_of_that_name", "cannot be loaded: ModuleNotFoundError: .*nothing_of_that_name"),
         ("RUNTIME = 7", "is a int, not an edgeformer.runtimes.Runtime"),
-        ("from edgeformer.runtimes.onnxruntime import RUNTIME", r"takes .*'onnx'\], which 'onnxruntime' has already"),
+        ("from edgeformer.runtimes.onnxruntime import RUNTIME", r"has the name 'onnxruntime' of 'onnxruntime'"),
     ],
 )
 def test_a_broken_package_is_named(

@@ -91,9 +91,9 @@ def test_rows_leave_when_they_are_sure(
 
 
 def test_refusals(parts: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="no exit after loop 4: the model has 2 loops"):
+    with pytest.raises(InputError, match="no exit after loop 4, because it has 2 loops"):
         StepSession(parts, 2, exits=(4,))
-    with pytest.raises(ArtifactError, match="without a part 'readout'"):
+    with pytest.raises(ArtifactError, match="lacks its part 'readout'"):
         StepSession({name: path for name, path in parts.items() if name != "readout"}, 2)
     session = StepSession(parts, 2)
     with pytest.raises(InputError, match="'attention_mask' is missing"):
@@ -134,7 +134,7 @@ def test_every_exit_in_one_call(bundle: Bundle) -> None:
     assert list(actual) == ["logits_exit2", f"logits_exit{LOOPS}"]
     for loop in (2, LOOPS):
         assert np.abs(actual[f"logits_exit{loop}"] - logits_of(ids, loop)).max() < 1e-5
-    with pytest.raises(InputError, match="always runs all of its loops"):
+    with pytest.raises(InputError, match="always runs all loops"):
         bundle.session(bundle.artifact("onnx-fp32"), OpenOptions(exits=(2, LOOPS)))
-    with pytest.raises(InputError, match="rows of a language model cannot leave early"):
+    with pytest.raises(InputError, match="a language model exits early per token"):
         bundle.session(steps, OpenOptions(early={2: 0.5}))

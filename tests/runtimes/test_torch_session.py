@@ -53,6 +53,6 @@ def test_a_run_is_computed_on_a_card_where_there_is_one(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_card=has_card: has_card)
         providers = (None, "torch-cpu", "torch-cuda")[: len(kinds)]
         assert tuple(map(RUNTIME.device, providers)) == kinds
-    for provider, message in (("torch-cuda", "torch sees no CUDA card"), ("torch", "torch-cpu or")):
+    for provider, message in (("torch-cuda", "torch finds no CUDA card"), ("torch", "torch-cpu or")):
         with pytest.raises(InputError, match=f"--runtime {provider}: .*{message}"):
             RUNTIME.device(provider)

@@ -122,3 +122,58 @@ def test_threads_respect_a_container_quota(
     monkeypatch.setattr(host, "usable_cores", lambda: 4)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
     assert default_threads() == threads
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "reasons"),
+    [
+        ("thermal-cpufreq-0", "2", ["thermal-cpufreq-0 is at step 2 of 3, because of heat"]),
+        ("thermal-cpufreq-0", "0", []),
+        ("pwm-fan", "3", []),
+        ("intel_powerclamp", "-1", []),
+    ],
+)
+def test_a_cooled_processor_is_seen(tmp_path: Path, kind: str, state: str, reasons: list[str]) -> None:
+    folder = "sys/class/thermal/cooling_device0"
+    root = write_files(tmp_path, {f"{folder}/type": kind, f"{folder}/cur_state": state, f"{folder}/max_state": "3"})
+    assert host.slowdowns(root) == reasons
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for vcgencmd is a shell script")
+def test_power_supply_of_a_raspberry_pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits from 16 on are since the boot, and say nothing of the present measurement."""
+    files = {"hwmon/hwmon1/name": "rpi_volt", "hwmon/hwmon1/in0_lcrit_alarm": "1"}
+    root = write_files(tmp_path / "pi", {f"sys/class/{name}": text for name, text in files.items()})
+    assert host.slowdowns(root) == ["the supply voltage is too low"]
+    program = tmp_path / "vcgencmd"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for answer, reasons in (
+        ("throttled=0x50000", []),
+        ("throttled=0x50005", ["the supply voltage is too low", "the board throttles"]),
+        ("error=1", ["the supply voltage is too low"]),
+    ):
+        program.write_text(f"#!/bin/sh\necho {answer}\n")
+        program.chmod(0o755)
+        assert host.slowdowns(root) == reasons
+
+
+def test_kinds_of_cores(tmp_path: Path) -> None:
+    clocks = {0: 1800000, 1: 1800000, 4: 2400000, 10: 2400000, 11: 2400000}
+    path = "sys/devices/system/cpu/cpu{}/cpufreq/cpuinfo_max_freq"
+    root = write_files(tmp_path, {path.format(core): str(clock) for core, clock in clocks.items()})
+    assert host.core_kinds(root) == {"2400 MHz": 3, "1800 MHz": 2}
+    assert host.core_kinds(tmp_path / "none") == {}
+
+
+def test_android_shows_no_battery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    assert power_source() == "mains (no battery reported)"
+    monkeypatch.setattr(sys, "getandroidapilevel", lambda: 30, raising=False)
+    assert power_source() == "unknown (Android does not show the battery)"

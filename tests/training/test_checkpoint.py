@@ -151,15 +151,15 @@ def test_damaged_file_is_named(trainer: Trainer, name: str) -> None:
     messages = Messages()
     position = trainer.restore(messages.message)
     assert position is not None and position.step == 1
-    damage = f"{second / name}: damaged (not what its checksum says)"
-    assert messages.lines == [f"{damage}; going on from the checkpoint before: {first}"]
+    damage = f"{second / name}: damaged (its checksum differs)"
+    assert messages.lines == [f"{damage}; continuing from the previous checkpoint: {first}"]
     assert trainer.checkpoints.best.parent == first
     write_damaged(second / "random_states_0.pkl")
     write_damaged(first / "optimizer.bin")
-    with pytest.raises(ArtifactError, match=r"step-2/.*damaged.*step-1/optimizer.*no good checkpoint is left"):
+    with pytest.raises(ArtifactError, match=r"step-2/.*damaged.*step-1/optimizer.*no intact checkpoint is left"):
         trainer.restore()
     (first / "sha256.json").write_text("no json", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"step-1/sha256\.json: damaged .*no good checkpoint is left"):
+    with pytest.raises(ArtifactError, match=r"step-1/sha256\.json: damaged .*no intact checkpoint is left"):
         trainer.restore()
 
 
@@ -178,7 +178,7 @@ def test_pickled_code_is_refused(trainer: Trainer, tmp_path: Path, monkeypatch: 
     file = trainer.save(1) / "random_states_0.pkl"
     file.write_bytes(pickle.dumps(RunsCode()))
     update_checksum(file)
-    with pytest.raises(ArtifactError, match=r"step-1: holds more than numbers, which could run code"):
+    with pytest.raises(ArtifactError, match=r"step-1: could run code"):
         trainer.restore()
     assert not (tmp_path / "proof").exists()
     pickle.loads(file.read_bytes())
@@ -189,7 +189,7 @@ def test_write_error(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("\nNo space\nat line 3")
 
-    for expected in ("--resume begins anew", "--resume goes on from 000001-step-1"):
+    for expected in ("--resume starts from the beginning", "--resume continues from 000001-step-1"):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "save_object", fail)
             with pytest.raises(EdgeformerError, match=rf"cannot be written \(No space; .*B free .*\); {expected}"):
@@ -222,7 +222,7 @@ def test_run_resumes_from_the_undamaged_state(
     write_damaged(latest / "model.safetensors")
     messages = Messages()
     run = resume(stopped_run, tiny_recipe, messages)
-    (message,) = messages.containing("going on from the checkpoint before")
+    (message,) = messages.containing("continuing from the previous checkpoint")
     assert str(latest / "model.safetensors") in message and str(earlier) in message
     assert_same_run(run, tiny_run)
     assert latest not in states(run)
@@ -233,7 +233,7 @@ def test_run_resumes_without_best_weights(stopped_run: Path, tiny_recipe: Classi
         write_damaged(state / "best.safetensors")
     messages = Messages()
     run = resume(stopped_run, tiny_recipe, messages)
-    assert messages.containing("the best weights are looked for again from there on")
+    assert messages.containing("the best weights are selected again from there on")
     assert read_run(run).best_epoch == 2, "the epoch in which it was resumed"
     final = load_file(states(run)[-1] / "model.safetensors")
     assert all(torch.equal(tensor, final[name]) for name, tensor in weights(run).items())

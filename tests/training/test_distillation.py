@@ -126,24 +126,24 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     other_tokenizer.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
     encoder = "kind: encoder, vocab_size: 150, hidden_size: 16, layers: 1, iterations: 1, heads: 2, ffn_size: 16"
     for changes, message in (
-        ([f"training.teacher={tmp_path / 'nobody'}"], r"training.teacher: .*nobody: is no run; name the folder"),
-        (["data.labels=[no, yes]"], "its labels are not those of this recipe"),
-        ([f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }"], "reads other tokens"),
+        ([f"training.teacher={tmp_path / 'nobody'}"], r"training.teacher: .*nobody: not a run; give the folder"),
+        (["data.labels=[no, yes]"], "its labels differ from those of this recipe"),
+        ([f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }"], "tokenizes differently"),
         (
             [f"model={{{encoder}, residual_scale: 0}}", "training.distillation.states=1.0"],
-            r"states can be compared between pretrained encoders only",
+            r"only the states of pretrained encoders can be compared",
         ),
     ):
         with pytest.raises(RecipeError, match=message):
             Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", SILENT)
     wide = {**ARCHITECTURE, "hidden_size": 32}
     recipe = student_recipe(source, teacher, "training.distillation.states=1.0", architecture=wide)
-    with pytest.raises(RecipeError, match="its 4 states are 16 wide, which do not match 4 of 32"):
+    with pytest.raises(RecipeError, match="its 4 states of width 16 do not match 4 of width 32"):
         model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
     shutil.copytree(teacher, tmp_path / "half")
     manifest = tmp_path / "half/run.json"
     manifest.write_text(manifest.read_text(encoding="utf-8").replace('"finished"', '"failed"', 1), encoding="utf-8")
-    message = r"training\.teacher: half: .*is failed, not finished; go on with: edgeformer train"
+    message = r"training\.teacher: half: .*training is not finished \(status: failed\); continue with: edgeformer train"
     with pytest.raises(RecipeError, match=message):
         with_teacher(student_recipe(source, teacher, "training.teacher=half"), tmp_path)
 
@@ -154,8 +154,8 @@ def test_planned_memory(source: Path, teacher: Path, tmp_path: Path) -> None:
     missing = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": "nobody"})})
     both, alone = plan(recipe, device, teacher.parent), plan(missing, device, tmp_path)
     teacher_bytes = both.breakdown.weights - alone.breakdown.weights
-    assert teacher_bytes == 4 * count_parameters(load_model(teacher)) and "alone" not in both.reason
-    assert "of the student alone" in alone.reason and "nobody" in alone.reason
+    assert teacher_bytes == 4 * count_parameters(load_model(teacher)) and "without the teacher" not in both.reason
+    assert "without the teacher" in alone.reason and "nobody" in alone.reason
 
 
 def test_fold_starts_from_its_teachers_layers(source: Path, teacher: Path) -> None:

@@ -131,7 +131,7 @@ def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, shar
     assert (manifest.processes, manifest.effective_batch) == (2, read_run(single[task[0]]).effective_batch)
     portion = "part" if sharded else "copy"
     messages = text_of(tmp_path / "messages-0.txt")
-    assert f"2 processes train it together, each with a {portion} of the model" in messages
+    assert f"2 processes train it together; each has a {portion} of the model" in messages
     # Only the main process writes and reports.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "messages-0.txt", "run"]
 
@@ -145,7 +145,7 @@ def test_resumed_by_another_number_of_processes(tmp_path: Path, single: dict[str
     assert run_processes(tmp_path, task, stop_after=2, resume=True) == [130]
     assert run_processes(tmp_path, task, task, max_steps=STEPS, resume=True, sharded=True) == [0, 0]
     assert_same_training(tmp_path / "run", single[task[0]])
-    message = "going on with 1 processes instead of 2; the steps are the same"
+    message = "continuing with 1 processes instead of 2; the optimizer steps stay the same"
     assert message in text_of(tmp_path / "messages-0.txt")
 
 
@@ -166,7 +166,7 @@ def test_killed_process_ends_the_other(tmp_path: Path) -> None:
     assert ends(processes[0]) == 1
     assert time.monotonic() - killed < 60
     error = text_of(tmp_path / "error-0.txt")
-    assert "process 0 of 2: lost the connection to another process" in error and "--resume --name run" in error
+    assert "process 0 of 2: the connection to another process" in error and "--resume --name run" in error
     assert read_run(tmp_path / "run").status == "failed"
     steps = len(losses(tmp_path / "run"))
     assert run_processes(tmp_path, task, task, resume=True, max_steps=steps + 3) == [0, 0]
@@ -221,9 +221,9 @@ def test_torchrun(tmp_path: Path) -> None:
 
 def test_what_a_launcher_must_not_request(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, sharded, message in (
-        ("ACCELERATE_USE_DEEPSPEED", False, "ACCELERATE_USE_DEEPSPEED: edgeformer does not train with"),
-        ("ACCELERATE_USE_FSDP", False, "--shard: there is one process only"),
-        ("UNRELATED", True, "--shard: there is one process only"),
+        ("ACCELERATE_USE_DEEPSPEED", False, "ACCELERATE_USE_DEEPSPEED: not supported"),
+        ("ACCELERATE_USE_FSDP", False, "--shard: needs several processes"),
+        ("UNRELATED", True, "--shard: needs several processes"),
     ):
         with monkeypatch.context() as patch, pytest.raises(InputError, match=message):
             patch.setenv(variable, "true")

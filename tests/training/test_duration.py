@@ -76,14 +76,14 @@ def test_length_of_the_recipe(tmp_path: Path) -> None:
     time = planned(recipe, cpu_with_rate(1e12), tmp_path)
     assert recipe.data.expected_rows == 54_576 and time.rows == 54_576 * recipe.training.epochs
     assert time.steps == -(-54_576 // recipe.training.effective_batch) * recipe.training.epochs
-    assert time.rows_from == "recipe" and "as the recipe states them, not counted" in time_text(time)
+    assert time.rows_from == "recipe" and "number of rows as in data.expected_rows" in time_text(time)
     assert time.status == "estimated" and "--data" in time.basis
     operations = count_step(recipe, "cpu").operations / recipe.training.batch_size * time.rows
     assert time.low_s == pytest.approx(operations / (1e12 * SHARE_OF_PEAK[1]))
     # An override of the data drops the number of rows.
     time = planned(load_recipe("recurrent_sst2", ["data.max_length=64"]), cpu_with_rate(1e12), tmp_path)
     assert (time.rows, time.rows_from, time.steps) == (1000, "unknown", None)
-    assert "per 1,000 training rows" in time_text(time) and "the number of rows is not known" in time_text(time)
+    assert "per 1,000 training rows" in time_text(time) and "the number of rows is unknown" in time_text(time)
 
 
 def test_wrong_expected_rows_are_reported(tiny_recipe: ClassificationRecipe, tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_timed_steps_on_this_host(
     result = plan(tiny_recipe, load_profile("host"))
     assert result.fits and "now" in result.budget_source
     time = result.time
-    assert time.status == "estimated" and "steps timed here" in time.basis and time.steps == 8
+    assert time.status == "estimated" and "steps timed on this host" in time.basis and time.steps == 8
     assert time.low_s is not None and time.high_s is not None and 0 < time.low_s < time.high_s < 600
     time = planned(tiny_recipe, load_profile("host"), tmp_path, fits=False)
-    assert (time.status, time.low_s, time.high_s) == ("unavailable", None, None) and "not known" in time.basis
+    assert (time.status, time.low_s, time.high_s) == ("unavailable", None, None) and "unknown" in time.basis
 
 
 def card_with(**facts: Any) -> DeviceProfile:
@@ -135,7 +135,7 @@ class TestGpu:
         time = gpu_time(data, work, slow_launches, "fp32")
         assert time["low_s"] == pytest.approx(work.kernels * 1e-3 * 100)  # 400 rows, 4 at a time
         assert "kernels takes longer than computing them" in time["low_reason"]
-        with pytest.raises(EdgeformerError, match="'rtx4050' does not say bandwidth_bytes_per_s"):
+        with pytest.raises(EdgeformerError, match="'rtx4050' has no bandwidth_bytes_per_s"):
             seconds_on(card_with(bandwidth_bytes_per_s=None))
 
     @pytest.mark.slow

@@ -12,6 +12,7 @@ from edgeformer.data.sources import Columns
 from edgeformer.models import load_recipe
 from edgeformer.training.init import DraftOptions, draft
 from tests.own_data import LABEL, LABELS, TEXT, hostile_table
+from tests.personal_data import sentences, write_jsonl
 
 DATA, RECIPE = Path("data/reviews.csv"), Path("reviews.yaml")
 
@@ -42,7 +43,7 @@ def test_recipe(folder: Path) -> None:
 
 def test_existing_recipe_is_kept(folder: Path) -> None:
     RECIPE.write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match=r"reviews\.yaml: is there already; .* --force"):
+    with pytest.raises(InputError, match=r"reviews\.yaml: already exists; .* --force"):
         draft(DATA, DraftOptions())
     with pytest.raises(DataError, match="no column"):
         draft(DATA, DraftOptions(force=True, columns=Columns(text="x")))
@@ -56,9 +57,9 @@ def test_existing_recipe_is_kept(folder: Path) -> None:
     ("data", "options", "expected"),
     [
         ("data/gone.csv", {}, "did you mean 'reviews.csv'"),
-        ("data", {}, "is a folder; name one file of it"),
+        ("data", {}, "is a folder; give one file of it"),
         ("data/reviews.csv", {"out": Path("data")}, "-o data: is a folder"),
-        ("data/reviews.csv", {"name": "a b"}, "--name 'a b': letters"),
+        ("data/reviews.csv", {"name": "a b"}, "--name 'a b': use letters"),
         ("data/reviews.csv", {"source": "nowhere/at/all"}, "nowhere/at/all"),
     ],
 )
@@ -72,8 +73,8 @@ def test_notes_about_labels(folder: Path) -> None:
     rows = "".join(f"row number {n},{('good', 'Good ', 'bad', '')[n % 4]}\n" for n in range(40))
     Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
     assert draft(Path("own.csv"), DraftOptions()).notes == (
-        "labels 'good' (10 rows), 'Good ' (10 rows) differ in capitals or spaces only, and each is a label of its own "
-        "in the recipe; if they are one, change them in the file",
+        "labels 'good' (10 rows), 'Good ' (10 rows) differ only in capitals or spaces, and the recipe "
+        "treats them as different labels; if they are the same, correct the file",
         "10 rows without a label: left out (skip_unlabelled: true)",
     )
     recipe: Any = load_recipe("own.yaml")
@@ -93,3 +94,18 @@ def test_pretrained_encoder(folder: Path) -> None:
     assert "source: ../models/bert" in result.text and recipe.data.cleaning == "none"
     assert recipe.data.max_length <= recipe.model.max_positions
     assert recipe.training.epochs == 8 and recipe.training.schedule.kind == "linear"
+
+
+@pytest.mark.parametrize("name", ["letters.jsonl", "letters.conll"])
+def test_spans(folder: Path, name: str) -> None:
+    if name.endswith("jsonl"):
+        write_jsonl(Path(name), sentences(120))
+    else:
+        lines = [f"Ada B-PERSON\nin O\nUlm{number} B-ADDRESS\n" for number in range(40)]
+        Path(name).write_text("\n".join(lines), encoding="utf-8")
+    result = draft(Path(name), DraftOptions())
+    recipe: Any = load_recipe("letters.yaml")
+    assert recipe.task == "token-classification" and recipe.tokenizer.algorithm == "wordpiece-cased"
+    assert {*recipe.data.labels} == {*result.guess.labels} >= {"ADDRESS", "PERSON"}
+    assert recipe.data.parts["train"][0].path == str(folder / name) and recipe.data.cleaning == "none"
+    assert sum(result.rows.values()) == result.guess.rows and "longer texts are read in windows" in result.text

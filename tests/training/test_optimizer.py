@@ -103,7 +103,7 @@ class TestPrecision:
         for capability, expected in (((7, 5), "fp16"), ((8, 0), "bf16")):
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
             assert [resolve_precision(name, "cuda") for name in ("auto", "fp16", "fp32")] == [expected, "fp16", "fp32"]
-        with pytest.raises(InputError, match=r"training\.precision: fp16 trains on CUDA cards only"):
+        with pytest.raises(InputError, match=r"training\.precision: fp16 needs a CUDA card"):
             resolve_precision("fp16", "cpu")
 
     def test_auto_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:

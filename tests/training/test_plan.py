@@ -73,7 +73,7 @@ def test_training_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, 
     assert train._plan_memory(recipe, TrainOptions(tmp_path), host).predicted_peak_bytes == peak
     monkeypatch.setattr(train, "free_bytes", lambda _: (peak - 1, "free here"))
     assert train._plan_memory(recipe, TrainOptions(tmp_path, ignore_memory=True), host).budget_bytes == peak - 1
-    with pytest.raises(InputError, match=r"MiB are free here; it would fit .* --set training\.\w+=.*--ignore-memory"):
+    with pytest.raises(InputError, match=r"MiB are free here; it fits .* --set training\.\w+=.*--ignore-memory"):
         train._plan_memory(recipe, TrainOptions(tmp_path), host)
     monkeypatch.setattr(train, "free_bytes", lambda _: (1, "free here"))
     with pytest.raises(InputError, match="use a smaller model, or train anyway"):
@@ -131,7 +131,7 @@ def test_precision() -> None:
     for capability, expected in (("7.5", "fp16"), ("8.9", "bf16"), ("12.0", "bf16")):
         fact = Fact[str](value=capability, source="this test", verified=True)
         assert planned_precision("auto", RTX.model_copy(update={"compute_capability": fact})) == expected
-    with pytest.raises(InputError, match="fp16 trains on CUDA cards only"):
+    with pytest.raises(InputError, match="fp16 needs a CUDA card"):
         planned_precision("fp16", load_profile("host"))
 
 

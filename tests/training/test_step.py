@@ -168,7 +168,7 @@ def test_run_with_smaller_micro_batches(
     run = train(tiny_recipe, TrainOptions(tmp_path, name="large", max_steps=3), messages)
     assert read_run(run).batch_size == 20
     assert messages.containing("out of memory at step 1") == [
-        "out of memory at step 1: going on with 20 rows at a time instead of 80 (4 pieces per step; "
+        "out of memory at step 1: continuing with 20 rows at a time instead of 80 (4 micro-batches per step; "
         "the effective batch stays 80)",
     ]
     assert [record["batch_size"] for record in records(run, "out-of-memory")] == [20]
@@ -202,9 +202,9 @@ class TestCompile:
             recipe = load_recipe("quickstart", [*base, *changes])
             run = train(recipe, TrainOptions(tmp_path, name=name, max_steps=6, accelerator="cpu"), messages)
             curves.append(losses(run))
-        assert [line.partition(":")[0] for line in messages.containing("not used")] == [
-            "training.tf32 is not used",
-            "training.pinned_memory is not used",
+        assert [line.partition(":")[0] for line in messages.containing("no effect")] == [
+            "training.tf32 has no effect",
+            "training.pinned_memory has no effect",
         ]
         assert curves[0] == pytest.approx(curves[1], abs=1e-5), "padding to few lengths changes no loss"
         assert 1 <= len(graphs) <= 2
@@ -238,7 +238,7 @@ class TestCompile:
             raise RuntimeError("no compiler\nand more")
 
         monkeypatch.setattr(step_module, "BACKEND", fail)
-        with pytest.raises(InputError, match=r"training\.compile: the model cannot be compiled .*no compiler; take"):
+        with pytest.raises(InputError, match=r"training\.compile: the model cannot be compiled .*no compiler; leave"):
             CompiledModel(nn.Linear(3, 3), 2, 2)(torch.ones(2, 3))
 
     def test_several_processes_cannot_compile(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,5 +247,5 @@ class TestCompile:
 
         monkeypatch.setattr(distributed, "Accelerator", lambda **_: TwoProcesses())
         assert connect(load_recipe("quickstart", ["training.precision=fp32"]), "cpu", sharded=False).count == 2
-        with pytest.raises(InputError, match=r"training\.compile: compiles in one process only, not in 2"):
+        with pytest.raises(InputError, match=r"training\.compile: not possible with 2 processes"):
             connect(load_recipe("quickstart", ["training.compile={shapes: 2}"]), "cpu", sharded=False)

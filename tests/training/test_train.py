@@ -127,9 +127,9 @@ def test_resumptions_that_are_refused(
         train(other, TrainOptions(stopped_run.parent, resume=True))
     with pytest.raises(ArtifactError, match="no unfinished run of tiny"):
         train(tiny_recipe, TrainOptions(tmp_path / "empty", resume=True))
-    with pytest.raises(ArtifactError, match="is finished"):
+    with pytest.raises(ArtifactError, match="has already finished"):
         train(tiny_recipe, TrainOptions(tiny_run.parent, name="run", resume=True))
-    with pytest.raises(InputError, match=r"--name run: .* exists already"):
+    with pytest.raises(InputError, match=r"--name run: .* already exists"):
         train(tiny_recipe, TrainOptions(tiny_run.parent, name="run"))
 
 
@@ -164,6 +164,6 @@ def test_signals_end_training_resumably(tmp_path: Path, tiny_recipe: Classificat
 
 def test_removed_folder(tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
     progress = AfterSteps(2, lambda: shutil.rmtree(tmp_path / "run"))
-    with pytest.raises(EdgeformerError, match="was removed while it was being trained"):
+    with pytest.raises(EdgeformerError, match="was removed during training"):
         train(tiny_recipe, TrainOptions(tmp_path, name="run"), progress)
     assert not (tmp_path / "run").exists()

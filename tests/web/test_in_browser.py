@@ -14,11 +14,15 @@ import pytest
 from edgeformer.artifacts.golden import read_golden
 from edgeformer.artifacts.report import MeasureRules, Report
 from edgeformer.bundle import Bundle, seal
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.predict import predict
 from edgeformer.measurement.trackers import drifted, summarise, windows_agree
+from edgeformer.models import load_recipe
 from edgeformer.run import locate
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers
+from edgeformer.training.train import TrainOptions, train
 from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
@@ -26,6 +30,10 @@ from tests.web.browser import CLASSIFIER, ELSEWHERE, LANGUAGE, Tab, served
 
 pytestmark = pytest.mark.node
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+SMALL_LINEAR = [
+    "data={parts: {train: [{kind: synthetic-reviews, rows: 600, seed: 3}]}, split: random-split, "
+    "labels: [negative, positive], max_length: 32}"
+]
 SHORT = "?min_s=0.05&min_calls=30&warmup_max_s=0.5"
 
 
@@ -109,6 +117,55 @@ def test_other_artifacts_answer_as_predict_does_and_nothing_else_is_requested(si
         assert all(request.startswith((address, "blob:", "data:")) for request in tab.requests)
         assert tab.run("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
+
+
+def test_linear_model_answers_as_predict_does(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+    """Words by Unicode classes, and integer arithmetic, in another library each."""
+    folder = train(load_recipe("linear_sst2", SMALL_LINEAR), TrainOptions(tmp_path, name="linear"))
+    export(folder, ExportOptions(int8=True))
+    publish(Bundle.open(folder / "bundle"), tmp_path / "site", PageOptions(libraries))
+    texts = [*SENTENCES, "It broke… “Schöne” Grüße!!! 😡👍🏽 漢字 don't-buy <b>x</b>", "a\u00a0b\u2028c\u200bd e\u0301"]
+    with served(tmp_path / "site") as address:
+        tab.open(address)
+        for artifact in ("onnx-fp32", "onnx-int8"):
+            expected: list[Any] = [*predict(locate("linear", tmp_path), texts, artifact)[1]]
+            for text, prediction in zip(texts, expected, strict=True):
+                displayed = answer(tab, artifact, text)
+                assert displayed["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-5), text
+    assert tab.complaints == []
+
+
+def test_spans_are_marked_as_predict_finds_them(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+    """In a text of emoji and accents, and in one that is longer than the model reads at once."""
+    pytest.importorskip("transformers")
+    from tests.export.hf_models import token_classifier
+
+    run = token_classifier(tmp_path)
+    bundle = Bundle.open(run / "bundle")
+    publish(bundle, tmp_path / "site", PageOptions(libraries))
+    texts = ["Zoë 👩‍💻\nmet Jose\u0301 in Köln.", "The bridge of the town was made of wood. " * 5]
+    expected: list[Any] = predict(locate(str(run), run.parent), texts, "onnx-fp32")[1]
+    with served(tmp_path / "site") as address:
+        tab.open(address)
+        for text, prediction in zip(texts, expected, strict=True):
+            tab.run(
+                f"""(() => {{
+                  const form = document.querySelector("#try form");
+                  [form.artifact.value, form.text.value] = ["onnx-fp32", {json.dumps(text)}];
+                  document.getElementById("answer").replaceChildren();
+                  form.requestSubmit();
+                }})()"""
+            )
+            tab.wait("document.querySelector('#answer .spans') && !document.querySelector('#try button').disabled")
+            marks = tab.run(
+                """[...document.querySelectorAll("#answer mark")].map(({ dataset, firstChild }) =>
+                  [Number(dataset.start), Number(dataset.end), dataset.label, firstChild.textContent])"""
+            )
+            spans = [[span.start, span.end, span.label, span.text] for span in prediction.spans]
+            assert marks == spans and len(spans) > 1, text
+            whole = tab.run("document.querySelector('#answer .spans').innerText")
+            assert whole.startswith(text[: spans[0][0]])
+    assert tab.complaints == []
 
 
 def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
@@ -201,7 +258,7 @@ def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -
     publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
     with served(tmp_path / "site") as address:
         tab.open(address + SHORT)
-        assert "answers no texts" in tab.run("document.getElementById('try').textContent")
+        assert "not answer texts" in tab.run("document.getElementById('try').textContent")
         report = measure(tab, ["onnx-int8-exit2"], "16")
     assert {row.latency_ms.status for row in report.rows} == {"measured"}
     assert report.subject is not None and report.subject.task == "language-modeling"

@@ -183,9 +183,9 @@ def test_external_weights_are_copied(fake_libraries: Path, tmp_path: Path) -> No
 
 def test_invalid_requests_are_refused(tmp_path: Path, edgeformer: Edgeformer) -> None:
     for option, value, message in (
-        ("--artifact", "onnx-fp32-step", "--artifact onnx-fp32-step: cannot be in a page"),
+        ("--artifact", "onnx-fp32-step", "--artifact onnx-fp32-step: step and decode artifacts do not run in a page"),
         ("--artifact", "onnx-fp99", "has onnx-fp32"),
-        ("--provider", "webgl", "--provider webgl: browsers have wasm and webgpu"),
+        ("--provider", "webgl", "--provider webgl: is unknown; give wasm or webgpu"),
         ("--seq", "65", "takes at most 64 tokens"),
         ("--libraries", "nowhere", "has no onnxruntime-web/dist/ort"),
     ):
@@ -196,7 +196,7 @@ def test_invalid_requests_are_refused(tmp_path: Path, edgeformer: Edgeformer) ->
 def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeformer) -> None:
     site = tmp_path / "site"
     command = ("page", str(CLASSIFIER), "-o", str(site), "--libraries", str(fake_libraries), "--artifact", "onnx-int8")
-    assert "it works offline" in edgeformer(*command, "--seq", "8,16")
+    assert "the page works offline" in edgeformer(*command, "--seq", "8,16")
     assert site_of(site)["shapes"] == [[1, 8], [1, 16]]
     document = json.loads(edgeformer(*command, "--provider", "wasm", "--json"))
     assert document["artifacts"] == ["onnx-int8"] and document["page"] == str(site)

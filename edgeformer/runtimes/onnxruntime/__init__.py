@@ -72,7 +72,7 @@ class OnnxRuntime(Runtime):
                 "CUDA provider multiplies int8 by int8 only and leaves them to the CPU; use FP16 there"
             )
         if device.kind == "cuda" and artifact.precision == "int4":
-            return "no estimate of products with 4-bit weights was ever checked on a card"
+            return "estimates of products with 4-bit weights were never checked on a card"
         return None
 
 

@@ -76,7 +76,9 @@ class ProfiledGraph:
             self._session: Any = ort.InferenceSession(str(path), options, providers=[CPU])
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._folder.cleanup()
-            raise ArtifactError(f"{path}: cannot be opened to list its nodes ({str(error)[:200]})") from None
+            raise ArtifactError(
+                f"{path}: ONNX Runtime cannot open it to list its operators ({str(error)[:200]})"
+            ) from None
         self.inputs: dict[str, tuple[str, tuple[int | None, ...]]] = {
             node.name: (node.type, tuple(size if isinstance(size, int) else None for size in node.shape))
             for node in self._session.get_inputs()
@@ -89,7 +91,7 @@ class ProfiledGraph:
                 for _ in range(calls):
                     self._session.run(None, dict(feed))
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(f"{self.path.name}: the graph refuses an input ({str(error)[:200]})") from None
+            raise InputError(f"{self.path.name}: the graph does not accept an input ({str(error)[:200]})") from None
         finally:
             events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
             self._session = None

@@ -64,7 +64,8 @@ PROVIDERS = {
         _SWAP.format('"onnxruntime-gpu[cuda,cudnn]"'),
     ),
     TENSORRT: Provider(
-        "used only on request: it builds engines for minutes when a graph is opened, and needs TensorRT 10's libraries",
+        "used only on request, because it builds engines for minutes when it opens a graph, and needs the TensorRT 10 "
+        "libraries",
         "cuda",
         _SWAP.format("onnxruntime-gpu") + "; TensorRT 10 from NVIDIA",
     ),
@@ -139,7 +140,7 @@ def rtx_plugin() -> RtxPlugin:
         devices = tuple(device for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name())
     except Exception as error:  # errors of the import, its libraries and onnxruntime have no common base class
         return RtxPlugin(problem=(str(error).strip().splitlines() or [type(error).__name__])[0])
-    return RtxPlugin(devices, None if devices else "the plugin works but finds no RTX card (Ampere or newer)")
+    return RtxPlugin(devices, None if devices else "the plugin finds no RTX card (Ampere or newer)")
 
 
 def rtx_options(graph: Path, max_positions: int | None) -> dict[str, str]:

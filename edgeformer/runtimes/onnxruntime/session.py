@@ -29,8 +29,8 @@ _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
 }
 _DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 _RTX_DEFAULTS = (
-    "the RTX provider runs with its defaults: no CUDA graphs, and no kernels that are specialised before a call; "
-    "rows of tensorrt-rtx engines for whole texts have both, so their times are not measured alike"
+    "the RTX provider runs without CUDA graphs and specialized kernels; tensorrt-rtx engines for whole texts use both, "
+    "so the times are not comparable"
 )
 _SILENT = 4  # onnxruntime also writes its errors to stderr; the exception is enough
 
@@ -174,7 +174,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         if provider != CPU:
             _open(path, CPU, threads, {}, in_turns=in_turns)  # raises if the file is at fault
             raise InputError(
-                f"{path}: provider {provider!r} does not open it here, the CPU's does ({why}); run edgeformer doctor"
+                f"{path}: provider {provider!r} cannot open it, and the CPU can ({why}); run edgeformer doctor"
             ) from None
         problem = f"cannot be opened by {version}"
         if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
@@ -186,8 +186,8 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
     if session.get_providers()[0] != provider:
         why = f"it cannot load {missing}" if missing else "its driver or libraries are missing or too old"
         raise InputError(
-            f"provider {provider!r} is built into {version} but does not start here: {why}, and onnxruntime fell back "
-            f"to {session.get_providers()[0]}; run edgeformer doctor"
+            f"provider {provider!r} of {version} does not start, because {why}; run edgeformer doctor (without it, "
+            f"{session.get_providers()[0]} would compute)"
         )
     return session
 
@@ -199,7 +199,7 @@ def placement_note(provider: str, assigned: Assigned | None) -> str | None:
     """
     requested = provider.removesuffix(SUFFIX)
     if assigned is None:
-        return f"this onnxruntime {ort.__version__} does not tell which nodes {requested} left to the CPU"
+        return f"onnxruntime {ort.__version__} does not report which nodes {requested} left to the CPU"
     elsewhere = {place: nodes for place, nodes in assigned.items() if place[0] != provider}
     if not elsewhere:
         return None

@@ -87,13 +87,15 @@ class Int8Builder(Builder):
         from edgeformer.runtimes.openvino.session import OpenVINOSession
 
         calls: Calls | None = None
+        note = f"{FORMAT}-int8: made by --int8, because openvino and nncf are installed; it runs in OpenVINO, and"
+        note += " profile measures it beside onnx-int8"
         for graph in full_text_graphs(job, "fp32"):
             entry = initial_entry(graph, FORMAT, "int8", opset=graph.opset)
             file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.openvino.onnx"
             path = job.bundle / file
             try:
                 calls = calls if calls is not None else job.calibration()
-                label = f"Quantising {graph.id} for OpenVINO with {len(calls)} training rows"
+                label = f"Quantizing {graph.id} for OpenVINO with {len(calls)} training rows"
                 with bar(job.progress, label, None):
                     model = quantize(onnx.load(str(job.bundle / str(graph.file))), calls)
                     with replacing(path) as temporary:
@@ -101,11 +103,13 @@ class Int8Builder(Builder):
                 with OpenVINOSession(path) as session:
                     judged = job.judge(entry, path, session)
             except DataError as error:
-                reason = f"no rows to calibrate with: {error}"
+                reason = f"there are no rows to calibrate with: {error}"
                 yield entry.model_copy(update={"status": "unavailable", "reason": reason})
             except EdgeformerError as error:
                 yield entry.model_copy(update={"reason": str(error)})
             else:
+                if graph.role == "full":
+                    job.note(note)
                 packages = ("openvino", "nncf", "onnx", "onnxruntime", "torch")
                 yield built_entry(entry, job.bundle, file, packages, **judged)
 
@@ -140,7 +144,7 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
             )
         except Exception as error:  # errors of NNCF and onnxruntime have no common base class
             text = " ".join(str(error).split())[:200]
-            raise EdgeformerError(f"NNCF cannot quantise it: {type(error).__name__}: {text}") from None
+            raise EdgeformerError(f"NNCF cannot quantize this graph: {type(error).__name__}: {text}") from None
         finally:
             logger.setLevel(level)
     # Name scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters.

@@ -85,11 +85,11 @@ class OpenVINOSession(Graph):
         self, path: Path, provider: str = CPU, threads: int | None = None, max_positions: int | None = None
     ) -> None:
         if provider not in HINTS:
-            raise InputError(f"provider {provider!r} is none of OpenVINO's; there are: {', '.join(HINTS)}")
+            raise InputError(f"provider {provider!r} is unknown to OpenVINO; give one of {', '.join(HINTS)}")
         openvino_core = core()
         if provider == CPU_BF16 and "BF16" not in openvino_core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             instructions = "bfloat16 instructions (avx512_bf16, avx_ne_convert, amx_bf16 or Arm's bf16)"
-            raise InputError(f"provider {provider!r} cannot be used here: this processor has no {instructions}")
+            raise InputError(f"provider {provider!r} cannot be used here, because this processor has no {instructions}")
         if not path.is_file():
             raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
         outline = read_outline(path)
@@ -132,7 +132,7 @@ class OpenVINOSession(Graph):
         for name, array in feed.items():
             for axis, size in zip(self.inputs[name].axes, array.shape, strict=True):
                 if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
-                    raise self.refusal(feed, f"{axis!r} is {sizes[axis]} and {size}")
+                    raise self.refusal(feed, f"the axis {axis!r} is both {sizes[axis]} and {size}")
         for name, rows in self._table_rows.items():
             if name in feed and (feed[name].max() >= rows or feed[name].min() < -rows):
                 raise InputError(f"{self.path.name}: {name!r}: a token id lies outside the model's vocabulary ({rows})")

@@ -72,10 +72,10 @@ class TensorRTBuilder(Builder):
         assert device is not None  # needs_device
         subject = f"{device.title} (profile {device.name!r}"
         if device.kind != "cuda" or device.compute_capability is None:
-            reason = f"{subject}) is not an NVIDIA GPU, which TensorRT needs; name another --target"
+            reason = f"{subject}) is not an NVIDIA GPU, which TensorRT needs; give another --target"
             return Unavailable(self.formats[0], reason)
         if device.tensorrt_edition == "none":
-            reason = "its profile says that no TensorRT supports it (tensorrt: none); name another --target"
+            reason = "its profile says that TensorRT does not support it (tensorrt: none); give another --target"
             return Unavailable(self.formats[0], f"{subject}): {reason}")
         capability = device.compute_capability.value
         package: Package = "tensorrt" if self.name == "tensorrt" else "torch-tensorrt"
@@ -85,9 +85,9 @@ class TensorRTBuilder(Builder):
         elif (gpu := state.gpus[0]).compute_capability != capability or (
             (device.match or device.title).lower() not in gpu.name.lower()
         ):
-            problem = f"device: this machine's GPU is {gpu.name} with compute capability {gpu.compute_capability}"
+            problem = f"device: the GPU is {gpu.name} with compute capability {gpu.compute_capability}"
         if package == "torch-tensorrt":
-            reason = f"{subject}): torch-tensorrt compiles on that very GPU, but here {problem}"
+            reason = f"{subject}): torch-tensorrt compiles only on that GPU itself, and here: {problem}"
             return Unavailable(package, reason) if problem is not None else Target(package, device.name, capability)
         note = f"engines: {device.title}: {device.tensorrt_source}" if device.tensorrt is None else None
         subject += f", compute capability {capability})"
@@ -101,16 +101,16 @@ class TensorRTBuilder(Builder):
             return Target("tensorrt", device.name, capability, note=note)
         if not is_rtx:
             reason = (
-                f"TensorRT for RTX is for GeForce RTX and RTX workstation cards, and {device.tensorrt_source}. Use "
-                f"tensorrt, on that very GPU (on a Jetson: JetPack's); here {problem}"
+                f"TensorRT for RTX supports GeForce RTX and RTX workstation cards only ({device.tensorrt_source}); use "
+                f"tensorrt on that GPU itself (on a Jetson: that of JetPack); here: {problem}"
             )
         elif capability in supported:
-            reason = f"tensorrt-rtx builds for it on any machine, but here {missing} ({REMEDIES['tensorrt-rtx']})"
+            reason = f"tensorrt-rtx builds for it on any machine, but here: {missing} ({REMEDIES['tensorrt-rtx']})"
             reason += f"; {device.tensorrt_source}" if device.tensorrt is None else ""
         else:
             reason = (
-                f"{device.tensorrt_source}, but this tensorrt-rtx builds only for compute capability "
-                f"{', '.join(supported)}; install a newer one, or use tensorrt on that very GPU (here {problem})"
+                f"{device.tensorrt_source}, but this version of tensorrt-rtx builds only for compute capability "
+                f"{', '.join(supported)}; install a newer one, or use tensorrt on that GPU itself (here: {problem})"
             )
         return Unavailable("tensorrt-rtx" if is_rtx else "tensorrt", f"{subject}: {reason}")
 
@@ -119,7 +119,7 @@ class TensorRTBuilder(Builder):
         kind, tolerance = TOLERANCES[precision or graph.precision]
         if graph.parity is not None and precision is None:  # its task may define other tolerances
             kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
-        reason = f"this machine cannot run an engine for {target.device}; on the device, run: edgeformer verify --write"
+        reason = f"this machine cannot run an engine for {target.device}; run on the device: edgeformer verify --write"
         parity = Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
         fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
         return initial_entry(graph, target.format, precision or graph.precision, **fields)
@@ -173,14 +173,14 @@ class TensorRTBuilder(Builder):
 
                 quantized = file.with_name(f"{file.name}.onnx")  # a file, because the parser reads nothing else
                 try:
-                    with bar(job.progress, f"Quantising {graph.id} for {target.format}", None):
+                    with bar(job.progress, f"Quantizing {graph.id} for {target.format}", None):
                         model = quantize(onnx.load(str(path)), job.calibration(), for_tensorrt=True)
                         onnx.save_model(model, str(quantized))
                     engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
                 finally:
                     quantized.unlink(missing_ok=True)
         except DataError as error:
-            reason = f"no rows to calibrate with: {error}"
+            reason = f"there are no rows to calibrate with: {error}"
             return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
         except EdgeformerError as error:
             return entry.model_copy(update={"reason": str(error)})
@@ -269,7 +269,7 @@ class TensorRTRuntime(Runtime):
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Estimates are based on the ONNX graph of the same precision; INT8 engines use a different graph."""
         if artifact.precision == "int8":
-            return "INT8 engines are quantised in another way than the INT8 graphs that estimates are made from"
+            return "INT8 engines are quantized differently from the INT8 graph, so they have no estimate"
         return self.never_runs(artifact, device)
 
 

@@ -84,10 +84,10 @@ def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -
     """
     for warning in engine.warnings:
         if precision == "fp16" and _FP16_TROUBLE.search(warning):
-            return f"TensorRT warns of FP16: {' '.join(warning.split())[:300]}"
+            return f"TensorRT warns about FP16: {' '.join(warning.split())[:300]}"
     fp32_count, fp16_count = engine.weight_elements.get("FP32", 0), engine.weight_elements.get("FP16", 0)
     if precision == "fp16" and engine.weight_elements and fp32_count >= fp16_count:
-        return f"is not FP16: {fp32_count:,} of its weights' elements are FP32, {fp16_count:,} FP16"
+        return f"the engine is not FP16: {fp32_count:,} of its weights are FP32 and {fp16_count:,} FP16"
     measured, subject = (engine.weight_bytes, "its weights") if engine.weight_bytes else (size_bytes, "it")
     if measured > MAX_SIZE_RATIO * engine.graph_bytes:
         return (
@@ -207,7 +207,7 @@ def _parse(parser: Any, network: Any, graph: Path) -> None:
         raise ArtifactError(
             f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
         )
-    raise EdgeformerError(f"{graph}: TensorRT's parser does not take this graph: {reason}")
+    raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
 
 _PRECISIONS = {

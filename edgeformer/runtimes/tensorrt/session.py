@@ -59,9 +59,9 @@ class RtxContext:
                 self._stored, state = stored, "loaded"
             else:
                 self._cache = config.create_runtime_cache()
-                state = "new: the cache file was damaged, or of another driver or version"
+                state = "new, because the cache file was damaged, or of another driver or version"
         if not config.set_runtime_cache(self._cache):
-            state = "none: tensorrt-rtx refuses the cache"
+            state = "none, because tensorrt-rtx does not accept the cache"
         self.settings = {  # read back, because TensorRT does not raise if it refuses a value
             "kernel_specialization": config.dynamic_shapes_kernel_specialization_strategy.name.lower(),
             "cuda_graphs": config.cuda_graph_strategy.name.lower(),
@@ -142,7 +142,9 @@ class TensorRTSession(Graph):
             self._context = self._rtx.context if self._rtx is not None else engine.create_execution_context()
             if self._context is None:
                 reason = self._log.last_error()
-                raise EdgeformerError(f"{path}: no execution context, perhaps too little GPU memory ({reason})")
+                raise EdgeformerError(
+                    f"{path}: TensorRT creates no execution context, perhaps for lack of GPU memory ({reason})"
+                )
             names: dict[str, str] = {}  # the engine's names → the manifest's
             for tensor_names, manifest in ((inputs, artifact.inputs), (outputs, artifact.outputs)):
                 is_unnamed = len(tensor_names) == len(manifest) and not set(tensor_names) <= manifest.keys()
@@ -201,7 +203,9 @@ class TensorRTSession(Graph):
                 tensor = self._tensors[name]
                 if not self._context.set_input_shape(tensor, array.shape):
                     reason = self._log.last_error()
-                    raise InputError(f"{self.path.name}: refuses {name} {shape_text(array)} ({reason})")
+                    raise InputError(
+                        f"{self.path.name}: the engine does not accept {name} {shape_text(array)} ({reason})"
+                    )
                 if isinstance(array, DeviceCache):
                     self._bind(tensor, array.value)
                     continue
@@ -249,7 +253,7 @@ class TensorRTSession(Graph):
 
     def _execute(self, cuda: Cuda) -> None:
         if not self._context.execute_async_v3(cuda.stream):
-            raise EdgeformerError(f"{self.path.name}: the engine fails to run ({self._log.last_error()})")
+            raise EdgeformerError(f"{self.path.name}: the engine failed ({self._log.last_error()})")
 
     def _take_back(self, memory: DeviceMemory) -> None:
         """Reuse the memory of a deleted cache. A closed session has already freed it."""

@@ -50,8 +50,8 @@ say(runtime=tensorrt.Runtime(logger) is not None)
 _TRT_HINT = f"on a CUDA machine, with Python 3.10 to 3.13 because of torch-tensorrt: {install_hint('trt')}"
 REMEDIES: dict[Package, str] = {
     "tensorrt-rtx": install_hint("rtx"),
-    "tensorrt": f"{_TRT_HINT}; on a Jetson it comes with JetPack, and an environment "
-    "sees it that was made with python3 -m venv --system-site-packages",
+    "tensorrt": f"{_TRT_HINT}; on a Jetson it comes with JetPack: make the environment with python3 -m venv "
+    "--system-site-packages",
     "torch-tensorrt": _TRT_HINT,
 }
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0")
@@ -112,7 +112,7 @@ def judge(
     elif tuple(map(int, re.findall(r"\d+", f"{version}.0")[:2])) < (needed := _MIN_VERSIONS.get(name, (0, 0))):
         problems["builder"] = f"{name} {version} is too old; {needed[0]}.{needed[1]} or newer is needed"
     elif not facts.get("builder"):
-        problems["builder"] = f"does not start ({answer.error or 'no builder'})"
+        problems["builder"] = f"does not start ({answer.error or 'it has no builder'})"
     if driver is not None:
         problems["driver"] = driver
     if not gpus:

@@ -47,10 +47,10 @@ class TorchRuntime(Runtime):
         if provider is None:
             return "cuda" if card else "cpu"
         if provider not in self.facts:
-            raise InputError(f"--runtime {provider}: torch computes as {' or '.join(self.facts)}")
+            raise InputError(f"--runtime {provider}: cannot run the weights of a run; use {' or '.join(self.facts)}")
         if provider == "torch-cuda" and not card:
             raise InputError(
-                f"--runtime {provider}: torch sees no CUDA card here; run edgeformer doctor, or leave it out"
+                f"--runtime {provider}: torch finds no CUDA card; run edgeformer doctor, or leave out --runtime"
             )
         return provider.removeprefix("torch-")
 
@@ -62,7 +62,7 @@ class TorchRuntime(Runtime):
 def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
     """Return torch's line of ``doctor``; ``driver``: why CUDA's driver cannot be used."""
     if answer is None:
-        remedy = f"{install_hint('train')}; {_CPU_ONLY}; what works from a bundle does not need torch"
+        remedy = f"{install_hint('train')}; {_CPU_ONLY}; bundles work without torch"
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
         remedy = install_hint("train", reinstall=True)
@@ -74,7 +74,7 @@ def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
     elif facts.get("built_for") == "cpu":
         detail = "CPU build: trains on the CPU"
         if driver is None:
-            hint = "a CUDA driver is here: install a CUDA build of torch (see the README)"
+            hint = "this machine has a CUDA driver: install a CUDA build of torch (see the README)"
     else:
         too_old = driver_too_old(facts.get("built_for"), nvidia.driver_version())
         why = driver or too_old or "torch finds no card"

@@ -18,7 +18,14 @@ class BrowserRuntime(Runtime):
     }
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        return [Capability("browser", "available", None, "edgeformer page writes a page that runs and measures there")]
+        return [
+            Capability(
+                "browser",
+                "available",
+                None,
+                "edgeformer page writes a page that runs and measures a bundle in a browser",
+            )
+        ]
 
 
 RUNTIME = BrowserRuntime()

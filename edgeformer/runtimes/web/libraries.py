@@ -96,5 +96,5 @@ def find_local(folder: Path, library: LibraryFile) -> tuple[bytes, str | None]:
                 local_version = None
             return content, str(local_version)[:40] if local_version is not None else None
     raise InputError(
-        f"--libraries {folder}: has no {name}/{library.path}; npm install {name}@{version} brings it, in node_modules"
+        f"--libraries {folder}: has no {name}/{library.path}; install it with: npm install {name}@{version}"
     )

@@ -1,6 +1,6 @@
 // What this browser tells of the device that it runs on. It stays in the page, and in the report that is downloaded.
 
-/** @returns {Promise<object>} what is not told is null */
+/** @returns {Promise<object>} what the browser does not tell is null */
 export async function describeBrowser() {
   const told = navigator.userAgentData;
   const more = await moreOf(told);
@@ -27,8 +27,8 @@ export async function describeBrowser() {
 /** Why WebGPU cannot be used here; null: it can. */
 export function whyNoWebGpu(facts) {
   if (facts.gpu !== null) return null;
-  if (!facts.secure_context) return "browsers allow it on https:// and localhost only";
-  return navigator.gpu ? "the browser gives no graphics adapter" : "this browser has none";
+  if (!facts.secure_context) return "browsers allow WebGPU on https:// and localhost only";
+  return navigator.gpu ? "the browser offers no graphics adapter" : "this browser has no WebGPU";
 }
 
 /** Threads that can be had, and why not more: without isolation browsers share no memory between them. */

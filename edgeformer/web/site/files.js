@@ -15,7 +15,7 @@ export async function download(file, base) {
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (error) {
     // The browser does not say which of these it was; its console does.
-    const why = error instanceof TypeError ? "not there, or not what the page was made with (checksum)" : error.message;
+    const why = error instanceof TypeError ? "it is missing, or its checksum differs; write the page again" : error.message;
     throw new Error(`${file.url} could not be downloaded: ${why}`);
   }
   return { bytes, ms: performance.now() - began, cached: cameFromCache(url) };

@@ -13,7 +13,7 @@ export async function measure(call, rules, tell = () => {}) {
   const drift = drifted(samples, rules);
   const seconds = sum(samples) / 1000;
   const cut = samples.length < rules.min_calls
-    ? `stopped after ${seconds.toFixed(0)} s with ${samples.length} of ${rules.min_calls} calls`
+    ? `only ${samples.length} of ${rules.min_calls} calls in the time limit of ${seconds.toFixed(0)} s`
     : null;
   return {
     samples,
@@ -75,7 +75,7 @@ export function drifted(samples, rules) {
   const high = Math.max(...medians);
   if (high <= low * (1 + rules.window_tolerance)) return null;
   const ends = `median ${short(medians[0])} ms at first, ${short(medians.at(-1))} ms at the end`;
-  return `drifted while it was measured: ${ends}, ${short(low)} to ${short(high)} ms over ${count} parts`;
+  return `drifted: ${ends}, ${short(low)} to ${short(high)} ms over ${count} parts of the sample`;
 }
 
 /**
@@ -97,7 +97,7 @@ export function summarise(samples, stable, warnings, reason, rules) {
   const absent = needs.filter(([, needed]) => n < needed).map(([p, needed]) => `p${p} needs ${needed}`);
   const missing = absent.length ? `${n} ${n === 1 ? "call" : "calls"}: ${absent.join(", ")}` : null;
   const noisy = cv !== null && cv > rules.noisy_cv
-    ? [`the calls vary by ${percent(cv)} (coefficient of variation; above ${percent(rules.noisy_cv)} is noisy)`]
+    ? [`noisy: the calls have a coefficient of variation of ${percent(cv)}, above ${percent(rules.noisy_cv)}`]
     : [];
   const points = Array.from({ length: rules.quantiles }, (_, index) => quantile(sorted, index / (rules.quantiles - 1)));
   return {
@@ -141,10 +141,12 @@ export function clockStep(lookMs = 30) {
 }
 
 function unsettled(times, rules) {
-  const spent = `${times.length} warm-up calls in ${(sum(times) / 1000).toFixed(1)} s`;
-  if (times.length < rules.windows * rules.window_calls) return `too slow to see whether it has settled: ${spent}`;
-  return `did not settle: after ${spent} the last ${rules.windows} windows of ${rules.window_calls} calls do not agree `
-    + `within ${(rules.window_tolerance * 100).toFixed(0)}%`;
+  const seconds = (sum(times) / 1000).toFixed(1);
+  if (times.length < rules.windows * rules.window_calls) {
+    return `warm-up was too short to judge: only ${times.length} calls in ${seconds} s`;
+  }
+  return `did not settle: after ${seconds} s of warm-up (${times.length} calls), the medians of the last ${rules.windows} `
+    + `windows of ${rules.window_calls} calls differ by more than ${(rules.window_tolerance * 100).toFixed(0)}%`;
 }
 
 function median(values) {

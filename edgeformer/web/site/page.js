@@ -8,8 +8,8 @@ import { bytes, checkbox, make } from "./show.js";
 import { setUpTrying } from "./try.js";
 
 const byId = (id) => document.getElementById(id);
-const MIXED = "operators that WebGPU does not have are computed by WebAssembly; ONNX Runtime does not say which";
-const SOFTWARE = "WebGPU is computed by the processor here: the browser has a software adapter only";
+const MIXED = "WebAssembly computes the operators that WebGPU lacks; ONNX Runtime does not report which";
+const SOFTWARE = "the processor computes WebGPU here, because the browser has only a software adapter";
 
 class Page {
   constructor(site, facts) {
@@ -33,7 +33,7 @@ class Page {
     const most = threadLimit(facts);
     form.threads.max = most;
     form.threads.value = Math.max(1, Math.min(4, Math.ceil(most / 2)));
-    if (most === 1) byId("threads-hint").textContent = "more need a server that sends COOP and COEP headers";
+    if (most === 1) byId("threads-hint").textContent = "several threads need a server that sends COOP and COEP headers";
     form.batch.value = [...new Set(site.shapes.map(([batch]) => batch))].join(", ");
     form.seq.value = [...new Set(site.shapes.map(([, seq]) => seq))].join(", ");
     form.elements.title.placeholder = facts.model ?? "";
@@ -51,7 +51,8 @@ class Page {
   jobOf(artifact, provider, threads) {
     const { tokenizers, readers } = this.site;
     const caveats = provider.counts_threads ? [] : [MIXED, ...(this.facts.gpu_in_software ? [SOFTWARE] : [])];
-    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], several: this.site.thresholds !== null, caveats };
+    const { thresholds, pieces, labels: classes } = this.site;
+    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], several: thresholds !== null, pieces, classes, caveats };
   }
 
   /** What the form says; throws with what is wrong. */
@@ -84,7 +85,7 @@ class Page {
     const about = { title: asked.title, threads: asked.threads, stepMs: null, notes: notesOf(facts, changed) };
     const rows = [];
     byId("pictures").replaceChildren();
-    byId("report").hidden = false;
+    byId("report").hidden = true;
     form.go.textContent = "Stop";
     byId("try").inert = true; // an answer in between would be measured, too
     this.running = { stop: () => {} };
@@ -100,7 +101,7 @@ class Page {
     this.running = null;
     form.go.textContent = "Measure";
     byId("try").inert = false;
-    byId("progress").textContent = finished ? "Done." : "Stopped. What was finished is in the report.";
+    byId("progress").textContent = finished ? "Done." : "Stopped. The finished rows are in the report.";
     byId("progress").dataset.state = finished ? "done" : "stopped";
   }
 
@@ -115,7 +116,7 @@ class Page {
       if (message.kind === "clock") about.stepMs = message.stepMs;
       if (message.kind !== "row") return;
       let { row } = message;
-      if (hidden) row = doubted(row, "the page was in the background while this was measured");
+      if (hidden) row = doubted(row, "the page was in the background during the measurement");
       if (changed !== null) row = doubted(row, changed);
       rows.push(row);
       if (row.phase === "steady") measured.add(String([row.batch, row.seq]));
@@ -138,6 +139,7 @@ class Page {
 
   /** Table, notes and the file, as far as it is measured. */
   publish(rows, about) {
+    byId("report").hidden = !rows.length;
     const report = buildReport(this.site, this.facts, rows, about);
     showTables(byId("table"), byId("cold"), rows, this.site);
     showNotes(byId("notes"), report, this.site);
@@ -156,7 +158,7 @@ function changesInAddress(usual) {
 function wholeNumbers(text, what) {
   const numbers = text.split(",").map((part) => Number(part.trim()));
   if (numbers.some((one) => !Number.isInteger(one) || one < 1 || one > 65536)) {
-    throw new Error(`Write ${what} as whole numbers with commas between them, for instance 1, 16.`);
+    throw new Error(`Write ${what} as integers separated by commas, for instance 1, 16.`);
   }
   return [...new Set(numbers)];
 }

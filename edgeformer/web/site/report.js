@@ -7,7 +7,7 @@
  * @param {{title: string, threads: number, stepMs: number | null, notes: string[]}} about this measurement
  */
 export function buildReport(site, facts, rows, about) {
-  const where = [facts.model ?? facts.system, facts.machine].filter(Boolean).join(" ") || "a device that is not told";
+  const where = [facts.model ?? facts.system, facts.machine].filter(Boolean).join(" ") || "an unknown device";
   const named = about.title.trim();
   return {
     format_version: 1,
@@ -40,7 +40,7 @@ export function buildReport(site, facts, rows, about) {
 export function notesOf(facts, changed) {
   const notes = [`measured in a browser, by the page of edgeformer: ${facts.browser}`];
   if (!facts.cross_origin_isolated) {
-    notes.push("the page is not cross-origin isolated: one thread, and a coarse clock");
+    notes.push("the page is not cross-origin isolated, so it has one thread and a coarse clock");
   }
   if (changed !== null) notes.push(changed);
   return notes;
@@ -51,5 +51,5 @@ export function changedRules(rules, usual) {
   const names = Object.keys(usual).filter((name) => rules[name] !== usual[name] && typeof usual[name] === "number");
   if (!names.length) return null;
   const changes = names.map((name) => `${name} ${rules[name]} instead of ${usual[name]}`);
-  return `measured by other rules than the usual ones: ${changes.join(", ")}`;
+  return `measured with other stopping rules than usual: ${changes.join(", ")}`;
 }

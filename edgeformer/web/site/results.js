@@ -78,7 +78,7 @@ export function showFacts(place, facts) {
   const shown = (value) => (value === true ? "yes" : value === false ? "no" : String(value));
   const lines = told.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, shown(value))]);
   const hidden = named.filter(([, value]) => value === null).map(([name]) => name);
-  if (hidden.length) lines.push(make("dt", {}, "not told"), make("dd", {}, hidden.join(", ")));
+  if (hidden.length) lines.push(make("dt", {}, "not available"), make("dd", {}, hidden.join(", ")));
   place.replaceChildren(...lines);
 }
 

@@ -1,7 +1,7 @@
 // Rows of a report: what was measured, and of everything else why it was not.
 
-const NO_MEMORY = "a browser does not tell a page how much memory a model takes";
-const NO_ENERGY = "a browser does not tell a page what a call costs";
+const NO_MEMORY = "browsers do not report the memory of a model";
+const NO_ENERGY = "browsers do not report energy";
 
 // So many steps of the clock in a typical call, and its times are good to a few percent; fewer, and they are not.
 const COARSE = 10;
@@ -57,10 +57,10 @@ export function unavailableRow(job, shape, reason) {
 export function clockDoubt(typicalMs, stepMs, isolated) {
   if (typicalMs >= stepMs * FINE) return { warnings: [], useless: false };
   const useless = typicalMs < stepMs * COARSE;
-  const steps = `the browser's clock goes in steps of ${Number(stepMs.toPrecision(2))} ms`;
-  const calls = `where a call takes about ${Number(typicalMs.toPrecision(2))} ms`;
+  const steps = `the clock of the browser has steps of ${Number(stepMs.toPrecision(2))} ms`;
+  const calls = `and a call takes about ${Number(typicalMs.toPrecision(2))} ms`;
   const finer = isolated ? "" : "; cross-origin isolation (COOP and COEP headers) makes it finer";
-  return { warnings: [`${steps}, ${calls}${finer}`], useless };
+  return { warnings: [`${steps} ${calls}${finer}`], useless };
 }
 
 /** A row of which something outside of the measurement makes doubtful whether it could be had again. */

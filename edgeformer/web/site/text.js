@@ -32,7 +32,7 @@ export function encode(reader, text, pair = null) {
 }
 
 /** As `edgeformer predict` and `serve` say it. */
-const NO_NUMBER = "the model's answer is no number (overflow)";
+const NO_NUMBER = "the model's answer is not a number (overflow)";
 
 /**
  * Logits of one text as probabilities; throws where one of them is no number.

@@ -36,13 +36,31 @@ export function setUpTrying(site, jobFor) {
     }
     form.send.disabled = true;
     try {
-      showAnswer(place, await answerer.answer(text, pair), site);
+      const answer = await answerer.answer(text, pair);
+      if (answer.spans) showSpans(place, text, answer.spans);
+      else showAnswer(place, answer, site);
     } catch (error) {
       opened = null; // what failed is opened anew
       place.replaceChildren(make("p", { class: "caution" }, error.message));
     }
     form.send.disabled = false;
   });
+}
+
+/** The text with its spans marked; a screen reader and a mouse tell the label and its probability. */
+function showSpans(place, text, spans) {
+  const line = make("p", { class: "spans" });
+  let written = 0;
+  for (const { start, end, label, probability } of spans) {
+    const share = `${label} ${(probability * 100).toFixed(2)}%`;
+    const [first, last] = [start, end].map((offset) => Array.from(text.slice(0, offset)).length);
+    line.append(visible(text.slice(written, start)),
+      make("mark", { title: share, "data-start": first, "data-end": last, "data-label": label }, text.slice(start, end), make("small", {}, ` ${label}`)));
+    written = end;
+  }
+  line.append(visible(text.slice(written)));
+  const none = spans.length ? [] : [make("p", { class: "soft" }, "No span found.")];
+  place.replaceChildren(line, ...none);
 }
 
 function showAnswer(place, answer, site) {

@@ -4,6 +4,7 @@ import { makeBuffers } from "./inputs.js";
 import { clockStep, measure, summarise } from "./measure.js";
 import { clockDoubt, coldRow, steadyRow, unavailableRow } from "./rows.js";
 import { feeds, openArtifact, startRuntime } from "./runtime.js";
+import { locate, spansOf, windowsOf } from "./spans.js";
 import { encode, openReader, probabilities } from "./text.js";
 
 let answering = null;
@@ -27,10 +28,30 @@ async function answer(job) {
     openReader(job.tokenizers, job.reader, job.base),
   ]);
   const [{ runtime, session }, reader] = await answering;
+  if (job.pieces !== null) return { spans: await findSpans(job, runtime, session, reader), lastRead: null };
   const read = encode(reader, job.text, job.pair);
   const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids]));
   const found = probabilities(await outputs.logits.getData(), job.several);
   return { probabilities: found, tokens: read.ids.length, total: read.total, lastRead: read.lastRead };
+}
+
+/** Spans of a text of any length: a call for each of its windows. */
+async function findSpans(job, runtime, session, { tokenizer, most, suffix }) {
+  const ids = Array.from(tokenizer.encode(job.text).ids, Number);
+  const tokens = locate(tokenizer, job.text);
+  const after = ids.length - suffix;
+  const before = after - tokens.length;
+  const found = [];
+  for (const { begin, end, from, to } of windowsOf(tokens, most - before - suffix)) {
+    const row = [...ids.slice(0, before), ...ids.slice(before + begin, before + end), ...ids.slice(after)];
+    const outputs = await session.run(feeds(runtime.ort, job.artifact, [row]));
+    const logits = await outputs.logits.getData();
+    for (let index = from; index < to; index += 1) {
+      const start = (before + index - begin) * job.classes.length;
+      found.push(probabilities(logits.slice(start, start + job.classes.length), false));
+    }
+  }
+  return spansOf(job.text, tokens, found, job.classes, job.pieces);
 }
 
 /** Every shape of one artifact; one that the model refuses costs its own row. */

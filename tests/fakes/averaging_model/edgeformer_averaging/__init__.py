@@ -25,7 +25,7 @@ class AveragingConfig(ModelConfig):
     inner_width: PositiveInt
     rounds: PositiveInt
     dropout: Probability = 0.1
-    max_positions: PositiveInt = Field(512, description="the longest input it takes")
+    max_positions: PositiveInt = Field(512, description="longest input in tokens")
 
 
 class Averaging(ModelSpec):

@@ -90,7 +90,7 @@ class ReferenceRuntime(Runtime):
         if options.provider not in (None, FORMAT):
             raise InputError(f"provider {options.provider!r} is not available: the reference evaluator has no choice")
         if options.early is not None:
-            raise InputError(f"artifact {files.artifact.id!r} always runs all of its loops")
+            raise InputError(f"artifact {files.artifact.id!r} always runs all loops")
         from edgeformer_reference.session import ReferenceSession
 
         return ReferenceSession(files.file, files.max_positions)
