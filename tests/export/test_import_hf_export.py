@@ -171,9 +171,7 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
         "xlm-roberta",
         "mpnet",
         "deberta-v2",
-        pytest.param(
-            "modernbert", marks=pytest.mark.xfail(strict=True, reason="its memory cannot be predicted: defect")
-        ),
+        pytest.param("modernbert", marks=pytest.mark.xfail(strict=True, reason="memory is not predicted")),
     ],
 )
 def test_encoders_from_source_to_estimate(tmp_path: Path, kind: str) -> None:
