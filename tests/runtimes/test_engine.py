@@ -155,7 +155,8 @@ class TestRealEngine:
     def test_an_fp32_graph_is_no_fp16_engine(self, tmp_path: Path) -> None:
         small = small_graph(tmp_path / "small.onnx", np.float32)
         reason = build_engine(small, tmp_path / "small.engine", TARGET, job()).reason
-        assert reason is not None and reason.startswith("the engine is not FP16:") and reason.endswith("FP32 and 0 FP16")
+        assert reason is not None and reason.startswith("the engine is not FP16:")
+        assert reason.endswith("FP32 and 0 FP16")
         assert build_engine(small, tmp_path / "small.engine", TARGET, job("fp32")).reason is None
 
     def test_unusable_graphs_are_refused(self, tmp_path: Path) -> None:
