@@ -165,15 +165,7 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "xlm-roberta",
-        "mpnet",
-        "deberta-v2",
-        pytest.param("modernbert", marks=pytest.mark.xfail(strict=True, reason="memory is not predicted")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["xlm-roberta", "mpnet", "deberta-v2", "modernbert"])
 def test_encoders_from_source_to_estimate(tmp_path: Path, kind: str) -> None:
     """Import, fine-tune (folded where layers can be shared), export in every precision, verify, profile."""
     make_model(tmp_path / "source", kind, LABELS)

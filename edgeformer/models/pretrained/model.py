@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_extra
 from edgeformer.models.adapter import sharing_copy
@@ -133,6 +135,7 @@ def load_components(
     with needs_extra("hf", "a pretrained encoder"):
         import transformers
         from transformers import AttentionInterface
+        from transformers.initialization import no_init_weights
     AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
     options = {**architecture, **overrides}
@@ -151,7 +154,10 @@ def load_components(
         config = transformers.AutoConfig.for_model(kind, **options)
         attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
         if folder is None:
-            model = auto_model.from_config(config, attn_implementation=attention)
+            # Memory is planned with tensors without values, of which torch cannot draw ModernBERT's truncated normal.
+            has_values = not isinstance(torch.empty(0), FakeTensor)
+            with nullcontext() if has_values else no_init_weights():
+                model = auto_model.from_config(config, attn_implementation=attention)
             return map_components(model, per_token=per_token), frozenset()
         model, report = auto_model.from_pretrained(
             str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
