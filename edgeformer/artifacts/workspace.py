@@ -71,12 +71,17 @@ def free_folder(
             if not folder.exists():
                 return folder
         raise InputError(f"{artifacts}: has 9,999 runs of {recipe}; add --name NAME")
-    if re.fullmatch(NAME_PATTERN, name) is None:
-        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    check_name(name)
     folder = artifacts / name
     if folder.exists():
         raise InputError(f"--name {name}: {folder} already exists; choose another name{or_else}")
     return folder
+
+
+def check_name(name: str) -> None:
+    """Raise InputError for a ``--name`` that no file or folder should have."""
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
 
 
 def require_writable(option: str, path: Path) -> None:

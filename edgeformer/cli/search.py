@@ -58,8 +58,7 @@ def command(
       edgeformer search tickets.csv --device host --source path/to/all-MiniLM-L6-v2 --budget 2h --all
       edgeformer search recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json --device host
     """
-    from edgeformer.artifacts.documents import shipped_names
-    from edgeformer.artifacts.model_search import ModelSearch
+    from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
     from edgeformer.benchmark.search import CandidateLimits
     from edgeformer.cli.progress import show_progress
@@ -70,6 +69,8 @@ def command(
     with needs_extra("train", "search"):
         from edgeformer.model_search.driver import ModelSearchOptions, search_models
         from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
+        from edgeformer.training.init import recipe_name
+    load_profile(device, own_profiles(artifacts))  # a wrong name must not cost hours of training
     limits = CandidateLimits(
         min_accuracy,
         opt.parse_value("--max-latency", max_latency, parse_milliseconds) if max_latency is not None else None,
@@ -77,7 +78,6 @@ def command(
     )
     budget_s = opt.parse_value("--budget", budget, parse_milliseconds) / 1000 if budget is not None else None
     options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
-
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
         if text or label or encoding:
@@ -88,12 +88,8 @@ def command(
         if folder or tokenizer:
             raise InputError("--data, --tokenizer: are of a recipe; for a data file leave them out")
         columns = Columns(text, None, label, encoding)
-        search_name, ladder = name or data.name.partition(".")[0], ladder_of_file(data, columns, source, progress)
-
-    def on_change(result: ModelSearch, search_folder: Path) -> None:
-        write_page(result, search_folder)
-
-    result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, on_change)
+        search_name, ladder = name or recipe_name(data), ladder_of_file(data, columns, source, progress)
+    result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)
     page = artifacts / f"{search_name}-search" / PAGE_FILE
     if as_json:
         opt.print_json(result)

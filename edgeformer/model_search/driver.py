@@ -22,7 +22,7 @@ from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTe
 from edgeformer.artifacts.progress import SILENT, Progress, forward_event
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_duration
-from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, read_manifest
+from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, check_name, read_manifest
 from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_searches
 from edgeformer.bundle import Bundle
 from edgeformer.model_search.ladder import TEACHER, LadderModel
@@ -59,7 +59,7 @@ class ModelSearchOptions:
 def search_models(
     name: str, data: str, ladder: Sequence[LadderModel], source: str | None, device: str, artifacts: Path,
     options: ModelSearchOptions, progress: Progress = SILENT,
-    on_change: Callable[[ModelSearch, Path], None] = lambda result, folder: None,
+    on_change: Callable[[ModelSearch, Path], object] = lambda result, folder: None,
 ) -> ModelSearch:  # fmt: skip
     """Search the ladder and return the result, which is also in ``<artifacts>/<name>-search/search.json``.
 
@@ -76,7 +76,7 @@ def search_models(
         on_change: called after each model with the result so far and its folder.
 
     Raises:
-        InputError: unknown model names, or a search of this name with other data.
+        InputError: unknown model names, an invalid name, or a search of this name with other data.
         InterruptedRun: Ctrl-C; the same call goes on later.
     """
     unknown = sorted({*options.models} - {model.name for model in ladder})
@@ -84,6 +84,7 @@ def search_models(
         available = ", ".join(model.name for model in ladder)
         hint = "" if source is not None else "; those that need a pretrained encoder need --source"
         raise InputError(f"--models: there is no {', '.join(unknown)}; available: {available}{hint}")
+    check_name(name)
     folder = artifacts / f"{name}-search"
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, "is being searched"):

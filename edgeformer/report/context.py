@@ -198,6 +198,12 @@ class RankedCandidate(NamedTuple):
     candidate: Candidate
 
 
+def candidate_style(row: RankedCandidate) -> str:
+    """Return the CSS classes of a candidate's row."""
+    classes = {"estimated": row.candidate.latency_status == "estimated", "pick": row.is_pick}
+    return " ".join(name for name, applies in classes.items() if applies)
+
+
 def ranked_candidates(search: Search) -> list[RankedCandidate]:
     """Number the candidates: feasible first, then by latency."""
     order = sorted(

@@ -34,6 +34,7 @@ from edgeformer.report.context import (
     ReportContext,
     badge_markdown,
     candidate_columns,
+    candidate_style,
     checks_sentence,
     metric_named,
     split_sizes,
@@ -119,11 +120,8 @@ def as_html(context: ReportContext) -> str:
     host_columns = context.columns("html host").drop_empty(host_rows, "p90", "p99", "energy")
     candidates = None
     if report.search is not None:
-        classes = [
-            f"{'estimated' if row.candidate.latency_status == 'estimated' else ''} {'pick' if row.is_pick else ''}"
-            for row in context.candidates
-        ]
-        candidates = candidate_columns(report.search, "verdict").html(context.candidates, map(str.strip, classes))
+        columns = candidate_columns(report.search, "verdict")
+        candidates = columns.html(context.candidates, map(candidate_style, context.candidates))
     return render_template(
         "report.html",
         context=context,

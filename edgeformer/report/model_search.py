@@ -9,11 +9,10 @@ from rich.text import Text
 
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
-from edgeformer.artifacts.report import Candidate
 from edgeformer.artifacts.units import format_duration
 from edgeformer.report.charts import draw_model_search
 from edgeformer.report.columns import DASH, Column, Columns
-from edgeformer.report.context import candidate_columns, metric_named, ranked_candidates
+from edgeformer.report.context import candidate_columns, candidate_style, metric_named, ranked_candidates
 from edgeformer.report.documents import render_template
 
 PAGE_FILE = "search.html"
@@ -96,8 +95,7 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
     candidates = None
     if result.search is not None:
         ranked = ranked_candidates(result.search)
-        classes = [f"{_style(row.candidate)} {'pick' if row.is_pick else ''}".strip() for row in ranked]
-        candidates = candidate_columns(result.search).html(ranked, classes)
+        candidates = candidate_columns(result.search).html(ranked, map(candidate_style, ranked))
     page = folder / PAGE_FILE
     html = render_template(
         "search.html",
@@ -111,7 +109,3 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
     )
     write_text(page, html)
     return page
-
-
-def _style(candidate: Candidate) -> str:
-    return "estimated" if candidate.latency_status == "estimated" else ""

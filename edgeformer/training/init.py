@@ -14,12 +14,12 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import NAME_PATTERN, DataConfig, SpanData
+from edgeformer.artifacts.data_config import DataConfig, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.workspace import require_writable
+from edgeformer.artifacts.workspace import check_name, require_writable
 from edgeformer.data.cleaning import normalizers
 from edgeformer.data.column_detection import DetectedColumns, detect_columns, detect_spans
 from edgeformer.data.data_warnings import label_findings, load_with_findings, rows_per_label
@@ -78,14 +78,10 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     Raises:
         InputError: the recipe exists already, its name is invalid, or the data cannot be used; nothing was written.
     """
-    stem = data.name
-    for endings in (COMPRESSIONS, tuple(FORMATS)):  # "reviews" of reviews.csv.gz
-        if stem.lower().endswith(endings):
-            stem = stem.rpartition(".")[0]
+    stem = _stem(data)
     out = options.out or Path(f"{stem}.yaml")
-    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("._-")[:60] or "own-data"
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise InputError(f"--name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    name = options.name or recipe_name(data)
+    check_name(name)
     require_writable("-o", out)
     if out.exists() and not options.force:
         raise InputError(f"{out}: already exists; write another file with -o FILE, or replace it with --force")
@@ -166,6 +162,20 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
     rows = {part: len(texts) for part, texts in sets.items()}
     return Draft(out, name, text, detected, rows, (*findings,), (*notes,))
+
+
+def _stem(data: Path) -> str:
+    """Return ``reviews`` of reviews.csv.gz."""
+    stem = data.name
+    for endings in (COMPRESSIONS, tuple(FORMATS)):
+        if stem.lower().endswith(endings):
+            stem = stem.rpartition(".")[0]
+    return stem
+
+
+def recipe_name(data: Path) -> str:
+    """Return the default name of a recipe for a data file: its stem without characters that a name cannot have."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", _stem(data)).strip("._-")[:60] or "own-data"
 
 
 def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[str, Any], dict[str, Any]]:

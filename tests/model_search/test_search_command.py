@@ -61,6 +61,8 @@ def test_unusable_requests_are_refused(tmp_path: Path) -> None:
         (("quickstart", "--text", "x"), "a recipe names its columns itself"),
         (("crt_mini",), "search trains classifiers"),
         (("tickets.csv", "--budget", "2"), "--budget"),
+        (("tickets.csv", "--device", "nokia"), "nokia"),
+        (("tickets.csv", "--name", "../x"), "use letters, digits"),
     ):
         refused = edgeformer("search", *arguments, cwd=tmp_path)
         assert refused.code == 2 and message in " ".join(refused.err.split()), arguments
