@@ -156,14 +156,22 @@ class _ModelSearch:
         self._rank()
 
     def plan(self) -> None:
-        """Predict the training time of every model that is not trained."""
+        """Predict the training time of every wanted model that is not trained and needs no teacher."""
         for model in self._ladder.values():
-            if self.is_wanted(model) and self._searched(model.name).predicted_low_s is None:
-                if (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file():
-                    continue
-                plan = self._run("plan", str(self._recipe(model.name)), "--device", "host")
-                times = plan["time"]
-                self._update(model.name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
+            is_begun = (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file()
+            if self.is_wanted(model) and not is_begun and not model.has_teacher:
+                self._predict_time(model.name)
+
+    def _predict_time(self, name: str) -> None:
+        """Predict the training time of a model, unless an earlier call did; None: it cannot be predicted."""
+        if self._searched(name).predicted_low_s is not None:
+            return
+        try:
+            times = self._run("plan", str(self._recipe(name)), "--device", "host")["time"]
+        except EdgeformerError as error:
+            self._progress.message(f"{name}: its training time is not predicted: {error}")
+            return
+        self._update(name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
 
     def is_wanted(self, model: LadderModel) -> bool:
         """Return whether the user wants this model."""
@@ -222,7 +230,7 @@ class _ModelSearch:
 
     def _train(self, model: LadderModel, for_model: str) -> None:
         """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
-        searched, folder = self._searched(model.name), self._artifacts / f"{self._name}-{model.name}"
+        folder = self._artifacts / f"{self._name}-{model.name}"
         arguments = ["train", str(self._recipe(model.name)), "--name", folder.name]
         if (folder / RUN_FILE).is_file():
             manifest = read_run(folder)
@@ -230,6 +238,9 @@ class _ModelSearch:
                 self._update(model.name, train_s=manifest.seconds, parameters=manifest.parameters)
                 return
             arguments.append("--resume")
+        else:
+            self._predict_time(model.name)
+        searched = self._searched(model.name)
         if self._options.budget_s is not None and searched.predicted_high_s is not None:
             left_s = self._options.budget_s - (time.monotonic() - self._started)
             if searched.predicted_high_s > left_s:
