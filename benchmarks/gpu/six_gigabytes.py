@@ -24,7 +24,7 @@ def measure(session: Session) -> None:
         return {**sizes, **planned.model_dump(mode="json")}
 
     planned = session.case(f"plan --device {DEVICE}", plan)
-    steps = 2 if session.tiny else 50
+    steps = 2 if session.tiny else 30
     name = f"train --as-device {DEVICE}, {steps} steps"
     trained = session.case(name, lambda: some_steps(session, recipe, "capped", steps, device))
     if planned is None or trained is None:

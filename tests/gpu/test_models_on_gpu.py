@@ -54,6 +54,7 @@ def test_cached_decoding_computes_what_the_whole_text_does() -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch 2.11 itself uses it
 def test_torch_compile_keeps_the_answers(encoder: EncoderClassifier) -> None:
     pytest.importorskip("triton")
     encoder.cuda()
