@@ -5,7 +5,7 @@ python -m benchmarks.gate BUNDLE --runs FILE.jsonl [--minutes 30] [--artifact on
 
 Nothing is invented: every run measures real calls in fresh processes and judges them as `gate` does,
 latency and memory, with its defaults. A slowdown is planted by timing more of the same calls as one: eleven where the
-baseline has ten, which is 10 % more work, or thirty-four for thirty-three, 3.0 %. So it is known, and does not depend
+baseline has ten, which is 10% more work, or thirty-four for thirty-three, 3.0%. So it is known, and does not depend
 on how a processor takes some other graph.
 
 Every run is one line of FILE.jsonl as soon as it ends; called again, the script goes on behind the last one, so that a
@@ -69,8 +69,8 @@ def cases_of(same: int, planted: int) -> tuple[Case, Case, Case]:
     """The file against itself, and both slowdowns; so many runs of each."""
     return (
         Case("the same file", 1, 1, same, 12),
-        Case("10 % planted", 10, 11, planted, 10),
-        Case("3 % planted", 33, 34, planted, 40),
+        Case("10% planted", 10, 11, planted, 10),
+        Case("3% planted", 33, 34, planted, 40),
     )
 
 
@@ -141,10 +141,10 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     bars = (
         (f"alarms and errors of the same file, at most {MOST_ALARMS:.0%}", alarms, len(same),
          alarms <= MOST_ALARMS * len(same), complete[0]),
-        (f"10 % found, at least {LEAST_FOUND:.0%}", results, len(large),
+        (f"10% found, at least {LEAST_FOUND:.0%}", results, len(large),
          results >= LEAST_FOUND * len(large), complete[1]),
-        ("3 % undecided or found", detected, len(small), detected == len(small), complete[2]),
-        ("3 % called faster, never", faster, len(small), faster == 0, complete[2]),
+        ("3% undecided or found", detected, len(small), detected == len(small), complete[2]),
+        ("3% called faster, never", faster, len(small), faster == 0, complete[2]),
         # A planted slowdown costs ten calls where the model itself costs one, so its runs say nothing of the time.
         (f"median seconds of the same file, below {MOST_MEDIAN_S:.0f}", median_s, None, median_s < MOST_MEDIAN_S,
          complete[0]),
@@ -156,7 +156,7 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def upper_bound(hits: int, runs: int) -> float:
-    """The one-sided 95 % bound on a share of which ``hits`` of ``runs`` were seen (Clopper and Pearson)."""
+    """The one-sided 95% bound on a share of which ``hits`` of ``runs`` were seen (Clopper and Pearson)."""
     low, high = hits / runs, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -250,7 +250,7 @@ def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     if same:
         faults = Counter(filter(None, map(fault, same)))
         bound = upper_bound(faults.total(), len(same))
-        print(f"alarms: {dict(faults)}; at most {bound:.1%} of all runs with 95 % confidence")
+        print(f"alarms: {dict(faults)}; at most {bound:.1%} of all runs with 95% confidence")
     bars = judged(runs, cases)
     for bar in bars:
         met = {True: "met", False: "MISSED", None: "not enough runs yet"}[bar["met"]]

@@ -1,4 +1,4 @@
-"""Count words and BERT tokens per row of SST-2, of its shortest and longest 30 %, and of Yelp's reviews.
+"""Count words and BERT tokens per row of SST-2, of its shortest and longest 30%, and of Yelp's reviews.
 
 GLUE's train and validation rows pooled, counted after cleaning; the shortest and longest rows are cut by words, ties in
 file order, as the papers' cuts are read. Tokens are those of bert-base-uncased without [CLS] and [SEP]. ``distinct``

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = "runtimes.json"
 _NOISE = 0.975
-"""A runtime that is less than 2.5 % faster than the default one is not preferred."""
+"""A runtime that is less than 2.5% faster than the default one is not preferred."""
 
 
 class FastestRuntimes(Frozen):

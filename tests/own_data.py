@@ -18,7 +18,7 @@ _THINGS = ["film", "menu", "phone", "battery", "plot", "coffee", "room", "servic
 
 
 def hostile_table(path: Path, rows: int = 300) -> None:
-    """Write it: of ``rows`` rows, which must be 100 at least, 2 % have the label ``unentschieden``.
+    """Write it: of ``rows`` rows, which must be 100 at least, 2% have the label ``unentschieden``.
 
     Three texts are empty, two rows repeat an earlier one, and one has the text of another with another label.
     """

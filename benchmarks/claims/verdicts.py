@@ -120,7 +120,7 @@ def asked(rule: Rule) -> str:
     """What the rule asks of ours, seen from the published figure: ``within 0.005 of it``."""
     match rule:
         case Within(absolute=absolute, share=share) if absolute or share:
-            return f"within {amounts(absolute)} of it" if absolute else f"within {100 * share:g} % of it"
+            return f"within {amounts(absolute)} of it" if absolute else f"within {100 * share:g}% of it"
         case Within():
             return "exactly that"
         case Reached(absolute=absolute, lower=lower):

@@ -18,7 +18,7 @@ from edgeformer.estimate import estimate
 PAGE, RESULTS = ROOT / "docs" / "results" / "estimates.md", ROOT / "benchmarks" / "results"
 EXPLANATION = ROOT / "docs" / "explanation" / "estimating.md"
 SHIPPED = Path(estimate.__file__).with_name(estimate.RECORD_FILE)
-_LABELS = ("least", "5 %", "25 %", "median", "75 %", "95 %", "most")
+_LABELS = ("least", "5%", "25%", "median", "75%", "95%", "most")
 
 
 def newest() -> tuple[Path, dict[str, Any]]:
@@ -55,7 +55,7 @@ def page() -> str:
     summary, host = record["summary"], record["host"]
     parts = [
         "# Accuracy of estimates",
-        f"**{summary['within_15_percent']:.0%} of {summary['cases']} estimated times are within 15 % of the measured "
+        f"**{summary['within_15_percent']:.0%} of {summary['cases']} estimated times are within 15% of the measured "
         f"time; the median error is {_percent(summary['median_error'])}.**",
         "The estimate of each case comes from a calibration with the other models. [How it estimates](../explanation/"
         "estimating.md) has the method, the targets, the figures by precision and model family, and the limits.",
@@ -67,7 +67,7 @@ def page() -> str:
             [[name, f"{share:.0%}"] for name, share in summary["held_by_model"].items()],
         ),
         "## Errors",
-        "log2(estimated ÷ measured): 0.2 is 15 % too much, −0.2 is 13 % too little.",
+        "log2(estimated ÷ measured): 0.2 is 15% too much, −0.2 is 13% too little.",
         _table(_LABELS, [[f"{value:+.2f}" for value in summary["quantiles_log2"]]]),
         "## Every case",
         "*Measured* and *processes* are the median and the range of the three processes, p50 in ms.",
@@ -99,7 +99,7 @@ def _groups(record: dict[str, Any]) -> str:
         groups.append(("*all, calibrated without models of the same family*", record["without_kind"]))
     if record["doubted"] is not None:
         groups.append(("*with unchecked operators*", record["doubted"]))
-    header = ["", "cases", "median error", "worst", "within ±15 %", "range holds", "widest range", "Kendall τ"]
+    header = ["", "cases", "median error", "worst", "within ±15%", "range holds", "widest range", "Kendall τ"]
     return _table(header, [_line(name, figures) for name, figures in groups])
 
 
@@ -110,9 +110,9 @@ def _outcome(figures: dict[str, Any]) -> str:
         order = order.replace(" |", f" ({close:.2f} over pairs within a factor of two) |")
     lacking = [name for name, is_met in figures["enough"].items() if not is_met]
     words = {
-        "within_15_percent": f"cases within ±15 %: {figures['within_15_percent']:.0%} of {figures['cases']} | 80 %",
-        "median_error": f"median error: {_percent(figures['median_error'])} | 7 %",
-        "ranges_held": f"measured time within the range: {figures['ranges_held']:.0%} | 95 %",
+        "within_15_percent": f"cases within ±15%: {figures['within_15_percent']:.0%} of {figures['cases']} | 80%",
+        "median_error": f"median error: {_percent(figures['median_error'])} | 7%",
+        "ranges_held": f"measured time within the range: {figures['ranges_held']:.0%} | 95%",
         "widest": f"widest range, high ÷ low: {figures['widest']:.2f} | 2",
         "tau": order if tau is not None else f"{order} | 0.9",
         "enough": f"enough cases, quiet machine{': not ' + ', '.join(lacking) if lacking else ''} | –",

@@ -21,7 +21,7 @@ from edgeformer.system.host import cpu_name, now
 
 Row = dict[str, Any]
 WITHIN, MEDIAN, HELD, WIDEST, TAU = 0.80, 0.07, 0.95, 2.0, 0.9
-"""Targets: the share within ±15 %, the median error, how often ranges hold, how wide they are, the order."""
+"""Targets: the share within ±15%, the median error, how often ranges hold, how wide they are, the order."""
 CASES, MODELS, FOREIGN, SHAPES, DISTURBED = 60, 5, 3, 4, 0.1
 """How many cases the record needs, and how quiet the machine must have been."""
 _CLOSE = math.log2(1.15)
@@ -94,7 +94,7 @@ def _rows(model: Model, threads: int, device: DeviceProfile, artifacts: Sequence
 def summary(rows: Sequence[Row]) -> Row:
     """Return errors, ranges, order and repeatability of some cases, and which targets they meet.
 
-    A case without an estimate counts: it is not within 15 %, and no range holds it.
+    A case without an estimate counts: it is not within 15%, and no range holds it.
     """
     estimated = [row for row in rows if row["log2"] is not None]
     off = sorted(abs(row["log2"]) for row in estimated) + [math.inf] * (len(rows) - len(estimated))
@@ -149,7 +149,7 @@ def _held(rows: Sequence[Row]) -> float:
 
 
 def _factor(log2: float) -> float | None:
-    """Return 0.07 for 7 % too much; None where an estimate is absent."""
+    """Return 0.07 for 7% too much; None where an estimate is absent."""
     return 2**log2 - 1 if math.isfinite(log2) else None
 
 

@@ -12,7 +12,7 @@ from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from benchmarks.gpu.timing import on_device_ms, rules_of, times
 
 MODELS = {"stacked": "baseline_sst2_fast", "shared": "recurrent_sst2_fast"}
-CLAIMED = "40–45 %"
+CLAIMED = "40–45%"
 """Of the FP32 time, that paper A says FP16 saves."""
 
 

@@ -42,7 +42,7 @@ ROW = Row(
     number=1,
     topic="six-gigabytes",
     question="does the CRT-Deep recipe really train in 6 GB?",
-    wanted="no step runs out of memory, and the predicted peak is at most 10 % off the measured one",
+    wanted="no step runs out of memory, and the predicted peak is at most 10% off the measured one",
     measure=measure,
     columns=(
         Column("predicted peak, bytes", "predicted_peak_bytes", "{:,}"),

@@ -209,7 +209,7 @@ def _decode(session: dict[str, Any]) -> str:
                 displayed = spread(ratio)
                 if name == "all_loops_over_exit":
                     maximum = loops / int(loop)
-                    displayed = f"{displayed}, {100 * ratio['median'] / maximum:.0f} % of {maximum:.3g}"
+                    displayed = f"{displayed}, {100 * ratio['median'] / maximum:.0f}% of {maximum:.3g}"
                 rows.append([precision.upper(), words, displayed])
         if reading := session["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
             rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
@@ -227,7 +227,7 @@ def _training_step(session: dict[str, Any]) -> str:
     share = session["trainer"]["outside_of_computing"]
     return (
         f"Plain torch takes {spread(session['plain_over_edgeformer'])} the time of edgeformer for a training step of "
-        f"`{session['recipe']}`. {100 * share:.1f} % of edgeformer's step is not computation."
+        f"`{session['recipe']}`. {100 * share:.1f}% of edgeformer's step is not computation."
     )
 
 

@@ -26,7 +26,7 @@ def facts() -> dict[str, str]:
 
 def percent(share: float) -> str:
     """Return a share as whole percent."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def classifiers() -> dict[str, str]:
@@ -69,7 +69,7 @@ def language_models() -> dict[str, str]:
     padded, causal = runs[True], runs[False]
     padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
     return {
-        "scored_padding": f"{100 * padding:.1f} %",
+        "scored_padding": f"{100 * padding:.1f}%",
         "causal_perplexity": f"{causal['validation']['perplexity']:.1f}",
         "void_perplexity": f"{padded['validation']['perplexity']:.1f}",
         "void_steps": f"{padded['steps']}",
@@ -106,7 +106,7 @@ def gating() -> dict[str, str]:
     """Figures of the gate's errors."""
     bars = {bar["bar"]: bar for bar in result("2026-11-23-gate")["bars"]}
     alarms = next(bar for name, bar in bars.items() if name.startswith("alarms"))
-    detected = next(bar for name, bar in bars.items() if name.startswith("10 %"))
+    detected = next(bar for name, bar in bars.items() if name.startswith("10%"))
     return {
         "gate_alarms": f"{alarms['value']:g} of {alarms['of']}",
         "gate_detected": f"{detected['value']:g} of {detected['of']}",
@@ -169,10 +169,10 @@ def bundles() -> dict[str, str]:
         "validation_rows": f"{whole['validation']['n']:,}",
         "kept_tokens": f"{vocabulary['kept']:,}",
         "all_tokens": f"{vocabulary['original']:,}",
-        "kept_coverage": f"{100 * vocabulary['coverage']:.2f} %",
+        "kept_coverage": f"{100 * vocabulary['coverage']:.2f}%",
         "scored_tokens": f"{result('2026-11-21-bundle-crt-mini')['artifacts'][0]['validation']['n']:,}",
         "deep_scored_tokens": f"{result('2026-11-21-bundle-crt-deep')['artifacts'][0]['validation']['n']:,}",
-        "step_bundle_mb": f"{deep['onnx-fp16-step']:.1f} MB",
+        "step_artifact_mb": f"{deep['onnx-fp16-step']:.1f} MB",
         "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
     }
 

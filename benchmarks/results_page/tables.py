@@ -180,7 +180,7 @@ def checkpoints() -> str:
     rows = []
     for row in general("checkpoint_cost")["rows"]:
         saved = f"{row['save_s']:.2g} s ({row['least_s']:.2g}–{row['most_s']:.2g})"
-        shares = [f"{100 * row['share_by_minutes'][minutes]:.2f} %" for minutes in ("1", "10", "30")]
+        shares = [f"{100 * row['share_by_minutes'][minutes]:.2f}%" for minutes in ("1", "10", "30")]
         rows.append(
             [f"`{row['recipe']}`", f"{row['parameters']:,}", f"{row['state_bytes'] / MIB:,.0f} MiB", saved, *shares]
         )

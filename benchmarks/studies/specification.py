@@ -58,7 +58,7 @@ _SHARE = re.compile(r"share_([0-9]+)")
 def measure(name: str) -> Measure:
     """Return a figure by its name; ``share_0``: of the first label. Raises KeyError for an unknown name."""
     if match := _SHARE.fullmatch(name):
-        return Measure(f"label {match[1]} %", 2, f"share of the rows with label {match[1]}, in percent")
+        return Measure(f"% with label {match[1]}", 2, f"share of the rows with label {match[1]}, in percent")
     return MEASURES[name]
 
 

@@ -159,7 +159,7 @@ class GateCheck(Frozen):
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = Field(None, description="(candidate - baseline) / baseline; scores: the difference")
-    low: float | None = Field(None, description="lower bound of the change: latency over all looks, score with 95 %")
+    low: float | None = Field(None, description="lower bound of the change: latency over all looks, score with 95%")
     high: float | None = Field(None, description="latency and score: upper bound of the change")
     rows: int = Field(0, description="score: rows (embeddings: pairs) scored with both; 0: scores recorded by export")
     found: Literal["slower", "faster", "no different", "not known"] | None = Field(

@@ -127,7 +127,7 @@ class FittedCase(Frozen):
 
 
 class EstimateError(Frozen):
-    """Errors of estimates as |log2(estimated / measured)|: 0.25 is 19 % off, 1 is a factor of 2."""
+    """Errors of estimates as |log2(estimated / measured)|: 0.25 is 19% off, 1 is a factor of 2."""
 
     kind: Literal["cpu", "cuda"] = Field(description="kind of device that was measured")
     device: str = Field(description="the processor or card")
@@ -135,12 +135,12 @@ class EstimateError(Frozen):
     median_log2: float
     worst_log2: float
     models: int | None = Field(None, description="models, each estimated by a fit to the others (cross-validation)")
-    spread_log2: NotNegative | None = Field(None, description="± range of 95 % of the worst model's cases")
+    spread_log2: NotNegative | None = Field(None, description="± range of 95% of the worst model's cases")
     created: str
 
 
 class EstimateRecord(Frozen):
-    """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8 %."""
+    """Errors of the estimator on one machine. Errors and shares are fractions: 0.068 is 6.8%."""
 
     source: str = Field(description="file that lists the cases")
     kind: Literal["cpu", "cuda"]

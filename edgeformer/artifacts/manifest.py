@@ -155,7 +155,7 @@ class ExitTime(Frozen):
     full_graph_ms: dict[str, float] = Field({}, description="time of the same texts in the full graph")
     quickest: str | None = Field(None, description="artifact that runs all loops fastest; None: not compared")
     quickest_ratio: float | None = Field(None, description="mean with early exit over the mean of `quickest`")
-    ratio_low: float | None = Field(None, description="95 % interval of `quickest_ratio`, over the texts")
+    ratio_low: float | None = Field(None, description="95% interval of `quickest_ratio`, over the texts")
     ratio_high: float | None = None
 
     @property
@@ -177,7 +177,7 @@ class ExitTime(Frozen):
         }[self.pays]
         return (
             f"one text takes {self.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "
-            f"{self.quickest} ({self.quickest_ratio:.2f}×, 95 % interval {self.ratio_low:.2f} to "
+            f"{self.quickest} ({self.quickest_ratio:.2f}×, 95% interval {self.ratio_low:.2f} to "
             f"{self.ratio_high:.2f}): {verdict}"
         )
 
@@ -210,7 +210,7 @@ class ExitGuarantee(Frozen):
         exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
         proof = "; these rows also chose the epoch or judged the artifact, so the guarantee is not independent"
         return (
-            f"accuracy drops by at most {self.max_drop:.1%} (absolute) with {100 * self.confidence:.4g} % confidence "
+            f"accuracy drops by at most {self.max_drop:.1%} (absolute) with {100 * self.confidence:.4g}% confidence "
             f"on texts like the {self.rows:,} rows of {self.split} (exits: {exit_shares})"
             f"{proof if self.reused else ''}"
         )
@@ -408,7 +408,7 @@ class Engine(Frozen):
 
 
 class ArtifactManifest(Frozen):
-    """One deployable file of a bundle; a step bundle has several files, which run in turn."""
+    """One deployable file of a bundle; a step artifact has several files, which run in turn."""
 
     id: str
     file: str | None = Field(description="relative to the bundle; None: nothing was built")

@@ -34,7 +34,7 @@ class ScoredTest(Frozen):
     candidate: str = Field(description="model/artifact")
     score: float
     rows: int
-    low: float | None = Field(None, description="lower end of the 95 % interval; None: this metric has none")
+    low: float | None = Field(None, description="lower end of the 95% interval; None: this metric has none")
     high: float | None = None
 
 

@@ -38,7 +38,7 @@ class Latency(Frozen):
     high: float | None = Field(None, description="estimates: upper end")
     reason: str | None = None
     warnings: tuple[str, ...] = ()
-    quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100 %")
+    quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100%")
 
 
 class Work(Frozen):
@@ -153,7 +153,7 @@ class Candidate(Frozen):
     threads: int | None
     score: float | None = Field(description="accuracy or perplexity on the validation split")
     score_rows: int | None = Field(None, description="rows of that split; None: this metric has no interval")
-    score_low: float | None = Field(None, description="lower end of the score's 95 % interval (Clopper and Pearson)")
+    score_low: float | None = Field(None, description="lower end of the score's 95% interval (Clopper and Pearson)")
     score_high: float | None = Field(None, description="upper end")
     bound_inside: bool | None = Field(None, description="the bound is inside that interval: undecided")
     latency_ms: float | None
@@ -343,11 +343,11 @@ def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) 
 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
-"""Percentile → samples for 99 % confidence (early-stopping estimate of MLPerf LoadGen)."""
+"""Percentile → samples for 99% confidence (early-stopping estimate of MLPerf LoadGen)."""
 NOISY_CV = 0.025
 """Coefficient of variation above which a sample counts as noisy."""
 QUANTILES = 41
-"""Number of quantiles of a sample in a report: every 2.5 %."""
+"""Number of quantiles of a sample in a report: every 2.5%."""
 DRIFT_PARTS, DRIFT_PART_CALLS, DRIFT_FEWEST_CALLS = 10, 25, 20
 """Drift test of a sample: maximum number of parts, minimum calls per part, minimum calls for a test."""
 

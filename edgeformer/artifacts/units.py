@@ -35,7 +35,7 @@ parse_millijoules = partial(_parse, units=_MILLIJOULES, example="10mJ")
 
 
 def parse_share(text: str) -> float:
-    """Parse ``"5%"`` into 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5 %."""
+    """Parse ``"5%"`` into 0.05. Raises ValueError without a per cent sign, so that 0.05 is never read as 5%."""
     number = text.strip().removesuffix("%")
     if number == text.strip() or not re.fullmatch(r"[0-9]+(\.[0-9]+)?\s*", number):
         raise ValueError(f"{text!r} is not a percentage; write e.g. 5%")

@@ -27,7 +27,7 @@ REMEDY = "give a labelled file that neither model was trained on: --eval-data FI
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
 _BATCH = 32
-_Z = 1.96  # a two-sided 95 % interval
+_Z = 1.96  # a two-sided 95% interval
 _SIDES = ("baseline", "candidate")
 
 
@@ -139,7 +139,7 @@ def score_check(
     """Compare the scores of an artifact on the same rows.
 
     A loss of at most ``limit`` (in the metric's unit if it is a share, else as a share of it) passes. A larger one
-    fails if its 95 % interval holds no gain, else it is undecided. If one row is more than ``limit``, only an interval
+    fails if its 95% interval holds no gain, else it is undecided. If one row is more than ``limit``, only an interval
     that lies wholly beyond it decides. Given the reason why there are no ``rows``, the scores that export recorded are
     compared if they are of the same validation rows.
     """
@@ -252,7 +252,7 @@ def _row_figures(
 def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate: Float64s, source: str) -> GateCheck:
     """Compare figures [n, k] of the same rows by the limit of ``check``.
 
-    The 95 % interval of right and wrong answers is that of Bonett and Price (2012) for paired proportions, which is not
+    The 95% interval of right and wrong answers is that of Bonett and Price (2012) for paired proportions, which is not
     empty if all answers agree; that of other figures consists of percentiles of resampled rows.
     """
     metric, limit = task.metric, check.limit or 0.0
@@ -268,7 +268,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         low, high = bootstrap_interval(
             lambda rows: task.metric_of(candidate[rows]) - task.metric_of(baseline[rows]), count
         )
-    reason += f"; 95 % interval of the difference {low:+.4f} to {high:+.4f}"
+    reason += f"; 95% interval of the difference {low:+.4f} to {high:+.4f}"
     loss = _loss(metric, old, new - old)
     least, largest = sorted(_loss(metric, old, change) for change in (low, high))
     status = "pass" if loss <= limit else "fail"

@@ -118,7 +118,7 @@ def work(document: bytes, send: Send) -> None:
 
 @dataclass(frozen=True)
 class Interval:
-    """The slowdown, 0.1 for 10 % more time, and an interval that holds it at all looks of a run together."""
+    """The slowdown, 0.1 for 10% more time, and an interval that holds it at all looks of a run together."""
 
     middle: float
     low: float

@@ -64,7 +64,7 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
         if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
             limits = f"at least {metric.lowest:g}"
             if metric.highest is not None:
-                limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91 %)"
+                limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
             raise InputError(f"{metric.flag} {bound:g}: must be {limits}")
     if manifest.leaks:
         raise InputError(
@@ -85,7 +85,7 @@ def search(
     """Name the artifact to deploy among those that were profiled.
 
     The pick is the least of ``options.minimize`` among those that meet the bound and break no limit. Candidates that
-    are known to keep every limit go before those with a limit that cannot be decided. Differences within noise (2.5 %,
+    are known to keep every limit go before those with a limit that cannot be decided. Differences within noise (2.5%,
     or overlapping ranges: of estimates, or of measured times that are close) do not count: the smaller file wins.
 
     Args:
@@ -268,7 +268,7 @@ def _score_of(
     """Return score, its number of rows and the candidate's facts on who scored it; or the reason why there is none.
 
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
-    of its rounded answers. The decode graph and the step bundle have the score of the full graph of their precision.
+    of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
     unscored = f"it has no score, because an engine runs only on its target: {REMEASURE}"
     if record is not None:
@@ -331,7 +331,7 @@ def _candidate(
             low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
             inside = None if bound is None else low <= bound <= high
             facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": inside}
-            interval = f", inside its 95 % interval {low:.4f} to {high:.4f}" if inside else ""
+            interval = f", inside its 95% interval {low:.4f} to {high:.4f}" if inside else ""
         if bound is not None and not _meets(value, bound, metric):
             side = "below" if metric.higher_is_better else "above"
             objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{interval}")
@@ -475,7 +475,7 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
     if bound is not None and picked.score_low is not None and picked.score_high is not None:
         low, high = metric.text(picked.score_low), metric.text(picked.score_high)
         reason += f". {metric.name[0].upper()}{metric.name[1:]} {metric.text(picked.score)} on {picked.score_rows:,} "
-        reason += f"rows, {CONFIDENCE * 100:g} % interval {low} to {high}"
+        reason += f"rows, {CONFIDENCE * 100:g}% interval {low} to {high}"
         if picked.bound_inside:
             reason += f": the limit {bound:g} lies inside it, so these rows do not decide whether it is met"
     if picked.unknown:

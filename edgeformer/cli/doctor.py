@@ -16,7 +16,7 @@ _EXTRAS = ("hf", "serve")
 
 
 def command(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = False) -> None:
-    """Show which runtimes work on this machine and what to install for the others."""
+    """Show which runtimes and extras work on this machine, and how to install the others."""
     from edgeformer.report.tables import capability_table
     from edgeformer.system.host import describe_host
 

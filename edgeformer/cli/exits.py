@@ -12,7 +12,7 @@ from edgeformer.cli import options as opt
 def command(
     run: opt.Run = None,
     max_drop: str = Option("1%", metavar="SHARE", help="Largest acceptable score drop; 1% is one point of accuracy."),
-    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong; 5% is 95 % confidence."),
+    risk: str = Option("5%", metavar="SHARE", help="Probability that the guarantee is wrong; 5% is 95% confidence."),
     artifact: str | None = Option(
         None, metavar="ID", help="Choose thresholds for this step artifact only. Default: all."
     ),
@@ -30,10 +30,11 @@ def command(
 ) -> None:
     """Choose early-exit thresholds that keep the score drop within --max-drop.
 
-    Runs held-out rows through every exit of the step bundle (export --exit all), and chooses the thresholds that save
-    most loops while an exact test (Learn then Test) excludes a larger score drop at --risk. Writes them to bundle.json,
-    with the time of single texts, for [b]predict --confidence auto[/b]. The validation split also chose the best epoch;
-    for an independent guarantee use --data or a test set. With too few rows nothing is written (exit code 2).
+    Runs held-out rows through every exit of the step artifact (export --exit all), and chooses the thresholds that save
+    the most loops. A statistical test (Learn then Test) guarantees the score drop; the guarantee is wrong with a
+    probability of at most --risk. Writes thresholds and measured times to bundle.json, for [b]predict --confidence
+    auto[/b]. The validation split also chose the best epoch, so for an independent guarantee use --data or a test set.
+    With too few rows, exits writes nothing (exit code 2).
 
     Examples:
       edgeformer exits --max-drop 1%

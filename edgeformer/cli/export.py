@@ -37,7 +37,7 @@ def command(
         None,
         "--exit",
         metavar="N|all",
-        help="Also write a graph that stops after loop N; all: one for every exit, and the step bundle.",
+        help="Also write a graph that stops after loop N; all: one for every exit, and the step artifact (below).",
     ),
     target: str | None = Option(None, help="--trt: device profile to build for. Default: the recipe's target."),
     vocab_trim: bool = Option(
@@ -64,8 +64,9 @@ def command(
     Export keeps existing artifacts of the same model. If it would remove an artifact, it lists it, changes nothing and
     exits with code 2; --replace writes a new bundle.
 
-    Looped models: --exit 2 writes a graph that stops after loop 2. --exit all adds the step bundle, whose loop the host
-    repeats as often as an input needs. A language model also gets a decode graph, after a causality check.
+    Looped models: --exit 2 writes a graph that stops after loop 2. --exit all adds the step artifact: separate graphs
+    for embedding, one loop and head, so that the host can stop after any loop. A language model also gets a decode
+    graph (one token per call), after a check that it does not see future tokens.
 
     For a bundle of [b]import onnx[/b], the reference is the imported graph.
 

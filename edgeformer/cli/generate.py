@@ -55,7 +55,7 @@ def command(
     """Continue a prompt with a language model.
 
     Stops at the end of the text or after --max-tokens. Without --exit and --confidence every token runs all loops, with
-    the bundle's decode graph. --exit and --confidence need the step bundle ([b]edgeformer export RUN --exit all[/b]).
+    the bundle's decode graph. --exit and --confidence need the step artifact ([b]edgeformer export RUN --exit all[/b]).
     Without a bundle, the run's own weights generate, with torch.
 
     Examples:

@@ -28,8 +28,9 @@ def command(
     """Write a recipe for a file of labelled texts.
 
     Detect delimiter, columns and labels, print them, and write them to the recipe. The split holds out a tenth of each
-    label's texts for validation and another tenth for the test. Length, vocabulary and epochs follow from the data.
-    CoNLL files, and JSONL files with [b]spans[/b], become recipes of token classifiers.
+    label's texts for validation and another tenth for the test. The maximum text length, the vocabulary size and the
+    number of epochs are chosen from the data. CoNLL files, and JSONL files with [b]spans[/b], become recipes of token
+    classifiers.
 
     Examples:
       edgeformer init reviews.csv

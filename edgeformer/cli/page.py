@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Write a [b]page[/b] that runs the model on texts and measures it in the browser of any phone or computer.
 
-    The page is a folder of static files for any web server. It measures by the rules of profile and offers the report
+    The page is a folder of static files for any web server. It measures as profile does and offers the report
     as JSON for compare and profile REPORT.json --device NAME. It sends no data anywhere.
 
     Examples:

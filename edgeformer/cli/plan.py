@@ -22,10 +22,10 @@ def command(
 ) -> None:
     """Predict peak memory and duration of training, and whether a device has enough memory.
 
-    Traces a training step without data, which takes seconds and needs no memory. If training does not fit (exit code
-    3), plan prints the cheapest changes that make it fit, as --set values. The duration is a range, from the rates of
-    the device profile, or with --device host from a few timed steps. The number of rows is that of the data on this
-    machine, else data.expected_rows, else 1,000.
+    Traces one training step without data and without allocating its memory, which takes seconds. If training does not
+    fit (exit code 3), plan prints the cheapest changes that make it fit, as --set values. The duration is a range:
+    computed from the rates of the device profile, or with --device host from a few timed steps. It is for the training
+    rows of the data on this machine, else for data.expected_rows of the recipe, else for 1,000 rows.
 
     Examples:
       edgeformer plan crt_deep_rtx4050 --device rtx4050

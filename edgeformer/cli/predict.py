@@ -47,7 +47,7 @@ def command(
     confidence: str | None = Option(
         None,
         metavar="P|auto",
-        help="Step bundles: exit early at this top probability (0 to 1); auto: at the thresholds of edgeformer exits.",
+        help="Step artifacts: exit early at this top probability (0 to 1); auto: at thresholds of edgeformer exits.",
     ),
     file: str | None = Option(
         None,
@@ -75,7 +75,7 @@ def command(
     vectors: Literal["float32", "int8", "binary"] | None = Option(
         None,
         metavar="float32|int8|binary",
-        help="--file, embedding models: numbers of the vectors. Default: float32.",
+        help="--file, embedding models: number format of the vectors. Default: float32.",
     ),
     prompt: Literal["query", "document"] | None = advanced(
         None,

@@ -19,23 +19,29 @@ def command(
     tokenizer: opt.TokenizerFile = None,
     name: str | None = Option(None, help="Name of the run. Default: the recipe's name and a number."),
     resume: bool = Option(False, "--resume", help="Resume an interrupted run of this recipe."),
-    accelerator: Literal["auto", "cpu", "cuda"] = Option("auto", help="Where to train."),
+    accelerator: Literal["auto", "cpu", "cuda"] = Option(
+        "auto", help="Processor to train on; auto: a CUDA card if there is one."
+    ),
     max_steps: int | None = Option(None, min=1, help="Stop after this many optimizer steps."),
     as_device: str | None = Option(
-        None, metavar="NAME", help="Limit a larger CUDA card to the memory of this profile, e.g. rtx4050."
+        None, metavar="NAME", help="Limit the memory of a larger CUDA card to that of this profile, e.g. rtx4050."
     ),
     allow_leak: opt.AllowLeak = False,
-    ignore_memory: bool = Option(False, "--ignore-memory", help="Train although the predicted memory is too large."),
-    shard: bool = Option(False, "--shard", help="Shard weights and optimizer state across processes (FSDP2)."),
+    ignore_memory: bool = Option(
+        False, "--ignore-memory", help="Train even if the predicted memory exceeds the free memory."
+    ),
+    shard: bool = Option(
+        False, "--shard", help="With several processes: divide weights and optimizer state among them (FSDP2)."
+    ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
     """Train a [b]recipe[/b] and write a run.
 
-    Before the first step, training compares its predicted peak memory with the free memory and checks that a language
-    model does not see future tokens. Ctrl-C, SIGTERM or a closed terminal stop after the current step with exit code
-    130; --resume continues the run. A killed run continues from its last checkpoint: one per epoch and every
-    training.checkpoint_minutes. Several processes train one run with torchrun or accelerate launch.
+    Before the first step, train compares the predicted peak memory with the free memory, and checks that a language
+    model does not see future tokens. Ctrl-C, SIGTERM or a closed terminal stop the run after the current step with exit
+    code 130; --resume continues it. A checkpoint is saved after every epoch and every training.checkpoint_minutes; a
+    killed run continues from the last one. To train with several processes, start train with torchrun or accelerate.
 
     Examples:
       edgeformer train quickstart

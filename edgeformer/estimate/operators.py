@@ -76,7 +76,7 @@ DOUBTS: dict[Trust, Doubt] = {
     "checked": Doubt(1.0, 1.0),
     # Winograd's algorithm needs 2.25 times fewer multiplications than are counted (3 × 3 on tiles of 2 × 2).
     "convolution": Doubt(2.25, 2.0),
-    # One channel at a time is no product of matrices: 5 to 10 % of the peak are usual.
+    # One channel at a time is no product of matrices: 5 to 10% of the peak are usual.
     "narrow": Doubt(2.25, 6.0),
     # On one CPU up to 1.5 times the high end (Resize).
     "window": Doubt(1.5, 4.0),

@@ -188,7 +188,7 @@ class Share:
     overhead: float
 
 
-# Low end: cuBLAS, CUTLASS and oneDNN report 85–95 % of the peak for large products, STREAM reaches 80–92 % of the
+# Low end: cuBLAS, CUTLASS and oneDNN report 85–95% of the peak for large products, STREAM reaches 80–92% of the
 # bandwidth that data sheets state. High end: what small, odd shapes get. On the CPU on which this was checked, products
 # of 8 to 1,000 rows with weights of 256 × 768 to 1536 × 384 reached 0.3–0.95 of the peak; most element-wise operators
 # 0.7–2.9 of the memory's bandwidth, from the cache, and strided slices 0.26.

@@ -299,7 +299,7 @@ class Judge:
 
 def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int) -> dict[str, Any]:
     """Audit the graphs of one artifact, part → graph: fields of its entry. See :func:`audit_portability`."""
-    # The parts of a step bundle hold different parameters; together they must hold each once.
+    # The parts of a step artifact hold different parameters; together they must hold each once.
     audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
     portability = audit_portability(list(paths.values()))
     tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]

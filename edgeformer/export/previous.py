@@ -56,7 +56,7 @@ class PreviousBundle:
             targets: what the builders can build for on this machine.
             sources: file of the run → sha256, which artifacts must be made of; None: an imported graph, which is the
                 bundle's first artifact and always stays, like files that no manifest lists.
-            exits: all exits of the model. A variant that is made again keeps its exits and its step bundle.
+            exits: all exits of the model. A variant that is made again keeps its exits and its step artifact.
             base_precision: precision of the graph that everything is made of.
         """
         if not folder.exists():

@@ -3,7 +3,7 @@
 INT8: weights have one scale per output channel and 7 bits, because with 8 bits products saturate silently on CPUs
 without VNNI instructions; activations have 8 bits and one scale per call, determined at run time, so a row's logits
 depend slightly on the other rows of its call. Pretrained encoders have tokens with much larger states than the others
-([SEP] above all) and use a scale per position (``has_row_scales``), which halves the error and takes 5 to 35 % longer.
+([SEP] above all) and use a scale per position (``has_row_scales``), which halves the error and takes 5 to 35% longer.
 Each row of a table has 8 bits and a scale; a table of a few columns has a scale per column, because those of its rows
 would take more bytes than the rows. Only standard ONNX operators are used.
 

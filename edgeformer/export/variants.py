@@ -24,7 +24,7 @@ class ExportOptions:
             from the FP16 graphs if there are any, else from the FP32 ones.
         joining: also run the builders that produce a requested precision for a runtime of their own, and score FP32
             graphs in the precisions that other runtimes round them to.
-        exits: loops whose exits become separate graphs; ``all``: every exit, and the step bundle.
+        exits: loops whose exits become separate graphs; ``all``: every exit, and the step artifact.
         target: device profile that builders build for; None: the recipe's.
         vocab_trim: also write graphs whose table keeps only the tokens that the training text uses: INT8, INT4 and
             FP16 if requested, else FP32.

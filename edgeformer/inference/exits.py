@@ -52,7 +52,7 @@ class GuaranteeOptions:
     def __post_init__(self) -> None:
         for option, value in (("--max-drop", self.max_drop), ("--risk", self.risk)):
             if not 0 < value < 1:
-                raise InputError(f"{option} {100 * value:g}%: must be above 0 % and below 100 %")
+                raise InputError(f"{option} {100 * value:g}%: must be above 0% and below 100%")
 
 
 def calibrate_exits(
@@ -80,7 +80,7 @@ def calibrate_exits(
         raise InputError(f"{name}: is a {task.noun}, which gives no single probability for an early exit")
     if not bundle.built("step"):
         command = f"edgeformer export {location.run_argument} --exit all"
-        raise InputError(f"{name}: has no step bundle; write it with: {command}")
+        raise InputError(f"{name}: has no step artifact; write it with: {command}")
     artifact = options.rows.artifact
     steps: dict[str, Candidate] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):
@@ -110,7 +110,7 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
     if promised is None or not promised.thresholds:
         level, id_ = options.risk / (len(right) - 1), candidate.id
         percent = 100 * (1 - options.risk)
-        goal = f"a score drop of at most {options.max_drop:.1%} (absolute) with {percent:.4g} % confidence"
+        goal = f"a score drop of at most {options.max_drop:.1%} (absolute) with {percent:.4g}% confidence"
         needed = rows_needed(options.max_drop, level)
         if needed is None or count < needed:
             minimum = "more than 131,072" if needed is None else f"at least {needed:,}"

@@ -215,7 +215,7 @@ def open_predictor(
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
             command = f"edgeformer export {location.run_argument} --exit all"
-            raise InputError(f"--confidence: {location.name} has no step bundle; write it with: {command}")
+            raise InputError(f"--confidence: {location.name} has no step artifact; write it with: {command}")
         with_guarantee = [step for step in steps if confidence == "auto" and step.guarantee is not None]
         artifact = (with_guarantee or steps)[0].id
     if runtime == ALL_RUNTIMES:

@@ -86,20 +86,23 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
     for query in options.queries:
         require_unicode("--query", query)
         if not query.strip():
-            raise InputError("--query: is empty; give a question or words to search for")
+            raise InputError("--query: the query is empty; give a question or words to search for")
     check_can_rank(owner.task, owner.data)
     if owner.task.predicts == "scores" and options.vectors != "float32":
-        raise InputError(f"--vectors: {owner.name} scores pairs, and makes no vectors; leave it out")
+        raise InputError(f"--vectors: {owner.name} is a reranker and computes no vectors; leave out --vectors")
     if owner.task.predicts == "scores" and is_stream and len(options.queries) > 1:
-        raise InputError("--query: standard input is read once, so give one query, or a file")
+        raise InputError(
+            "--query: a reranker reads the documents once per query, and standard input can be read only once; "
+            "give one query, or --file FILE"
+        )
 
 
 def check_can_rank(task: Task, data: DataSection) -> None:
     """Raise InputError if a model makes neither vectors of texts nor scores of pairs."""
     if task.predicts not in ("vectors", "scores"):
         raise InputError(
-            f"query: this is a {task.noun}; a ranking needs an embedding model, or a reranker: a model with one output "
-            "that reads a query and a document"
+            f"query: a {task.noun} cannot rank texts; use an embedding model, or a reranker (a model with one output "
+            "that reads a query and a document)"
         )
     if task.predicts == "scores" and (problem := pairs_problem(task, data, pairs=True)) is not None:
         raise InputError(f"query: {problem}")
@@ -121,7 +124,7 @@ def rank_documents(documents: Sequence[str], answers: Sequence[Answer], top: int
     """Rank documents by the answers to :func:`scoring_inputs`. Raises InputError if a text has no answer."""
     failed = next((answer for answer in answers if isinstance(answer, Unanswered)), None)
     if failed is not None:
-        raise InputError(f"{join_pair(failed.text)[:60]!r}: {failed.error}, so it has no rank")
+        raise InputError(f"{join_pair(failed.text)[:60]!r}: {failed.error}; leave out or replace this text")
     scored: Any = answers
     is_scored = len(answers) == len(documents)
     scores = [answer.score for answer in scored] if is_scored else cosines(scored[:1], scored[1:])[0].tolist()
@@ -169,7 +172,7 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         query_answers = with_query.answer(queries)
         for answer in query_answers:
             if isinstance(answer, Unanswered):
-                raise InputError(f"--query {answer.text!r}: {answer.error}, so nothing is similar to it")
+                raise InputError(f"--query {answer.text!r}: {answer.error}; give another query")
         query_units = stored_units(VectorStore(vectors).add(query_answers), vectors)
 
         def cosines_with(answers: list[Any]) -> Float64s:
@@ -177,7 +180,9 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
 
         summary = rank(with_document, documents, cosines_with, range(len(queries)))
     if summary.errors == summary.rows:
-        raise DataError(f"{documents.name}: none of its {summary.rows:,} rows has a document that can be scored")
+        raise DataError(
+            f"{documents.name}: none of its {summary.rows:,} documents has a score; check the column of the texts"
+        )
     rankings = [
         Ranking(query, [replace(document, rank=rank) for rank, document in enumerate(documents_of_query, start=1)])
         for query, documents_of_query in zip(queries, best, strict=True)
@@ -247,12 +252,12 @@ def compare_texts(
     Raises InputError for the texts or the model, DataError for the list.
     """
     if not predicts_vectors(location):
-        raise InputError(f"{location.name}: makes no vectors of texts, so none is near another")
+        raise InputError(f"{location.name}: the model computes no vectors of texts; use an embedding model")
     with open_predictor(location, artifact, runtime=runtime, texts=texts) as model:
         answers: list[Any] = model.answer(texts)  # TextVector: the task's predictions are vectors
         for number, answer in enumerate(answers, start=1):
             if isinstance(answer, Unanswered):
-                raise InputError(f"text {number} ({answer.text!r}): {answer.error}, so nothing is similar to it")
+                raise InputError(f"text {number} ({answer.text!r}): {answer.error}; give another text")
         matches = None
         if among is not None:
             columns = Columns(text=among.column, encoding=among.encoding)

@@ -55,7 +55,7 @@ _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
 def items_of(artifact: ArtifactManifest, task: Task, shapes: Iterable[Shape]) -> tuple[Item, ...]:
     """Return what can be measured of an artifact: every phase at every shape, shape by shape.
 
-    A decode graph writes token by token; the step bundle of a language model does that and also takes whole texts.
+    A decode graph writes token by token; the step artifact of a language model does that and also takes whole texts.
     """
     phases: tuple[Phase, ...] = ("steady",)
     if artifact.role == "decode":

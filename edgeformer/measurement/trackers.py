@@ -115,7 +115,7 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     """Return a warning if parts of the sample disagree: a clock that throttles, or other work on the machine.
 
     The sample is cut into up to ten parts, in the order of the calls, of at least as many calls as a warm-up window:
-    if single calls vary by 10 %, the medians of ten calls differ by that much without any drift. Samples of fewer than
+    if single calls vary by 10%, the medians of ten calls differ by that much without any drift. Samples of fewer than
     fifty calls are cut in halves; fewer than twenty calls cannot drift. ``tolerance``: of the parts' medians.
     """
     if len(samples_ms) < DRIFT_FEWEST_CALLS:

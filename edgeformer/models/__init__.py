@@ -77,7 +77,7 @@ class ModelSpec(ABC):
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
         """Convert a run's config.json to a bundle's, which clients of Hugging Face repositories can open.
 
-        For a classifier with a step bundle it has ``iterations``: how often a host runs the loop graph. ``precision``
+        For a classifier with a step artifact it has ``iterations``: how often a host runs the loop graph. ``precision``
         is of the graph that a client loads by default.
         """
         return dict(config)

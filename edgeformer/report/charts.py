@@ -298,7 +298,7 @@ def _draw_candidates(
 
 
 def _draw_sample(axis: Any, y: float, latency: Latency, colour: str) -> tuple[float, float]:
-    """Draw nested bars: all calls, 5 to 95 %, the middle half, the median. Return the ends."""
+    """Draw nested bars: all calls, 5 to 95%, the middle half, the median. Return the ends."""
     quantiles = latency.quantiles_ms
     if len(quantiles) < 3:
         low, high = latency.p50 or 0.0, latency.p90 or latency.p50 or 0.0

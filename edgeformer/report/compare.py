@@ -26,7 +26,7 @@ Record = dict[str, Any]
 RUN_TO_RUN = 0.10
 """Two runs of the same measurement may differ by this much; rows called stable keep to it."""
 _MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)
-"""Half the 95 % interval of a median, in standard deviations / √n."""
+"""Half the 95% interval of a median, in standard deviations / √n."""
 
 
 def report_of(location: Location, device: str) -> Report:

@@ -254,7 +254,7 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
         Column("runtime", lambda row: provider_facts(row.candidate.provider).label if len(providers) > 1 else None),
         Column("threads", "candidate.threads", number=True, leaves=2),
         Column("score", "candidate.score", text=score, number=True,
-               heading=f"{metric.name} (95 % interval)" if has_intervals else metric.name,
+               heading=f"{metric.name} (95% interval)" if has_intervals else metric.name,
                narrow=lambda row: metric.text(row.candidate.score)),
         Column("latency", "candidate.latency_ms", "ms", text=latency),
         Column("size", "candidate.size_bytes", "bytes"),

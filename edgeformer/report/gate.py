@@ -39,7 +39,7 @@ _COLUMNS: Columns[Record] = Columns(
 
 
 def _change(value: float | None, check: GateCheck) -> str:
-    """``+3.1 %``; for a score the difference in its own unit."""
+    """``+3.1%``; for a score the difference in its own unit."""
     if value is None:
         return DASH
     return f"{value:+.4f}" if check.name == "score" else f"{value:+.1%}"

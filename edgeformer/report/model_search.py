@@ -69,7 +69,7 @@ def test_text(result: ModelSearch) -> str:
     if test is None or result.search is None:
         return ""
     metric = metric_named(result.search.metric)
-    interval = "" if test.low is None else f", 95 % interval {metric.text(test.low)} to {metric.text(test.high)}"
+    interval = "" if test.low is None else f", 95% interval {metric.text(test.low)} to {metric.text(test.high)}"
     text = f"On {test.rows:,} test rows its {metric.name} is {metric.text(test.score)}{interval}."
     if len(result.tests) > 1:
         text += f" These rows have scored {len(result.tests)} recommendations of this search."

@@ -237,7 +237,7 @@ class StepSession(GraphSession):
         graphs: dict[str, Graph] = {}
         for name in ("embed", "loop", *sorted(set(self._readouts.values()))):
             if name not in parts:
-                raise ArtifactError(f"the step bundle lacks its part {name!r}; export the run again")
+                raise ArtifactError(f"the step artifact lacks its part {name!r}; export the run again")
             graphs[name] = open_part(parts[name])
         super().__init__(graphs, "loop")
         self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]

@@ -221,7 +221,7 @@ def core_kinds(root: Path = Path("/")) -> dict[str, int]:
 
 
 def power_source() -> str:
-    """Return ``battery 83 %``, ``mains``, or ``mains (no battery reported)``."""
+    """Return ``battery 83%``, ``mains``, or ``mains (no battery reported)``."""
     battery = None
     with contextlib.suppress(AttributeError, OSError, RuntimeError):  # AttributeError: not on every platform
         battery = psutil.sensors_battery()
@@ -230,5 +230,5 @@ def power_source() -> str:
     if battery is None:
         return "mains (no battery reported)"
     if battery.power_plugged is None:
-        return f"unknown (battery at {battery.percent:.0f} %)"
-    return "mains" if battery.power_plugged else f"battery {battery.percent:.0f} %"
+        return f"unknown (battery at {battery.percent:.0f}%)"
+    return "mains" if battery.power_plugged else f"battery {battery.percent:.0f}%"

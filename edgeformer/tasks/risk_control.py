@@ -131,7 +131,7 @@ def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> flo
 
 
 def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1) -> int | None:
-    """Return the smallest number of rows, within 0.5 %, with which a candidate passes; None: its drop is too large.
+    """Return the smallest number of rows, within 0.5%, with which a candidate passes; None: its drop is too large.
 
     The shares of the candidate's result are kept; by default no answer differs, so fewer rows cannot reject anything.
     """
@@ -194,7 +194,7 @@ def _log_factorials(largest: int) -> NDArray[np.float64]:
 
 
 def bootstrap_interval(statistic: Callable[[NDArray[np.int64]], float], rows: int) -> tuple[float, float]:
-    """Return a 95 % percentile bootstrap interval of a statistic over rows (Efron and Tibshirani, 1993, section 13.3).
+    """Return a 95% percentile bootstrap interval of a statistic over rows (Efron and Tibshirani, 1993, section 13.3).
 
     ``statistic`` gets row numbers, int64 [rows], some of them repeated; there are 1,000 resamples.
     """

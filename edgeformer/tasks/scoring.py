@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
 
 SCORED_TOKENS = 2048
-"""Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2 %."""
+"""Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2%."""
 
 BATCH_ROWS, BATCH_TOKENS = 32, 4096
 """Limits of one call for texts. On CPUs larger batches are no faster and need more memory."""

@@ -173,7 +173,7 @@ def test_the_estimate_decides_and_the_reason_has_its_interval(
     task = get_task("classification")
     check = GateCheck(name="score", artifact="a", status="undecided", unit="accuracy", limit=limit)
     check = compare_figures(task, check, answers(*old), answers(*new), "a file")
-    assert check.status == status and "95 % interval of the difference" in check.reason
+    assert check.status == status and "95% interval of the difference" in check.reason
     if message is None:
         assert not any(words in check.reason for words in ("lies inside the", "too few", "chance"))
     else:

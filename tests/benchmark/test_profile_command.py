@@ -38,7 +38,7 @@ def refused(
     ("command", "options", "expected"),
     [
         ("profile", ["--search", "--max-perplexity", "20"], "classifier, which needs --min-accuracy instead"),
-        ("profile", ["--search", "--min-accuracy", "91"], "0.91 is 91 %"),
+        ("profile", ["--search", "--min-accuracy", "91"], "0.91 is 91%"),
         ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of a search; add --search"),
         ("profile", ["--minimize", "size"], "--minimize: is an option of a search; add --search"),
         ("profile", ["--search", "--minimize", "price"], "price"),

@@ -37,7 +37,7 @@ def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     assert picked(result) == ("good", 2)
     assert result.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
-        "Accuracy 0.9100 on 1,000 rows, 95 % interval 0.8905 to 0.9270: the limit 0.9 lies inside it, so these rows do "
+        "Accuracy 0.9100 on 1,000 rows, 95% interval 0.8905 to 0.9270: the limit 0.9 lies inside it, so these rows do "
         "not decide whether it is met"
     )
     assert {c.artifact: c.reason for c in result.candidates if not c.feasible} == {
@@ -56,16 +56,16 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
     assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
     assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
     assert result.reason.endswith(
-        ". Accuracy 0.9313 on 422 rows, 95 % interval 0.9028 to 0.9535: the limit 0.93 lies inside it, so these rows "
+        ". Accuracy 0.9313 on 422 rows, 95% interval 0.9028 to 0.9535: the limit 0.93 lies inside it, so these rows "
         "do not decide whether it is met"
     )
-    assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95 % interval 0.8946 to 0.9476"
+    assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95% interval 0.8946 to 0.9476"
 
 
 def test_a_bound_outside_the_score_interval_is_decided() -> None:
     clear = run(bundle(artifact("model")), [row("model")], options=SearchOptions({"accuracy": 0.8}))
     assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
-    assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95 % interval 0.8797 to 0.9179")
+    assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95% interval 0.8797 to 0.9179")
     free = run(bundle(artifact("model")), [row("model")])
     assert free.candidates[0].bound_inside is None and "interval" not in free.reason
     language = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling")
@@ -277,7 +277,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
     [
         (SearchOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
         (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
-        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 is 91 %"),
+        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 is 91%"),
         (SearchOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
         (SearchOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
     ],

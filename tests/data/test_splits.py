@@ -167,7 +167,7 @@ def sets_of(parts, protocol="random-split", **options) -> dict[str, LabelledText
 
 @pytest.fixture
 def mixed(tmp_path):
-    """300 rows: 60 % good, 30 % bad, 10 % odd."""
+    """300 rows: 60% good, 30% bad, 10% odd."""
     return jsonl(tmp_path / "mixed.jsonl", 300, lambda n: LABELS[(2 if n % 10 == 0 else 0) if n % 10 < 4 else 1])
 
 
@@ -183,7 +183,7 @@ def test_sample_has_the_share_of_each_stratum(sizes, data):
 
 
 def test_sample_is_seeded_ordered_and_part_of_a_larger_sample():
-    strata = np.arange(1000) % 10 // 4  # 40 %, 40 %, 20 %
+    strata = np.arange(1000) % 10 // 4  # 40%, 40%, 20%
     small, large = sample(strata, 100, 7), sample(strata, 500, 7)
     assert np.bincount(strata[small]).tolist() == [40, 40, 20]
     assert (np.diff(small) > 0).all() and set(small.tolist()) <= set(large.tolist())

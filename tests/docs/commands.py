@@ -63,7 +63,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device raspberry-pi-5": _MEASURES,
     "edgeformer profile --device raspberry-pi-5 --artifact onnx-int8 --max-latency 20ms": _MEASURES,
     "edgeformer profile --device raspberry-pi-5 --artifact onnx-int8 --max-latency 50ms": _MEASURES,
-    "edgeformer exits --max-drop 1% --risk 5%": "needs a step bundle; tests/inference/test_exits.py has one",
+    "edgeformer exits --max-drop 1% --risk 5%": "needs a step artifact; tests/inference/test_exits.py has one",
     'edgeformer predict --confidence auto "a warm, funny and quietly moving film"': "the same",
     "edgeformer gate --against before.json --max-slowdown 5%": "needs two bundles; tests/benchmark/test_gate.py has",
     "edgeformer calibrate": _MEASURES,

@@ -20,9 +20,9 @@ def test_the_record_that_ships_is_that_of_the_page() -> None:
     """Its figures are read from the measurements, so that no report states others than the page."""
     assert estimate.shipped_record() == page.shipped_record(), "run: make results"
     record = estimate.shipped_record()
-    assert f"{record.within_15_percent:.0%} of {record.cases} estimated times are within 15 %" in page.page()
+    assert f"{record.within_15_percent:.0%} of {record.cases} estimated times are within 15%" in page.page()
     assert f"median error is {record.median_error:.1%}" in page.page()
-    assert f"cases within ±15 %: {record.within_15_percent:.0%} of {record.cases} |" in page.explanation()
+    assert f"cases within ±15%: {record.within_15_percent:.0%} of {record.cases} |" in page.explanation()
 
 
 def row(model: str, log2: float, **changes: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_record_of_left_out_models_has_every_case(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(page, "newest", lambda: (page.RESULTS / "here" / "2027-01-02-estimator.json", record))
     text, explanation = page.page(), page.explanation()
     assert text.count("| small ") == 2 and text.count("| large ") == 2 and "1×16 token" in text
-    assert "| cases within ±15 %: 67% of 3 | 80 % | **missed** |" in explanation
+    assert "| cases within ±15%: 67% of 3 | 80% | **missed** |" in explanation
     assert "| enough cases, quiet machine: not 60 cases, 5 models" in explanation
     assert "without models of the same family" in explanation and "No case has unchecked operators" in explanation
     assert "beyond the 60 s" in text and "no estimate, because up to 80% of the time" in text, (

@@ -92,13 +92,13 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
 @pytest.mark.parametrize(
     ("work", "weights", "low"),
     [
-        (PRODUCT, HELD, 100.0 + 3.0),  # 9 MFLOP at 90 % of 100 GFLOP/s; its bytes come meanwhile
+        (PRODUCT, HELD, 100.0 + 3.0),  # 9 MFLOP at 90% of 100 GFLOP/s; its bytes come meanwhile
         (WEIGHTS, HELD, 90.0 + 3.0),  # 7.2 MB at four times 20 GB/s
-        (WEIGHTS, TOO_LARGE, 400.0 + 3.0),  # at 90 % of 20 GB/s
+        (WEIGHTS, TOO_LARGE, 400.0 + 3.0),  # at 90% of 20 GB/s
         (WEIGHTS, HALF_HELD, 245.0 + 3.0),  # half of them each
         (MOVED, TOO_LARGE, 90.0 + 3.0),  # activations stay in the cache
         (replace(MOVED, weight_bytes=7.2e6), HELD, 180.0 + 3.0),
-        (replace(MOVED, operations=9e6), HELD, 1000.0 + 3.0),  # not a product: 90 % of 10 GFLOP/s
+        (replace(MOVED, operations=9e6), HELD, 1000.0 + 3.0),  # not a product: 90% of 10 GFLOP/s
     ],
 )
 def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weights: float, low: float) -> None:
@@ -109,7 +109,7 @@ def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weigh
 @pytest.mark.parametrize(
     ("work", "weights", "high"),
     [
-        # 7 MFLOP at 35 % of the peak that is sure, 50 GFLOP/s; 45 % of 20 GB/s; four times the overhead
+        # 7 MFLOP at 35% of the peak that is sure, 50 GFLOP/s; 45% of 20 GB/s; four times the overhead
         (NodeWork("gemm", "MatMul", 7e6, 9e3, 18e3), HELD, 400.0 + 1.0 + 2.0 + 12.0),
         (NodeWork("elementwise", "Add", 7e6, 0.0, 9e3), HELD, 2000.0 + 1.0 + 12.0),
     ],

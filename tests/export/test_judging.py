@@ -242,7 +242,7 @@ SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
 
 def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: Path) -> None:
     subject = Subject(("input_ids",), states=1)
-    subject.finds = "perplexity 9 % above FP32's"
+    subject.finds = "perplexity 9% above FP32's"
     result = judge_one(judge(bundle, subject, Variant("int8", trimmed=True)), "decode")
     assert (result.status, result.reason) == ("rejected", subject.finds)
     assert result.score == Score(n=12, loss=1.0), "its own, not the reference's"

@@ -225,7 +225,7 @@ def test_predict_prints_the_guarantee(
         edgeformer("predict", str(bundle), "a fine film", "--confidence", "auto")
         printed = " ".join(messages)
         assert ("one text takes" in printed) == (verdict is not None) and (verdict or "") in printed
-    assert len(messages) == 1 and "accuracy drops by at most 8.0% (absolute) with 90 % confidence" in messages[0]
+    assert len(messages) == 1 and "accuracy drops by at most 8.0% (absolute) with 90% confidence" in messages[0]
     messages.clear()
     edgeformer("predict", str(bundle), "a fine film", "--confidence", "0.9")
     assert messages == []
@@ -314,8 +314,8 @@ def test_nothing_is_written_if_one_artifact_fails(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--max-drop", "0%"), "above 0 %"),
-        (("--risk", "100%"), "below 100 %"),
+        (("--max-drop", "0%"), "above 0%"),
+        (("--risk", "100%"), "below 100%"),
         (("--max-drop", "0.01"), "is not a percentage"),
         (("--split", "train"), "not trained on"),
         (("--artifact", "onnx-fp32"), "one graph"),

@@ -105,7 +105,7 @@ def test_a_reranker_ranks_by_its_score(folder: Path) -> None:
         assert [d["text"] for d in ranking["documents"]] == [texts[place] for place in best]
     ranked = bundle(folder, "reranker").rank("Drink enough.", texts, 10)
     assert [d.text for d in ranked] == [d["text"] for d in document["rankings"][1]["documents"]]
-    with pytest.raises(InputError, match=f"'Drink enough. ': {EMPTY}, so it has no rank"):
+    with pytest.raises(InputError, match=f"'Drink enough. ': {EMPTY}; leave out or replace this text"):
         bundle(folder, "reranker").rank("Drink enough.", ["a", ""], 10)
 
 
@@ -127,15 +127,15 @@ def test_documents_are_ranked_over_http(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("encoder", "--query", " ", "--file", "documents.csv"), "--query: is empty"),
+        (("encoder", "--query", " ", "--file", "documents.csv"), "--query: the query is empty"),
         (("encoder", "--query", "a"), "--query: is for a file of texts"),
         (("encoder", "--query", "a", "--file", "documents.csv", "--output", "x.csv"), "--output: does not apply"),
         (("encoder", "--query", "a", "--file", "documents.csv", "--text", "x"), "no column 'x'"),
         (
             ("reranker", "--query", "a", "--file", "documents.csv", "--vectors", "int8"),
-            "--vectors: reranker scores pairs",
+            "--vectors: reranker is a reranker and computes no vectors",
         ),
-        (("reranker", "--query", "a", "--query", "b", "--file", "-"), "standard input is read once"),
+        (("reranker", "--query", "a", "--query", "b", "--file", "-"), "standard input can be read only once"),
         (("reranker", "--file", "documents.csv", "--output", "x.npy"), "npy: is for vectors, and reranker makes none"),
         (("encoder", "--file", "documents.csv", "--format", "npy"), "--format npy: cannot go to standard output"),
         (("encoder", "--file", "documents.csv", "--output", "x.npy", "--columns", "id"), "has the vectors only"),

@@ -142,7 +142,7 @@ def test_openapi_document_matches_the_answers(port: int) -> None:
     document = request(port, "/openapi.json")[2]
     assert document["openapi"] == "3.1.0" and set(document["paths"]) == {"/predict", "/rank", "/healthz", "/metrics"}
     refused = request(port, "/rank", {"query": "a", "documents": ["b"]})
-    assert refused[0] == 422 and "query: this is a classifier; a ranking needs" in refused[2]["error"]
+    assert refused[0] == 422 and "query: a classifier cannot rank texts; use" in refused[2]["error"]
     schemas = document["components"]["schemas"]
     responses = document["paths"]["/predict"]["post"]["responses"]
     assert set(responses) == {"200", "408", "413", "415", "422", "500", "503", "504"}

@@ -44,7 +44,7 @@ def test_too_much_other_work_is_a_disturbance(changes: dict[str, object], cores:
 
 
 def test_graphs_that_run_in_turns_have_threads_each() -> None:
-    """A step bundle's: three graphs with two threads bring three threads beside the calling one."""
+    """A step artifact's: three graphs with two threads bring three threads beside the calling one."""
     two = use(own_cores=1.6, busy_threads={1: 0.4, 2: 0.4})
     assert two.crowd(2) and not two.crowd(2, pools=3)
     assert two.warnings(2, pools=3) == [] and not two.disturbed(2, 2, pools=3)
@@ -80,8 +80,8 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
 
 def test_battery_and_a_governor_that_keeps_the_clock_low_are_doubts() -> None:
     assert doubts({"power": "mains", "governor": "performance"}, CPU) == []
-    noted = doubts({"power": "battery 83 %", "governor": "powersave"}, CPU)
-    assert "measured on battery 83 %" in noted[0] and "lowest clock" in noted[1]
+    noted = doubts({"power": "battery 83%", "governor": "powersave"}, CPU)
+    assert "measured on battery 83%" in noted[0] and "lowest clock" in noted[1]
     assert doubts({"power": "mains", "governor": "powersave", "governor_scales": True}, CPU) == []
 
 

@@ -199,7 +199,7 @@ class TestSearch:
         undecided = search.model_copy(update={"candidates": (pick, *search.candidates[1:]), "bound": 0.93})
         report = made_report(search=undecided)
         text = render(report)
-        assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95 % interval)" in text
+        assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95% interval)" in text
         assert "0.9200 (" not in text, "a score without an interval has none"
         sentence = (
             "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least 0.93. "

@@ -24,7 +24,7 @@ ACCEPTED = [
     (newly_wrong, newly_right)
     for newly_wrong in range(ROWS + 1)
     for newly_right in range(ROWS + 1 - newly_wrong)
-    # A drop of 25 % is never rejected by an observed drop above 12.5 %: this saves most of the work.
+    # A drop of 25% is never rejected by an observed drop above 12.5%: this saves most of the work.
     if newly_wrong - newly_right <= 3 and drop_p_value(newly_wrong, newly_right, ROWS, DROP) <= LEVEL
 ]
 
@@ -62,7 +62,7 @@ def test_number_of_rows_needed() -> None:
     enough = rows_needed(0.01, 0.05, 6, 4, 400)
     assert enough is not None and enough > 400
     assert drop_p_value(round(6 * enough / 400), round(4 * enough / 400), enough, 0.01) <= 0.05
-    assert rows_needed(0.01, 0.05, 9, 4, 400) is None, "the drop is more than 1 %"
+    assert rows_needed(0.01, 0.05, 9, 4, 400) is None, "the drop is more than 1%"
 
 
 def two_exit_model(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -89,7 +89,7 @@ def test_guarantees_hold() -> None:
     guarantees = [guarantee(500, seed) for seed in range(100)]
     thresholds = [result.thresholds[1] for result in guarantees if result is not None and result.thresholds]
     assert len(thresholds) > 80 and min(thresholds) < 0.9
-    assert sum(true_drop[threshold] > 0.03 for threshold in thresholds) <= 17  # 99.5 % quantile at δ = 10 %
+    assert sum(true_drop[threshold] > 0.03 for threshold in thresholds) <= 17  # 99.5% quantile at δ = 10%
 
 
 def test_more_rows_allow_more_exits() -> None:

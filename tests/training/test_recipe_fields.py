@@ -23,7 +23,7 @@ from edgeformer.training.objective import Objective
 from edgeformer.training.step import Stepper
 
 ROWS = 48
-"""Rows of the training set: 80 % of what is generated."""
+"""Rows of the training set: 80% of what is generated."""
 BASE = [
     "data.parts.train.0.rows=60", "data.max_length=24", "model.vocab_size=150", "model.hidden_size=16",
     "model.ffn_size=32", "model.dropout=0.0", "training.epochs=1", f"training.batch_size={ROWS}",

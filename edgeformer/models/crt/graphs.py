@@ -32,7 +32,7 @@ _AXES = {
 
 
 def piece_specs(model: CRT) -> dict[str, GraphSpec]:
-    """Return the spec of every piece: those of the full text, and of a causal model the parts of the step bundle.
+    """Return the spec of every piece: those of the full text, and of a causal model the parts of the step artifact.
 
     Both have the heads: ``readout`` of the last loop, and ``readout_exit`` for a head that the exits share, else
     ``readout_exit2``, ``readout_exit4``…; none if they are tied to the last head.
@@ -101,7 +101,7 @@ def _run_loop(
 
 
 def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
-    """Trace the pieces of the full-text graph, and the parts of the step bundle; heads are in both.
+    """Trace the pieces of the full-text graph, and the parts of the step artifact; heads are in both.
 
     The second is empty for a model that looks ahead, whose states cannot be cached.
     """
@@ -130,7 +130,7 @@ def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
 
 
 def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
-    """Compose the graph of all loops for new tokens from the step bundle's parts; caches are inputs and outputs."""
+    """Compose the graph of all loops for new tokens from the step artifact's parts; caches are inputs and outputs."""
     composer = Composer({name: steps[name] for name in ("embed", "loop", "readout")})
     embed_inputs = {str(value.name): value for value in steps["embed"].graph.inputs}
     loop_inputs = {str(value.name): value for value in steps["loop"].graph.inputs}

@@ -72,8 +72,9 @@ class Encoder(ModelSpec):
         )
 
     def card_line(self, config: EncoderConfig) -> str:
+        layers = "1 layer" if config.layers == 1 else f"{config.layers} layers"
         return (
-            f"{config.layers} layers × {config.iterations} iterations, width {config.hidden_size}, "
+            f"{layers} × {config.iterations} iterations, width {config.hidden_size}, "
             f"{config.heads} heads, FFN {config.ffn_size}, α = {config.residual_scale}"
         )
 

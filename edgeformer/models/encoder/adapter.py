@@ -53,10 +53,10 @@ class EncoderAdapter(ModelAdapter):
     def trace(
         self, model: EncoderClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
     ) -> Graphs:
-        """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step bundle.
+        """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step artifact.
 
         FP16 pieces are converted from the FP32 ones. A trimmed model needs only a new embed, which alone reads the
-        token table. The loop graph of the step bundle is one iteration with all positions.
+        token table. The loop graph of the step artifact is one iteration with all positions.
         """
         model = exported_form(model)
         pieces: dict[str, onnx_ir.Model] = {}

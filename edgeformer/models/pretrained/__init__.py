@@ -159,8 +159,9 @@ class Pretrained(ModelSpec):
         line = f"{sizes.model_type}, {sizes.depth} layers, width {sizes.width}, from {config.source}"
         if fold is not None:
             parts = {"none": "nothing", "norms": "biases and norms", "adapters": f"adapters of rank {fold.rank}"}
+            layers = "1 layer" if fold.layers == 1 else f"{fold.layers} layers"
             line += (
-                f"; folded into {fold.layers} layers × {fold.iterations} iterations ({fold.order}, {fold.init}), "
+                f"; folded into {layers} × {fold.iterations} iterations ({fold.order}, {fold.init}), "
                 f"each application's own: {parts[fold.own]}"
             )
         return line

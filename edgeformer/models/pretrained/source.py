@@ -221,8 +221,8 @@ class Source:
             return "sigmoid" if self.settings.model_type == "CrossEncoder" else "identity"
         if named not in _ACTIVATIONS:
             raise InputError(
-                f"{self.folder}: its activation function {str(named)[:80]!r} is not computed here; it can be "
-                f"{' or '.join(_ACTIVATIONS)}; {AS_ONNX}"
+                f"{self.folder}: edgeformer does not compute the activation function {str(named)[:80]!r} of this "
+                f"model, only {' and '.join(_ACTIVATIONS)}; {AS_ONNX}"
             )
         return _ACTIVATIONS[named]
 

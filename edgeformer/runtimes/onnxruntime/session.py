@@ -47,7 +47,7 @@ class OnnxSession(Graph):
         threads: threads of one operator; None: all that this process may use.
         max_positions: longest sequence of the model's positional table; None: not known.
         in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
-            Otherwise the four graphs of a step bundle took 2 to 3 times as long on 2 cores.
+            Otherwise the four graphs of a step artifact took 2 to 3 times as long on 2 cores.
         cache_device: the device on which ``present…`` outputs stay for the next call. None: they become arrays.
 
     Raises:
