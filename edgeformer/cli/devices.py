@@ -57,20 +57,20 @@ def add(
         print_calibration(profile.calibration, path, opt.stdout())
     else:
         say(f"profile {path}")
-    say(f"next    edgeformer profile --on {name}")
+    opt.say_next(f"edgeformer profile --on {name}")
 
 
 @app.command("list")
 def list_devices(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = False) -> None:
     """List the devices that were added, with their addresses."""
     from edgeformer.cli.console import say
-    from edgeformer.report.listing import address_records, address_table
+    from edgeformer.report.listing import device_records, device_table
 
-    rows = address_records(artifacts)
+    rows = [row for row in device_records(artifacts) if row.get("address") or "kind" not in row]
     if as_json:
         opt.print_json({"devices": rows})
     elif rows:
-        opt.stdout().print(address_table(rows))
+        opt.stdout().print(device_table(rows))
     else:
         say(f"no devices in {artifacts}; add one: edgeformer devices add USER@HOST --name NAME")
 
@@ -102,7 +102,8 @@ def pack(
     if as_json:
         opt.print_json({"path": str(folder), "wheels": [path.name for path in wheels], "size_bytes": size_bytes})
     else:
-        say(f"pack   {folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}\nnext   edgeformer profile --on HOST")
+        say(f"pack    {folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}")
+        opt.say_next("edgeformer profile --on HOST")
 
 
 @app.command("clean")

@@ -127,10 +127,11 @@ def command(
     else:
         print_gate(gate, opt.stdout())
         undecided = {check.name for check in gate.checks if check.status == "undecided"}
-        if gate.status == "pass":
+        if gate.status == "pass" and on is None:
             opt.say_next(f"edgeformer verify {gate.candidate}", "checks a copy of the bundle on the device")
-        elif gate.status == "fail":
-            opt.say_next(f"edgeformer profile {gate.candidate} --device host", "shows time and memory of each artifact")
+        elif gate.status in ("pass", "fail"):
+            where = "--device host" if on is None else f"--on {on}"
+            opt.say_next(f"edgeformer profile {gate.candidate} {where}", "shows time and memory of each artifact")
         elif undecided & {"latency", "memory"}:
             opt.say_next("run the same command again on an idle machine")
         else:

@@ -224,9 +224,9 @@ def _profile_on_devices(
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.devices.measure import find_targets, load_device, profile_on
+    from edgeformer.devices.measure import RemoteError, find_targets, load_device, profile_on
     from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
-    from edgeformer.report.documents import print_report
+    from edgeformer.report.documents import print_report, report_files
 
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
     progress = show_progress()
@@ -235,14 +235,16 @@ def _profile_on_devices(
     options = opt.forward_options(context, forwarded)
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
     targets = find_targets(on, artifacts)
-    measured, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
-    if errors and len(targets) == 1:
-        raise errors[targets[0].name]
-    reports = {entry.target.name: entry.report for entry in measured}
-    if len(targets) == 1 and context.params["as_json"]:
-        opt.print_json(measured[0].report)
-    elif len(targets) == 1:
-        print_report(measured[0].report, measured[0].files, opt.stdout())
+    reports, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
+    if not reports:
+        raise RemoteError("\n".join(map(str, errors.values())), max(error.exit_code for error in errors.values()))
+    if len(targets) == 1:
+        (report,) = reports.values()
+        if context.params["as_json"]:
+            opt.print_json(report)
+        else:
+            print_report(report, report_files(report, location), opt.stdout())
+            opt.say_next(*_next_step(report, location, targets[0].name))
     else:
         comparison = compare_devices(reports, {name: str(error) for name, error in errors.items()})
         page = location.reports / "devices.html"
@@ -253,8 +255,8 @@ def _profile_on_devices(
         else:
             for table in comparison_tables(comparison):
                 opt.stdout().print(table)
-            for entry in measured:
-                say(f"report  {entry.files[0]}")
+            for report in reports.values():
+                say(f"report  {report_files(report, location)[0]}")
             say(f"page    {page}")
     if errors:
         raise typer.Exit(max(error.exit_code for error in errors.values()))
@@ -262,16 +264,19 @@ def _profile_on_devices(
         raise typer.Exit(3)
 
 
-def _next_step(report: Report, location: Location) -> tuple[str, str]:
-    """Return the most likely next command after a report, and its purpose."""
+def _next_step(report: Report, location: Location, host: str | None = None) -> tuple[str, str]:
+    """Return the most likely next command after a report, of ``host`` if it was measured with --on, and its purpose."""
     run, bundle = location.argument, location.open_bundle()
+    if not report.on_target:
+        return f"edgeformer profile {run} --device {report.device} --on HOST", "measures on the device, over SSH"
     artifacts = dict.fromkeys(check.artifact for check in report.verdict.checks)
     if report.search is None and len(artifacts) > 1 and not bundle.leaks:
-        return f"edgeformer profile {run} --device {report.device} --search", "chooses the artifact to deploy"
+        where = f"--device {report.device}" if host is None else f"--on {host}"
+        return f"edgeformer profile {run} {where} --search", "chooses the artifact to deploy"
     if report.verdict.status == "fail" and not any(artifact.precision == "int8" for artifact in bundle.artifacts):
         return f"edgeformer export {location.run_argument} --int8", "adds smaller and faster artifacts"
     if report.verdict.status == "fail":
         return "edgeformer list devices", "choose a larger device, or other limits"
-    if not report.on_target:
-        return f"edgeformer profile {bundle.folder} --device {report.device}", "measures, on the device itself"
-    return f"edgeformer verify {bundle.folder}", "checks a copy of the bundle on the device"
+    if host is None:
+        return f"edgeformer verify {bundle.folder}", "checks a copy of the bundle on the device"
+    return f"edgeformer gate {run} --against BASELINE --on {host}", "compares it with another model there"

@@ -51,12 +51,12 @@ def command(
     opened, progress = location.open_bundle(), show_progress()
     artifact = artifact or location.artifact
     if on is not None:
-        from edgeformer.devices.measure import PACKS_FOLDER, find_targets, verify_on
+        from edgeformer.devices.measure import find_targets, verify_on
 
         options = opt.forward_options(context, ("runtime", "write"))
         options += [] if artifact is None else ["--artifact", opened.artifact(artifact).id]
         (target,) = find_targets([on], artifacts)
-        verification = verify_on(target, opened, options, artifacts / PACKS_FOLDER, progress)
+        verification = verify_on(target, opened, options, artifacts, progress)
     else:
         verification = verify(opened, artifact, progress, runtime)
         if write:
@@ -66,6 +66,7 @@ def command(
     else:
         print_verification(verification, opened.manifest.task, opt.stdout())
         if not verification.exit_code:
-            opt.say_next(f"edgeformer profile {location.argument} --device host", "measures it on this machine")
+            where, purpose = ("--device host", "on this machine") if on is None else (f"--on {on}", "there")
+            opt.say_next(f"edgeformer profile {location.argument} {where}", f"measures it {purpose}")
     if verification.exit_code:
         raise typer.Exit(verification.exit_code)

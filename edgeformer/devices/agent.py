@@ -142,16 +142,13 @@ def inspect(request: Request) -> None:
         with suppress(OSError):
             os.utime(FILES / name)
     state = "running" if is_locked(job) else "finished" if (job / RESULT).is_file() else "absent"
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "tag": f"{platform.system().lower()}-{platform.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}",
         "python": platform.python_version(),
         "has_venv": find_spec("venv") is not None and find_spec("ensurepip") is not None,
-        "is_termux": termux,
-        "is_jetson": jetson,
+        "system_packages": jetson or termux,
         "is_64_bit": sys.maxsize > 2**32,
         "free_bytes": free_bytes(),
-        "memory_bytes": memory_bytes,
         "has_environment": (ROOT / request["environment"] / COMPLETE).is_file(),
         "missing": [name for name in request["files"] if not (FILES / name).is_file()],
         "job": state,
@@ -226,18 +223,12 @@ def install(request: Request) -> None:
             link_files(folder / "wheels", request["wheels"])
             options = ["--system-site-packages"] if request["system_packages"] else []
             _run_tool([sys.executable, "-m", "venv", *options, str(folder / "venv")])
-            pip = [
-                str(folder / "venv/bin/python"),
-                "-m",
-                "pip",
-                "install",
-                "--no-input",
-                "--no-compile",
-                "--disable-pip-version-check",
-            ]
-            pip += ["--no-index"] if request["offline"] else ["--retries", "1", "--cache-dir", str(ROOT / "pip")]
-            pip += ["--find-links", str(folder / "wheels")] if request["offline"] else []
-            _run_tool([*pip, str(folder / "wheels" / request["wheel"])])
+            pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-input", "--no-compile"]
+            if request["offline"]:
+                pip += ["--no-index", "--find-links", str(folder / "wheels")]
+            else:
+                pip += ["--retries", "1", "--cache-dir", str(ROOT / "pip")]
+            _run_tool([*pip, "--disable-pip-version-check", str(folder / "wheels" / request["wheel"])])
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -270,10 +261,8 @@ def run(request: Request) -> None:
         (job / "agent.py").write_text(source)
         (job / EVENTS).touch()
         supervisor = [sys.executable, str(job / "agent.py"), str(job), str(handle)]
-        silent = subprocess.DEVNULL
-        subprocess.Popen(
-            supervisor, stdin=silent, stdout=silent, stderr=silent, start_new_session=True, pass_fds=(handle,)
-        )
+        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.Popen(supervisor, **silent, start_new_session=True, pass_fds=(handle,))
         os.close(handle)
     with abort_without_client(), (job / EVENTS).open("rb") as events:
         rest = b""
@@ -303,14 +292,8 @@ def supervise(job: Path, handle: int) -> None:
             acquire(ROOT / "device", wait=True)
         for arguments in request["commands"]:
             command = [python, "-m", "edgeformer", *arguments]
-            process = subprocess.run(
-                command,
-                cwd=job / "files",
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=events,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": events}
+            process = subprocess.run(command, cwd=job / "files", env=environment, **streams)
             outputs.append(process.stdout.decode(errors="replace"))
             code = process.returncode
             if code:

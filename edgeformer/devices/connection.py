@@ -72,13 +72,11 @@ class Connection:
     Attributes:
         address: [USER@]HOST as for ssh.
         system: ``Linux aarch64``, from uname; empty until :meth:`find_python`.
-        sent_bytes: bytes that were sent so far, without encryption and headers.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.system = ""
-        self.sent_bytes = 0
         self._python = ""
         command = shlex.split(os.environ.get(SSH_VARIABLE, "ssh"))
         if shutil.which(command[0]) is None:
@@ -160,12 +158,10 @@ class Connection:
                     process.stdin.write(source + json.dumps({"call": call, **request}).encode() + b"\n")
                     process.stdin.flush()
                     if files is not None:
-                        counter = _Counter(process.stdin.write)
-                        with tarfile.open(fileobj=counter, mode="w|") as archive:  # type: ignore[call-overload]
+                        with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
                             for sha256, path in files.items():
                                 archive.add(path.resolve(), sha256)
                         process.stdin.flush()
-                        self.sent_bytes += counter.bytes
                 has_started = False
                 for line in process.stdout:
                     if not has_started:
@@ -200,16 +196,3 @@ class Connection:
         advice = next((advice for part, advice in _ADVICE.items() if part in text.lower()), None)
         hint = f"; {advice.format(host=self.address)}" if advice is not None else ""
         return ConnectionLost(f"{self.address}: {text}{hint}")
-
-
-class _Counter:
-    """Writable file that counts the bytes."""
-
-    def __init__(self, write: Callable[[bytes], Any]) -> None:
-        self._write = write
-        self.bytes = 0
-
-    def write(self, content: bytes) -> int:
-        self._write(content)
-        self.bytes += len(content)
-        return len(content)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +36,7 @@ class JobResult:
         code: exit code of the last of them.
         seconds: duration of the commands.
         errors: what the last command wrote on stderr besides progress.
-        sent_bytes: bytes that were sent to the device.
+        sent_bytes: sizes of the files that were sent to the device.
         setup_s: seconds before and after the commands.
     """
 
@@ -88,6 +87,7 @@ class Device:
         self.connection = Connection(address)
         self._environment = environment_name()
         self._job: str | None = None
+        self._sent_bytes = 0
 
     def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> JobResult:
         """Run commands on the device, each in the folder of the files, until one fails.
@@ -112,23 +112,14 @@ class Device:
         if facts["job"] == "absent":
             if not facts["has_environment"]:
                 self._install(facts)
-            by_digest = {digests[name]: path for name, path in files.items()}
-            missing = {sha256: by_digest[sha256] for sha256 in facts["missing"]}
-            self._upload(missing, facts["free_bytes"])
-            unchanged = len(by_digest) - len(missing)
-            progress.message(f"{len(missing)} files sent, {unchanged} unchanged on the device")
+            sent = self._upload(files, digests, facts)
+            progress.message(f"{sent} files sent, {len({*digests.values()}) - sent} unchanged on the device")
         else:
             state = "has finished; its results are fetched" if facts["job"] == "finished" else "still runs"
             progress.message(f"this job was started earlier and {state}")
-        errors: list[str] = []
-
-        def take(message: dict[str, Any]) -> None:
-            line = forward_event(message["event"], progress)
-            if line is not None:
-                errors.append(line)
-
+        lines: list[str | None] = []
         try:
-            result = call("run", request, on_message=take)
+            result = call("run", request, on_message=lambda m: lines.append(forward_event(m["event"], progress)))
         except ConnectionLost as error:
             raise ConnectionLost(f"{error}; the job goes on there: the same command fetches its results") from None
         setup_s = time.monotonic() - started - result["seconds"]
@@ -136,8 +127,8 @@ class Device:
             outputs=tuple(result["outputs"]),
             code=result["code"],
             seconds=result["seconds"],
-            errors=tuple(errors),
-            sent_bytes=self.connection.sent_bytes,
+            errors=tuple(line for line in lines if line is not None),
+            sent_bytes=self._sent_bytes,
             setup_s=max(0.0, setup_s),
         )
 
@@ -163,16 +154,17 @@ class Device:
             pack = self._packs / facts["tag"]
             wheels = {path.name: path for path in pack.glob("*.whl")} | wheels
             digests = {name: sha256_of(path) for name, path in wheels.items()}
-            names = {"environment": self._environment, "files": [*digests.values()], "job": str(self._job)}
-            missing = self.connection.call("inspect", names)["missing"]
-            by_digest = {digests[name]: path for name, path in wheels.items()}
-            self._upload({sha256: by_digest[sha256] for sha256 in missing}, facts["free_bytes"])
-            request = {
+            request: dict[str, Any] = {
                 "environment": self._environment,
+                "files": [*digests.values()],
+                "job": str(self._job),
+            }
+            self._upload(wheels, digests, self.connection.call("inspect", request))
+            request |= {
                 "wheel": name,
                 "wheels": digests,
                 "offline": pack.is_dir(),
-                "system_packages": facts["is_termux"] or facts["is_jetson"],
+                "system_packages": facts["system_packages"],
             }
             try:
                 self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
@@ -181,32 +173,20 @@ class Device:
                 hint = f"; if it reaches no package index: edgeformer devices pack --for {facts['tag']}"
                 raise DeviceError(f"{error}{hint if is_cut_off else ''}") from None
 
-    def _upload(self, files: Mapping[str, Path], free_bytes: int) -> None:
-        size_bytes = sum(path.stat().st_size for path in files.values())
-        if size_bytes + _RESERVE_BYTES > free_bytes:
-            free = format_bytes(free_bytes)
-            raise DeviceError(
-                f"{self.address}: {format_bytes(size_bytes)} are to be sent, and its disk has {free} free"
-            )
-        if files:
-            with bar(self._progress, f"sending {format_bytes(size_bytes)}", None):
-                self.connection.call("upload", {}, files)
+    def _upload(self, files: Mapping[str, Path], digests: Mapping[str, str], facts: Mapping[str, Any]) -> int:
+        """Send the files that the device lacks, according to its ``facts``, and return their number."""
+        missing = {digests[name]: path for name, path in files.items() if digests[name] in facts["missing"]}
+        size_bytes = sum(path.stat().st_size for path in missing.values())
+        size, free = format_bytes(size_bytes), format_bytes(facts["free_bytes"])
+        if size_bytes + _RESERVE_BYTES > facts["free_bytes"]:
+            raise DeviceError(f"{self.address}: {size} are to be sent, and its disk has {free} free")
+        if missing:
+            with bar(self._progress, f"sending {size}", None):
+                self.connection.call("upload", {}, missing)
+            self._sent_bytes += size_bytes
+        return len(missing)
 
     def forget(self) -> None:
         """Remove the job of :meth:`run` from the device; stop it if it runs."""
         if self._job is not None:
             self.connection.call("forget", {"job": self._job})
-
-
-@contextlib.contextmanager
-def open_device(address: str, packs: Path, progress: Progress) -> Iterator[Device]:
-    """Open a device; Ctrl-C within the block stops and removes its job."""
-    device = Device(address, packs, progress)
-    try:
-        yield device
-    except KeyboardInterrupt:
-        with contextlib.suppress(ConnectionLost, DeviceError):
-            device.forget()
-        raise
-    finally:
-        device.connection.close()

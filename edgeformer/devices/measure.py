@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE
 from edgeformer.artifacts.command_results import Gate, Verification
@@ -31,8 +31,10 @@ from edgeformer.devices.connection import Connection, check_address
 from edgeformer.devices.job import Device, JobResult, bundle_files
 from edgeformer.estimate.calibrate import add_checks, check_estimates
 from edgeformer.measurement.target import AUTO
-from edgeformer.report.documents import report_files, write_report
+from edgeformer.report.documents import write_report
 from edgeformer.run import Location
+
+T = TypeVar("T")
 
 LOCAL = "local"
 """``--on local``: this machine, beside others."""
@@ -114,22 +116,22 @@ def load_device(name: str | None, artifacts: Path, progress: Progress) -> Device
 def run_on(
     targets: Sequence[RemoteTarget],
     job_of: Callable[[RemoteTarget], Job],
-    take: Callable[[RemoteTarget, JobResult], None],
-    packs: Path,
+    read: Callable[[RemoteTarget, JobResult], T],
+    artifacts: Path,
     progress: Progress,
-) -> dict[str, EdgeformerError]:
-    """Run a job on every device at the same time, and return the errors by name.
+) -> tuple[dict[str, T], dict[str, EdgeformerError]]:
+    """Run a job on every device at the same time, and return the results and the errors by name.
 
     Args:
         targets: devices, of which one may be this machine.
         job_of: the job of a device; on this machine only the last command runs, in the working directory.
-        take: receives each result; the job is removed from the device afterwards. Its errors are those of the device.
-        packs: folder with the packs of ``devices pack``.
+        read: parses a result; the job is removed from the device afterwards. Its errors are those of the device.
+        artifacts: folder of the runs, and of the packs of ``devices pack``.
         progress: shows what happens.
 
     Raises InterruptedRun: Ctrl-C; the jobs were stopped and removed.
     """
-    errors: dict[str, EdgeformerError] = {}
+    results, errors = dict[str, T](), dict[str, EdgeformerError]()
     devices: dict[str, Device] = {}
     processes: list[subprocess.Popen[str]] = []
     lock = threading.Lock()
@@ -141,15 +143,15 @@ def run_on(
             if target.address == LOCAL:
                 result = _run_here(job.commands[-1], shown, processes)
                 with lock:
-                    take(target, result)
+                    results[target.name] = read(target, result)
                 return
-            device = devices[target.name] = Device(target.address, packs, shown)
+            device = devices[target.name] = Device(target.address, artifacts / PACKS_FOLDER, shown)
             result = device.run(job.commands, job.files)
             sent = format_bytes(result.sent_bytes)
             shown.message(f"sent {sent}; {result.seconds:.1f} s of commands there, {result.setup_s:.1f} s for the rest")
             try:
                 with lock:
-                    take(target, result)
+                    results[target.name] = read(target, result)
             finally:
                 device.forget()
         except EdgeformerError as error:
@@ -173,12 +175,11 @@ def run_on(
                 device.connection.close()
     for future in futures:
         future.result()  # raises what is a defect
-    return errors
+    return results, errors
 
 
 def _run_here(arguments: Sequence[str], progress: Progress, processes: list[subprocess.Popen[str]]) -> JobResult:
     """Run a command on this machine as on a device, and add its process to ``processes``."""
-    errors = []
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "edgeformer", *arguments], stdin=subprocess.DEVNULL, stdout=output,
@@ -187,12 +188,10 @@ def _run_here(arguments: Sequence[str], progress: Progress, processes: list[subp
         )  # fmt: skip
         processes.append(process)
         with process:
-            for line in process.stderr or ():
-                text = forward_event(line, progress)
-                if text is not None:
-                    errors.append(text)
+            lines = [forward_event(line, progress) for line in process.stderr or ()]
         output.seek(0)
-        return JobResult((output.read(),), process.returncode, 0.0, tuple(errors), 0, 0.0)
+        errors = tuple(line for line in lines if line is not None)
+        return JobResult((output.read(),), process.returncode, 0.0, errors, 0, 0.0)
 
 
 def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str, Any]:
@@ -236,15 +235,6 @@ def _device_files(
     return profile, {f"{_PROFILES}/{file.name}": file for file in own if file.stem != "host"}
 
 
-@dataclass(frozen=True)
-class DeviceReport:
-    """A report of a device, and its files."""
-
-    target: RemoteTarget
-    report: Report
-    files: list[Path]
-
-
 def profile_on(
     targets: Sequence[RemoteTarget],
     location: Location,
@@ -253,7 +243,7 @@ def profile_on(
     artifact_ids: Sequence[str],
     artifacts: Path,
     progress: Progress,
-) -> tuple[list[DeviceReport], dict[str, EdgeformerError]]:
+) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:
     """Verify and profile a bundle on devices, and write the reports among those of the run.
 
     Args:
@@ -266,9 +256,9 @@ def profile_on(
         progress: shows what happens.
 
     Returns:
-        The reports in the order of ``targets``, and the errors by name.
+        The reports and the errors by name; the reports in the order of ``targets``.
     """
-    bundle, reports = location.open_bundle(), dict[str, DeviceReport]()
+    bundle = location.open_bundle()
     for id_ in artifact_ids:
         bundle.artifact(id_)  # an unknown one is refused before anything is sent
     options = [*options, *(word for id_ in artifact_ids for word in ("--artifact", id_)), "--json"]
@@ -285,7 +275,7 @@ def profile_on(
             command = ["profile", _BUNDLE, "--device", name, *options]
             return Job([*checks, command], {**bundle_files(bundle, _BUNDLE), **files})
 
-        def take(target: RemoteTarget, result: JobResult) -> None:
+        def read(target: RemoteTarget, result: JobResult) -> Report:
             parse_output(target, result, "rows")
             report = parse_report(Path(target.name), result.outputs[-1].encode())
             if target.address != LOCAL:  # of this machine, the command itself has written it
@@ -298,53 +288,59 @@ def profile_on(
                 }
                 report = seal_report(report.model_copy(update=update))
                 write_report(report, location)
-            reports[target.name] = DeviceReport(target, report, report_files(report, location))
+            return report
 
-        errors = run_on(targets, job_of, take, artifacts / PACKS_FOLDER, progress)
-    for target_name, entry in reports.items():
-        # This work would disturb a measurement of this machine, so it waits for the end of all.
-        reports[target_name] = _with_estimates(entry, location, device, artifacts, progress)
-    return [reports[target.name] for target in targets if target.name in reports], errors
+        reports, errors = run_on(targets, job_of, read, artifacts, progress)
+    # Estimates would disturb a measurement of this machine, so they wait for the end of all.
+    return {
+        target.name: _with_estimates(target, reports[target.name], location, device, artifacts, progress)
+        for target in targets
+        if target.name in reports
+    }, errors
 
 
 def _with_estimates(
-    entry: DeviceReport, location: Location, device: DeviceProfile | str | None, artifacts: Path, progress: Progress
-) -> DeviceReport:
+    target: RemoteTarget,
+    report: Report,
+    location: Location,
+    device: DeviceProfile | str | None,
+    artifacts: Path,
+    progress: Progress,
+) -> Report:
     """Write a report again with estimates beside its rows, and add their errors to the profile of the device."""
-    report, bundle, own = entry.report, location.open_bundle(), own_profiles(artifacts)
+    bundle, own = location.open_bundle(), own_profiles(artifacts)
     if report.device == _HOST or not report.on_target:
-        return entry  # there are no facts of this device
+        return report  # there are no facts of this device
     profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, own)
-    with bar(progress, f"estimating {entry.target.name}", None):
+    with bar(progress, f"estimating {target.name}", None):
         checks = check_estimates(bundle, profile, report.rows)
     if not checks:
-        return entry
-    if entry.target.profile is not None and profile.name == entry.target.profile.name:
+        return report
+    if target.profile is not None and profile.name == target.profile.name:
         save_profile(add_checks(profile, bundle.name, checks), own / f"{profile.name}.yaml", PROFILE_COMMENT)
     report = seal_report(report.model_copy(update={"estimate_checks": tuple(checks)}))
-    return DeviceReport(entry.target, report, write_report(report, location))
+    write_report(report, location)
+    return report
 
 
-def _run_on_one(target: RemoteTarget, job: Job, key: str, packs: Path, progress: Progress) -> dict[str, Any]:
+def _run_on_one(target: RemoteTarget, job: Job, key: str, artifacts: Path, progress: Progress) -> dict[str, Any]:
     """Run a job on one device, and return the JSON of its last command. Raises the device's error."""
     if target.address == LOCAL:
         raise InputError(f"--on {LOCAL}: leave it out; without --on, this machine is used")
-    documents: list[dict[str, Any]] = []
-
-    def take(target: RemoteTarget, result: JobResult) -> None:
-        documents.append(parse_output(target, result, key))
-
-    for error in run_on([target], lambda _: job, take, packs, progress).values():
+    results, errors = run_on(
+        [target], lambda _: job, lambda _, result: parse_output(target, result, key), artifacts, progress
+    )
+    for error in errors.values():
         raise error
-    return documents[0]
+    return results[target.name]
 
 
 def verify_on(
-    target: RemoteTarget, bundle: Bundle, options: Sequence[str], packs: Path, progress: Progress
+    target: RemoteTarget, bundle: Bundle, options: Sequence[str], artifacts: Path, progress: Progress
 ) -> Verification:
     """Verify a bundle on a device. With ``--write`` in ``options``, add the device's records to targets.json here."""
     job = Job([["verify", _BUNDLE, *options, "--json"]], bundle_files(bundle, _BUNDLE))
-    document = _run_on_one(target, job, "files", packs, progress)
+    document = _run_on_one(target, job, "files", artifacts, progress)
     verification = Verification.model_validate(document | {"bundle": str(bundle.folder)}, strict=False)
     if verification.recorded is not None and verification.recorded.records:
         path = bundle.folder / TARGETS_FILE
@@ -384,7 +380,7 @@ def gate_on(
             files[rows] = eval_data
             command += ["--eval-data", rows]
         job = Job([["verify", _BUNDLE, "--json"], command], files)
-        gate = Gate.model_validate(_run_on_one(target, job, "checks", artifacts / PACKS_FOLDER, progress), strict=False)
+        gate = Gate.model_validate(_run_on_one(target, job, "checks", artifacts, progress), strict=False)
     update = {
         "candidate": str(candidate.folder),
         "baseline": str(baseline.folder),
@@ -420,7 +416,7 @@ def add_device(
         for number, bundle in enumerate(bundles):
             files |= bundle_files(bundle, f"{_BUNDLE}{number}")
             command += ["--also", f"{_BUNDLE}{number}"] if number else []
-        document = _run_on_one(target, Job([command], files), "profile", artifacts / PACKS_FOLDER, progress)
+        document = _run_on_one(target, Job([command], files), "profile", artifacts, progress)
         measured = DeviceProfile.model_validate(document["profile"], strict=False)
         assert measured.calibration is not None
         memory = Fact[int](value=document["host"]["memory_bytes"], source="the device's system", verified=True)

@@ -32,7 +32,7 @@ _ESTIMATING = "docs/explanation/estimating.md"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
-_UNSTABLE = (
+UNSTABLE = (
     "unstable: the times changed during the measurement or differ in a second process; close other programs and "
     "measure again"
 )
@@ -498,7 +498,7 @@ class ReportContext:
         ]
         self.unstable = None
         if any(row.latency_ms.stable is False for row in self.host_rows):
-            self.unstable = _UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
+            self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
         self.facts = [*_profile_facts(report.profile)]

@@ -7,10 +7,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.report import Report, Row, read_report
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, format_value
-from edgeformer.report.context import shape_text, verdict_sentence, verdict_status
+from edgeformer.report.context import UNSTABLE, shape_text, verdict_sentence, verdict_status
 from edgeformer.report.documents import render_template
 from edgeformer.runtimes import provider_facts
 
@@ -86,6 +88,7 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
     run = next((report.run for report in reports.values()), None)
     runs = sorted({report.run for report in reports.values()})
     notes = [f"the reports are of different runs: {', '.join(runs)}"] if len(runs) > 1 else []
+    notes += [UNSTABLE] if any(cell["stable"] is False for row in rows for cell in row["devices"].values()) else []
     return {"run": run, "devices": devices, "rows": rows, "notes": notes}
 
 
@@ -120,13 +123,13 @@ def _choose_artifact(report: Report) -> Record | None:
 _DEVICES: Columns[Record] = Columns(
     [
         Column("name", heading="device"),
-        Column("machine", leaves=2),
-        Column("threads", number=True, leaves=3),
-        Column("profile", leaves=1),
         Column("verdict", mark=True),
         Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
         Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
         Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
+        Column("machine", leaves=2),
+        Column("threads", number=True, leaves=3),
+        Column("profile", leaves=1),
         Column("error", flows=True, dash=""),
     ]
 )
@@ -161,7 +164,9 @@ def comparison_tables(comparison: Record) -> list[TerminalTable[Record]]:
     return [
         devices.terminal(f"{comparison['run']} on {len(comparison['devices'])} devices", comparison["devices"]),
         _row_columns(comparison).terminal(
-            "Typical call (p50), and how many times the fastest device", comparison["rows"]
+            "Typical call (p50), and how many times the fastest device",
+            comparison["rows"],
+            Text("\n".join(comparison["notes"])) if comparison["notes"] else None,
         ),
     ]
 
@@ -175,23 +180,9 @@ def markdown_comparison(comparison: Record) -> str:
 
 def csv_comparison(comparison: Record) -> str:
     """Return a line per row and device."""
-    cells = [
-        {**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()
-    ]  # fmt: skip
-    names = (
-        "device",
-        "artifact",
-        "phase",
-        "batch",
-        "seq",
-        "provider",
-        "threads",
-        "status",
-        "p50_ms",
-        "stable",
-        "ratio",
-    )
-    columns: Columns[Record] = Columns(map(Column, names))
+    cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
+    keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
+    columns: Columns[Record] = Columns(map(Column, ("device", *keys)))
     return columns.csv(cells).rstrip("\n")
 
 

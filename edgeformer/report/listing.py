@@ -59,6 +59,7 @@ def device_records(artifacts: Path) -> list[Record]:
                 "name": profile.name,
                 "device": profile.title,
                 "kind": profile.kind,
+                "address": profile.address,
                 **{key: fact.value if fact is not None else None for key, fact in facts.items()},
                 "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
                 "calibrated": calibration.created if calibration is not None else None,
@@ -82,6 +83,7 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     columns: Columns[Record] = Columns(
         [
             Column("name"),
+            Column("address"),
             Column("kind"),
             Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
             Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
@@ -91,37 +93,7 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
             Column("problem", flows=True),
         ]
     )
-    return columns.drop_empty(lines, "problem").terminal("devices", lines)
-
-
-def address_records(artifacts: Path) -> list[Record]:
-    """Return the devices that commands use with --on: name, address, processor, and date and error of calibration."""
-    rows: list[Record] = []
-    for file in sorted(own_profiles(artifacts).glob("[!.]*.yaml")):
-        profile = load_profile(str(file))
-        if profile.address is not None:
-            calibration = profile.calibration
-            rows.append(
-                {
-                    "name": profile.name,
-                    "address": profile.address,
-                    "processor": profile.match,
-                    "calibrated": calibration.created if calibration is not None else None,
-                    "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
-                }
-            )
-    return rows
-
-
-def address_table(rows: Sequence[Record]) -> TerminalTable[Record]:
-    """Return the devices of --on."""
-    lines = [{**row, "calibrated": (row["calibrated"] or "no")[:10]} for row in rows]
-    error: Column[Record] = Column(
-        "error", lambda row: None if row["median_log2_error"] is None else 2 ** row["median_log2_error"] - 1, "share",
-        "median error of estimates",
-    )  # fmt: skip
-    columns: Columns[Record] = Columns([*map(Column, ("name", "address", "processor", "calibrated")), error])
-    return columns.terminal("devices for --on", lines)
+    return columns.drop_empty(lines, "address", "problem").terminal("devices", lines)
 
 
 def run_records(artifacts: Path) -> list[Record]:

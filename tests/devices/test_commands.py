@@ -1,0 +1,122 @@
+"""`devices add` and `list`, `gate --on`, and several devices at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.report import read_report
+from tests.cli.in_process import Edgeformer
+from tests.devices.sshd import Sshd, start_sshd
+
+ONE_ROW = ("--batch", "1", "--seq", "16", "--artifact", "onnx-fp32")
+ADD = ("devices", "add", "kitchen-pi", "--device", "host", "--name")
+
+
+@pytest.fixture
+def desk(device: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """A second device, with one core and one thread; ``ssh`` reaches both."""
+    if shutil.which("taskset") is None:
+        pytest.skip("needs taskset, to limit a device to one core")
+    core = str(min(os.sched_getaffinity(0)))
+    server = start_sshd(tmp_path / "desk", "desk", environment="OMP_NUM_THREADS=1", launcher=("taskset", "-c", core))
+    server.install_here()
+    both = tmp_path / "ssh_config"
+    both.write_text(device.config.read_text() + server.config.read_text())
+    monkeypatch.setenv("EDGEFORMER_SSH", f"ssh -F {both}")
+    yield server
+    server.stop()
+
+
+def test_an_added_device_is_listed_and_measured(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    assert "no devices in artifacts; add one" in edgeformer("devices", "list")
+    assert "edgeformer profile --on robot" in edgeformer(*ADD, "robot")
+    (row,) = json.loads(edgeformer("devices", "list", "--json"))["devices"]
+    assert (row["name"], row["address"], row["calibrated"]) == ("robot", "kitchen-pi", None)
+    assert "robot   kitchen-pi" in edgeformer("devices", "list")
+    assert "address" not in edgeformer("list", "devices", "--artifacts", "other")
+    text = edgeformer("profile", "small", "--on", "robot", *ONE_ROW)
+    assert "edgeformer gate small --against BASELINE --on robot" in text
+    report = read_report(run / "reports" / "robot-onnx-fp32.json")
+    assert (report.device, report.on_target, report.host["address"]) == ("robot", True, "kitchen-pi")
+    edgeformer(*ADD, "robot")  # the same device again
+
+
+@pytest.mark.parametrize("name", ["local", "auto", "host", "raspberry-pi-5", "a b", "../x", "", "-x"])
+def test_names_that_no_device_can_have(device: Sshd, edgeformer: Edgeformer, run: Path, name: str) -> None:
+    message = edgeformer("devices", "add", "kitchen-pi", "--device", "host", f"--name={name}", code=2)
+    assert f"--name {name}: use letters" in message and not Path("artifacts/profiles").exists()
+
+
+def test_a_name_stays_with_its_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    edgeformer(*ADD, "robot")
+    message = edgeformer("devices", "add", "desk", "--device", "host", "--name", "robot", code=2)
+    assert "robot.yaml is another device" in message
+    assert load_profile("artifacts/profiles/robot.yaml").address == "kitchen-pi"
+    assert "write [USER@]HOST" in edgeformer("devices", "add", "--device=host", "--name=x", "--", "-v", code=2)
+
+
+@pytest.mark.slow
+def test_an_added_device_is_calibrated(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    """Other programs can disturb the calibration; then nothing is written, and the message names them."""
+    edgeformer("devices", "add", "kitchen-pi", "small", "--name", "pi")
+    profile = load_profile("artifacts/profiles/pi.yaml")
+    assert profile.calibration is not None and profile.calibration.error is not None
+    assert profile.memory_bytes is not None and profile.memory_bytes.verified
+    cases = profile.calibration.error.cases
+    report = json.loads(edgeformer("profile", "small", "--on", "pi", *ONE_ROW, "--json"))
+    (check,) = report["estimate_checks"]
+    assert check["artifact"] == "onnx-fp32" and check["estimated_ms"] > 0
+    calibration = load_profile("artifacts/profiles/pi.yaml").calibration
+    assert calibration is not None and calibration.error is not None and calibration.error.cases == cases + 1
+
+
+def test_gate_compares_on_the_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    baseline = Path(shutil.copytree(run, run.with_name("before")))
+    options = (*ONE_ROW, "--max-memory-growth", "off", "--max-score-loss", "off", "--max-slowdown", "900%")
+    arguments = ("gate", "small", "--against", "before", "--on", "kitchen-pi", *options)
+    gate = json.loads(edgeformer(*arguments, "--json"))
+    assert {check["name"]: check["status"] for check in gate["checks"]} == dict.fromkeys(
+        ("size", "drift", "latency"), "pass"
+    )
+    assert gate["host"]["address"] == "kitchen-pi" and gate["baseline"] == "artifacts/before/bundle"
+    graph = baseline / "bundle" / "onnx" / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-9])
+    assert "onnx/model.onnx" in edgeformer(*arguments, code=2)
+    assert not any((device.root / "jobs").glob("*/*"))
+
+
+def test_two_devices_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    """Both measure at the same time; one device that is off hides no other."""
+    arguments = ("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "desk", "--on", "127.0.0.1")
+    text = edgeformer(*arguments, code=1)
+    assert "127.0.0.1: " in text and "page    artifacts/small/reports/devices.html" in text
+    reports = [read_report(run / "reports" / f"host-onnx-fp32-on-{name}.json") for name in ("kitchen-pi", "desk")]
+    assert [report.host["address"] for report in reports] == ["kitchen-pi", "desk"]
+    assert reports[1].host["threads"] == 1 and reports[1].rows[0].threads == 1
+    page = (run / "reports" / "devices.html").read_text(encoding="utf-8")
+    assert "small on 3 devices" in page and "kitchen-pi" in page and "desk" in page
+
+
+def test_this_machine_beside_a_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    comparison = json.loads(edgeformer("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "local", "--json"))
+    assert [entry["name"] for entry in comparison["devices"]] == ["kitchen-pi", "local"]
+    assert all({*row["devices"]} == {"kitchen-pi", "local"} for row in comparison["rows"])
+    assert "address" not in comparison["reports"]["local"]["host"]
+    assert "without --on, this machine is used" in edgeformer("verify", "small", "--on", "local", code=2)
+
+
+def test_devices_that_are_all_off(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    message = edgeformer("profile", "small", "--on", "127.0.0.1", "--on", "localhost", code=1)
+    assert "127.0.0.1: " in message and "localhost: " in message and not (run / "reports").exists()
+
+
+def test_an_absent_device_is_offered_to_be_measured(edgeformer: Edgeformer, run: Path) -> None:
+    text = edgeformer("profile", "small", "--device", "raspberry-pi-5", *ONE_ROW)
+    assert "edgeformer profile small --device raspberry-pi-5 --on HOST" in text
