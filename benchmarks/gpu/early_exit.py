@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.recipes import in_format, model_of, recipe_for
+from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, in_format, model_of, recipe_for
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from benchmarks.gpu.timing import MeasureRules, ratio, rules_of, times
 
@@ -22,7 +22,7 @@ RULES = MeasureRules(
 
 def measure(session: Session) -> None:
     """Random weights: no time depends on them. Exits take turns, round after round."""
-    recipe = recipe_for(session, RECIPE, tiny=["model.loops=8", "model.exits=[2, 4, 6]"])
+    recipe = recipe_for(session, RECIPE, [WIKITEXT_2_STEPS], ["model.loops=8", "model.exits=[2, 4, 6]"])
     batches, context = ((1,), 8) if session.tiny else ((1, 16), 512)
     for format_ in FORMATS:
         model = None

@@ -1,4 +1,4 @@
-"""What row 7 measured of a card becomes verified facts of its profile: bandwidth, rates of products, launch overhead.
+"""What row 7 measured of a card becomes verified facts of its profile: bandwidth and rates of products.
 
 python -m benchmarks.gpu.facts benchmarks/results/CARD/DATE-number-formats.json profiles/h100.yaml
 """
@@ -20,9 +20,11 @@ FACTS = {
     "bandwidth_bytes_per_s": ("copied_bytes_per_s", "copying a gibibyte on the card, bytes read and written"),
     "peaks.fp32": ("fp32_operations_per_s", "torch's product of float32 matrices of 8192×8192, TF32 off"),
     "peaks.fp16_fp32_accumulate": ("fp16_operations_per_s", "torch's product of float16 matrices of 8192×8192"),
-    "launch_overhead_us": ("launch_us", "a hundred additions to one number, one after the other"),
 }
-"""Fact of a profile → the figure of row 7's case `floor`, and how it was had."""
+"""Fact of a profile → the figure of row 7's case `floor`, and how it was had.
+
+Its ``launch_us`` is no fact of the card: most of it is torch's own.
+"""
 
 
 def verified(document: Mapping[str, Any], text: str) -> str:

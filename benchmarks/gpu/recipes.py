@@ -82,15 +82,17 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
     Raises:
         InputError: no data was brought.
     """
-    if session.tiny:
-        task = load_recipe(name).task
-        local = [record for record in overrides if not record.startswith("data.parts=")]
-        return load_recipe(name, [*_TINY[task], *local, *tiny])
-    if session.options.data is None:
-        raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
-    from benchmarks.studies.jobs import load_local_data, with_local_data
+    recipe = None
+    if session.options.data is not None:
+        from benchmarks.studies.jobs import load_local_data, with_local_data
 
-    return with_local_data(load_recipe(name, [*overrides]), [session.options.data], load_local_data())
+        recipe = with_local_data(load_recipe(name, [*overrides]), [session.options.data], load_local_data())
+    if session.tiny:  # after the recipe itself: a dry run is to find out that its data is not here
+        local = [record for record in overrides if not record.startswith("data.parts=")]
+        return load_recipe(name, [*_TINY[load_recipe(name).task], *local, *tiny])
+    if recipe is None:
+        raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
+    return recipe
 
 
 def device_profile(name: str) -> DeviceProfile:

@@ -71,6 +71,7 @@ class Row:
         wanted: what would be a good answer.
         measure: does its cases in a session.
         columns: of the table that docs/results/gpu.md shows.
+        variants: the one figure that it shows of cases "model, shape, variant": a column per variant.
         module: that is run.
     """
 
@@ -81,6 +82,7 @@ class Row:
     measure: Callable[[Session], None]
     columns: tuple[Column, ...]
     module: str
+    variants: Column | None = None
 
 
 class Session:
@@ -145,7 +147,9 @@ class Session:
             details: Figures = {"figures": measure()}
         except (KeyboardInterrupt, InterruptedRun):
             self._left.append(name)
-            raise
+            if self.seconds_left > 0:
+                raise
+            return None  # the time is up: the row still says what its other cases show
         except Exception as error:  # whatever it is: it is this case's answer, and the others go on
             details = {"failed": f"{type(error).__name__}: {str(error).strip()[:500]}"}
         self.cases[name] = {**details, "seconds": round(time.monotonic() - began, 2), "card": self._state()}

@@ -49,11 +49,14 @@ def _section(row: Row, document: dict[str, Any]) -> str:
     if not document["complete"]:
         remaining = ", ".join(document.get("left", []))
         parts.append(f"**Not finished**{': ' + escaped(remaining) if remaining else ''}.")
-    parts.append(table(row.columns, document["cases"]))
+    cases = document["cases"]
+    parts.append(variants(row.variants, cases) if row.variants is not None else table(row.columns, cases))
     tables = {name: case["figures"] for name, case in document["cases"].items() if "rows" in case.get("figures", {})}
     for name, figures in {**document.get("partial", {}), **tables}.items():
         parts += [f"{escaped(Path(name).stem)}:", _study(figures)]
-    lines = [f"- {key.replace('_', ' ')}: {_said(value)}" for key, value in document["summary"].items()]
+    # What each variant saves is in its table already.
+    summary = {} if row.variants is not None else document["summary"]
+    lines = [f"- {key.replace('_', ' ')}: {_said(value)}" for key, value in summary.items()]
     return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
 
 
@@ -70,7 +73,19 @@ def table(columns: tuple[Column, ...], cases: dict[str, Any]) -> str:
     return markdown(header, lines)
 
 
-def _cell(column: Column, figures: dict[str, Any]) -> str:
+def variants(column: Column, cases: dict[str, Any]) -> str:
+    """One figure of cases named "model, shape, variant": a line per model and shape, a column per variant."""
+    lines: dict[str, dict[str, str]] = {}
+    for name, case in cases.items():
+        if name.count(", ") >= 2:
+            model, shape, variant = name.split(", ", 2)
+            lines.setdefault(f"{model}, {shape}", {})[variant] = _cell(column, case.get("figures"))
+    names = list(dict.fromkeys(name for cells in lines.values() for name in cells))
+    rows = [[escaped(place), *(cells.get(name, "–") for name in names)] for place, cells in lines.items()]
+    return f"{column.heading}:\n\n{markdown(['case', *names], rows)}"
+
+
+def _cell(column: Column, figures: dict[str, Any] | None) -> str:
     results: Any = figures
     for part in column.key.split("."):
         try:

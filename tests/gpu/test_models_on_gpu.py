@@ -55,6 +55,7 @@ def test_cached_decoding_computes_what_the_whole_text_does() -> None:
 
 @torch.inference_mode()
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch 2.11 itself uses it
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # not enabled on purpose
 def test_torch_compile_keeps_the_answers(encoder: EncoderClassifier) -> None:
     pytest.importorskip("triton")
     encoder.cuda()
