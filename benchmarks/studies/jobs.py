@@ -73,7 +73,7 @@ def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData)
                 return str((folder / path).resolve())
         raise DataError(f"--data: no {path}, which replaces the hub's {hub}, in {' or '.join(map(str, folders))}")
 
-    def local_sources(source: dict[str, Any]) -> list[dict[str, Any]]:
+    def local_sources(source: dict[str, Any], *, is_labelled: bool = True) -> list[dict[str, Any]]:
         if source["kind"] != "hub":
             return [source]
         local, name = mapping.stand_in(source), _hub_name(source)
@@ -82,13 +82,19 @@ def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData)
             raise DataError(f"{reads}, for which no local file is known; add it to {MAPPING}")
         if "[" in (source.get("split") or "") and not local.all_rows:
             raise DataError(f"{reads}, a part of a split; give the number of rows with the source's rows: instead")
-        dropped = _HUB_KEYS | ({"rows"} if local.all_rows else set())
+        dropped = _HUB_KEYS | ({"rows"} if local.all_rows and is_labelled else set())
         kept = {key: value for key, value in source.items() if key not in dropped}
+        if not is_labelled and type(rows := kept.get("rows")) is int:  # of all files together
+            kept["rows"] = rows // len(local.files)
         return [{"kind": "file", **kept, **file, "path": local_path(str(file["path"]), name)} for file in local.files]
 
     content = recipe.model_dump(mode="json")["data"]
     for part, sources in content["parts"].items():
         content["parts"][part] = [file for source in sources for file in local_sources(source)]
+    if content.get("unlabelled"):
+        content["unlabelled"] = [
+            file for source in content["unlabelled"] for file in local_sources(source, is_labelled=False)
+        ]
     changed: dict[str, Any] = {"data": type(recipe.data).model_validate(content, strict=False)}
     if recipe.tokenizer.kind == "hub" and (path := mapping.tokenizers.get(recipe.tokenizer.name)):
         changed["tokenizer"] = FileTokenizer(kind="file", path=local_path(path, recipe.tokenizer.name))
@@ -101,7 +107,7 @@ def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData)
 def source_notes(recipe: Recipe, mapping: LocalData | None) -> tuple[str, ...]:
     """Describe what a recipe reads, part by part. ``mapping``: None: it reads the hub."""
     lines = []
-    for part, sources in recipe.data.parts.items():
+    for part, sources in {**recipe.data.parts, "unlabelled": getattr(recipe.data, "unlabelled", ())}.items():
         for source in (source.model_dump(mode="json") for source in sources):
             if source["kind"] != "hub":
                 text = Path(source["path"]).name if "path" in source else f"{source['kind']}, {source.get('rows')} rows"
@@ -172,7 +178,7 @@ def jobs_of(
     prepared_data: dict[str, Any] = {}  # each data set is read, or refused, once
 
     def prepare(recipe: Recipe) -> Any:
-        if offline and any(source.kind == "hub" for sources in recipe.data.parts.values() for source in sources):
+        if offline and any(source.kind == "hub" for source in recipe.data.sources):
             raise RecipeError("is on the hub, which is not asked without training")
         content = {name: getattr(recipe, name).model_dump(mode="json") for name in ("data", "tokenizer")}
         text = json.dumps({**content, "size": recipe.model.vocab_size, "task": recipe.task}, sort_keys=True)
@@ -237,6 +243,8 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
 
     parts = content["data"]["parts"]
     content["data"]["parts"] = {part: [portable(source) for source in sources] for part, sources in parts.items()}
+    if unlabelled := content["data"].get("unlabelled"):
+        content["data"]["unlabelled"] = [portable(source) for source in unlabelled]
     content["tokenizer"] = portable(content["tokenizer"])
     if (teacher := content["training"].get("teacher")) is not None:
         content["training"]["teacher"] = Path(teacher).name

@@ -142,13 +142,15 @@ class SyntheticSource(Frozen):
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
-_LATER = ("rows", "encoding", "longest", "shortest", "balance", "prompts")
+_LATER = ("rows", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit")
 """Keys that were added after the first version of the recipe format."""
 
 
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped ``data`` section or source without later keys at their default, to keep its hash unchanged."""
-    reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {})}
+    reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {}, [])}
+    if "unlabelled" not in reduced:
+        reduced.pop("unlabelled_unit", None)
     if "parts" in section:
         reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}
     return reduced
@@ -233,7 +235,12 @@ class DataSection(Recognised):
     @property
     def synthetic(self) -> bool:
         """Whether any source is the built-in text generator."""
-        return any(source.kind == "synthetic-reviews" for sources in self.parts.values() for source in sources)
+        return any(source.kind == "synthetic-reviews" for source in self.sources)
+
+    @property
+    def sources(self) -> list[HubSource | FileSource | SyntheticSource]:
+        """All sources."""
+        return [source for sources in (*self.parts.values(), getattr(self, "unlabelled", ())) for source in sources]
 
     def sampled(self, part: str) -> bool:
         """Return whether a source of the part takes only some of its rows; generated sources do not count."""
@@ -280,6 +287,16 @@ class DataConfig(DataSection):
         """Separator between several labels of a row; None: a row has one label."""
         return None
 
+    unlabelled: Annotated[tuple[Source, ...], Field(strict=False)] = Field(
+        (),
+        description="further texts for training, which the teacher of `training.teacher` answers; labels in these "
+        "sources are not read. Repeated texts, and texts of other sets, are left out",
+    )
+    unlabelled_unit: Literal["texts", "sentences"] = Field(
+        "texts",
+        description="sentences: cut the texts of `unlabelled` into sentences, and use those of 5 to 40 words; `rows` "
+        "of a source counts sentences",
+    )
     split: SplitProtocol = Field(description="protocol that makes the sets from the parts; see above")
     split_seed: Seed = Field(42, description="seed of the split and of sampling")
     rows: dict[Name, Amount] = Field(
@@ -345,6 +362,19 @@ class DataConfig(DataSection):
         missing = [part for part in needs if part not in self.parts]
         if missing:
             raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _unlabelled_texts_fit(self) -> Self:
+        labelled = [source for sources in self.parts.values() for source in sources]
+        is_pair = {getattr(source, "text_pair", None) is not None for source in (*labelled, *self.unlabelled)}
+        if self.unlabelled and self.stream:
+            raise ValueError("unlabelled: is not possible with stream: true; leave one of them out")
+        if self.unlabelled and len(is_pair) > 1:
+            raise ValueError("unlabelled: has pairs of texts where parts has single texts, or the reverse; set "
+                             "text_pair: of its sources as in parts")  # fmt: skip
+        if self.unlabelled_unit == "sentences" and True in is_pair:
+            raise ValueError("unlabelled_unit: sentences is not possible with pairs of texts; set it to texts")
         return self
 
     @model_validator(mode="after")

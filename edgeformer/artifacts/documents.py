@@ -366,12 +366,14 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
     places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]
     places += [((section, key), content.get(section), False) for section, keys in folders.items() for key in keys]
     data = content.get("data")
-    parts = data.get("parts") if isinstance(data, dict) else None
-    for part, sources in parts.items() if isinstance(parts, dict) else ():
+    data = data if isinstance(data, dict) else {}
+    parts = data.get("parts") if isinstance(data.get("parts"), dict) else {}
+    lists: list[tuple[KeyPath, Any]] = [(("data", "parts", part), sources) for part, sources in parts.items()]
+    for where, sources in [*lists, (("data", "unlabelled"), data.get("unlabelled"))]:
         for number, source in enumerate(sources) if isinstance(sources, list) else ():
-            places.append((("data", "parts", part, number, "path"), source, True))
+            places.append(((*where, number, "path"), source, True))
             if isinstance(source, dict) and source.get("kind") == "hub":
-                places.append((("data", "parts", part, number, "name"), source, False))
+                places.append(((*where, number, "name"), source, False))
     for path, holder, is_path in places:
         value = holder.get(path[-1]) if isinstance(holder, dict) else None
         if not isinstance(value, str) or not value:

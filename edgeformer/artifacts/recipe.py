@@ -156,6 +156,17 @@ class TrainingConfig(Frozen):
         return self.batch_size * self.accumulation
 
 
+class TextTraining(TrainingConfig):
+    """Training settings of encoders that read whole texts."""
+
+    token_dropout: Probability = Field(
+        0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
+    )
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
+    )
+
+
 class FitConfig(Frozen):
     """Training settings of a model that is fitted to all rows at once, in float32 or better on the CPU."""
 
@@ -172,6 +183,42 @@ class FitConfig(Frozen):
     early_stopping: ClassVar[None] = None
 
     max_iterations: PositiveInt = Field(300, description="iterations, each a pass over all rows")
+
+
+class Distillation(Frozen):
+    """Distillation from a teacher in addition to the labels. Losses are sums over rows, in nats."""
+
+    weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.7,
+        description="weight of the teacher's loss (KL divergence × temperature²); that of the labels has 1 − weight. "
+        "Rows without a label have the teacher's loss alone, with weight 1",
+    )
+    temperature: PositiveFloat = Field(2.0, description="divisor of both models' logits")
+    states: Annotated[float, Field(ge=0.0)] = Field(
+        0.0,
+        description="pretrained encoders: weight of the squared distance between both models' states after every "
+        "iteration",
+    )
+
+
+class DistilledTraining(Frozen):
+    """Keys of section ``training`` by which a model learns from a teacher."""
+
+    folders: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    teacher: str | None = Field(
+        None, description="teacher for distillation: a finished run of a classifier with the same labels, or its folder"
+    )
+    teacher_sha256: str | None = Field(None, description="sha256 of the teacher's weights; set when training starts")
+    distillation: Distillation = Distillation()
+
+    @model_validator(mode="after")
+    def _distillation_has_teacher(self) -> Self:
+        if self.teacher is None and self.distillation != Distillation():
+            raise ValueError(
+                "distillation: has no effect without a teacher; set teacher to the folder of a finished run"
+            )
+        return self
 
 
 class ModelConfig(Frozen):
@@ -214,6 +261,11 @@ class Recipe(Frozen):
             raise ValueError(
                 f"data.{self.data.length_key} {self.data.tokens_at_once} is larger than model.max_positions "
                 f"{self.model.max_positions}; reduce the first or increase the second"
+            )
+        if getattr(self.data, "unlabelled", ()) and getattr(self.training, "teacher", None) is None:
+            raise ValueError(
+                "data.unlabelled: has no effect without a teacher, whose answers are its labels; set training.teacher "
+                "to a finished run, or leave unlabelled out"
             )
         self.model.check_recipe(self.data, self.training)
         return self

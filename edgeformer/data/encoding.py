@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic
 
@@ -73,7 +73,12 @@ RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 
 @dataclass(frozen=True)
 class Prepared(Generic[RowsT]):
-    """Encoded data of a recipe, without the texts; the training set in memory or on disk."""
+    """Encoded data of a recipe; the training set in memory or on disk.
+
+    Attributes:
+        train_texts: yields the training texts in the order of the rows; None: one row is not one text.
+        teacher_logits: float32 [training rows, C] of ``training.teacher``, which training adds.
+    """
 
     tokenizer: Tokenizer
     pad: int
@@ -81,6 +86,8 @@ class Prepared(Generic[RowsT]):
     validation: RowsT
     tests: Mapping[str, RowsT]
     summary: DataSummary
+    train_texts: Callable[[], Iterator[Text]] | None = None
+    teacher_logits: NDArray[np.float32] | None = None
 
 
 def count_values(numbers: NDArray[np.integer]) -> Counter[int]:

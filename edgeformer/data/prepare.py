@@ -7,6 +7,7 @@ labels are integers in caches, fingerprints and golden inputs.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -30,6 +31,7 @@ from edgeformer.artifacts.data_config import (
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.data_warnings import (
     empty_texts,
@@ -40,7 +42,16 @@ from edgeformer.data.data_warnings import (
     seen_findings,
 )
 from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode
-from edgeformer.data.rows import LabelledTexts, Text, join_pair, label_rows, labelled, score_of
+from edgeformer.data.rows import (
+    LabelledTexts,
+    Text,
+    comparison_key,
+    first_text,
+    join_pair,
+    label_rows,
+    labelled,
+    score_of,
+)
 from edgeformer.data.sources import (
     Columns,
     label_columns,
@@ -55,6 +66,8 @@ from edgeformer.data.splits import (
     check_classes,
     cut_stream,
     make_sets,
+    row_count,
+    sample,
     set_parts,
     split,
     unknown_set,
@@ -63,6 +76,8 @@ from edgeformer.data.storage import Pieces, StoredFacts, StoredRows
 from edgeformer.data.streaming import Stream, TextPieces, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
+_SENTENCE_WORDS = range(5, 41)
+"""Words of the sentences that unlabelled texts are cut into: shorter ones say little, longer ones are often lists."""
 _ROWS_AT_ONCE = 1 << 20
 _BINS = 40
 _SHOWN_SHARE = 0.99
@@ -102,6 +117,10 @@ def prepare(
             parts, findings = load_with_findings(data)
             sets = split(data, parts)
             findings += seen_findings(data, sets)
+            if data.unlabelled:
+                further = unlabelled_texts(data, [text for rows in sets.values() for text in rows.texts])
+                ignored = np.full(len(further), IGNORED, dtype=np.int64)
+                sets["train"] = LabelledTexts.joined([sets["train"], LabelledTexts(further, ignored)])
             stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
 
     def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
@@ -175,7 +194,35 @@ def prepare(
             text_words=lengths_of_sets({"train": train_words, **words}),
             text_tokens=lengths_of_sets(tokens),
         ),
+        train_texts=None if isinstance(data, SpanData) else lambda: (text for text, _ in stream.pairs()),
     )
+
+
+def unlabelled_texts(data: DataConfig, known: Iterable[Text]) -> list[Text]:
+    """Read the texts of ``data.unlabelled``, each once and without the ``known`` ones. Raises DataError."""
+    known_keys = set(map(comparison_key, known))
+    results: list[Text] = []
+    for number, source in enumerate(data.unlabelled):
+        texts: Iterable[Text] = (row.text for row in read(source, skipped=[], with_labels=False))
+        if data.unlabelled_unit == "sentences":
+            texts = (sentence for text in texts for sentence in sentences(first_text(text)))
+        fresh: list[Text] = []
+        for text in texts:
+            if (key := comparison_key(text)) not in known_keys:
+                known_keys.add(key)
+                fresh.append(text)
+        if source.kind != "synthetic-reviews" and source.rows is not None:
+            count = row_count(source.rows, len(fresh), f"data.unlabelled.{number}.rows")
+            fresh = [fresh[place] for place in sample(np.zeros(len(fresh), np.int64), count, data.split_seed).tolist()]
+        results += fresh
+    return results
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of :data:`_SENTENCE_WORDS` words of a text, without markup."""
+    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+    pieces = (piece.strip() for piece in re.split(r"(?<=[.!?])\s+", plain))
+    return [piece for piece in pieces if len(piece.split()) in _SENTENCE_WORDS]
 
 
 def encode_stored(texts: LabelledTexts, tokenizer: Tokenizer, data: DataConfig, progress: Progress = SILENT) -> Encoded:

@@ -22,6 +22,7 @@ from edgeformer.artifacts.data_config import Source, TokenizerConfig, stated
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_text
 from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import RowsT
 from edgeformer.data.records import check_file, format_of_source, hub_rows
 from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, join_pair, label_counts
@@ -151,6 +152,7 @@ def store_training_set(
                 for texts, labels in stream.pieces():
                     numbers = np.array(labels, dtype=np.int64)
                     hash_labels(digest, numbers)
+                    numbers = numbers[numbers != IGNORED]
                     piece_counts = label_counts(numbers, stream.classes, several=stream.several)
                     counts[:] += np.array(piece_counts[: stream.classes], dtype=np.int64)
                     text_count += len(texts)

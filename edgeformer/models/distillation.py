@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.artifacts.workspace import RECIPE_FILE, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.data.batching import IGNORED
 from edgeformer.data.rows import SCORE_UNIT
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import Batch, Loss, Losses
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
-
-_MAX_CACHED_ROWS = 1_000_000
-"""Rows whose teacher logits are cached: about 250 bytes each with the key, 250 MB in total."""
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
@@ -31,11 +26,12 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     Labels [B] give cross-entropy, and so do ``targets`` [B, S] of tokens; labels 0 and 1 [B, C] of rows with several
     labels give binary cross-entropy, averaged over the labels; numbers of regression, in millionths, give the squared
     error. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states): KL of
-    student and teacher at temperature T, times T²; the squared distance of their states is averaged over real tokens
+    student and teacher, whose logits are ``teacher_logits`` [B, C] of the batch, at temperature T, times T². Rows
+    without a label have no cross-entropy, and w is 1. The squared distance of the states is averaged over real tokens
     and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK].
 
     Raises:
-        RecipeError: the teacher is missing, or has other tokens or labels.
+        RecipeError: states cannot be compared with those of the teacher.
     """
     training = recipe.training
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=float(getattr(training, "label_smoothing", 0)), reduction="sum")
@@ -46,18 +42,15 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         special = torch.tensor(sorted(token_id for token_id, token in added.items() if token.special))
         unk = special_ids(prepared.tokenizer).unk
     activation = getattr(recipe.data, "activation", None)  # of regression
-    teacher = None if getattr(training, "teacher", None) is None else _Teacher(recipe, prepared)
+    config = None if getattr(training, "teacher", None) is None else training.distillation
+    teacher: Any = None if config is None or not config.states else _teacher_states(recipe, prepared)
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
         if dropout:
             selected = torch.rand(ids.shape, device=ids.device) < dropout
             ids = torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
-        compares_states = teacher is not None and bool(training.distillation.states)
-        logits, states = model(ids, mask, states=True) if compares_states else (model(ids, mask), [])
-        if teacher is not None:
-            # The teacher sees every row without any dropout.
-            teacher_logits, teacher_states = teacher.outputs(batch, len(states))
+        logits, states = (model(ids, mask), []) if teacher is None else model(ids, mask, states=True)
         logits = logits.float()
         if labels is None:
             return Losses(cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()))
@@ -69,15 +62,22 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         else:
             summed = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
             label_loss = summed / labels.shape[1]
-        if teacher is None:
+        if config is None:
             return Losses(label_loss)
-        config = training.distillation
+        # Memory is planned without data, so without the teacher's logits.
+        teacher_logits = batch.get("teacher_logits", logits.detach())
         student_log_p = F.log_softmax(logits / config.temperature, -1)
         teacher_log_p = F.log_softmax(teacher_logits / config.temperature, -1)
-        divergence = F.kl_div(student_log_p, teacher_log_p, reduction="sum", log_target=True) * config.temperature**2
-        total = (1 - config.weight) * label_loss + config.weight * divergence
+        row_divergence = F.kl_div(student_log_p, teacher_log_p, reduction="none", log_target=True).sum(-1)
+        divergence = row_divergence.sum() * config.temperature**2
+        weights = torch.where(labels == IGNORED, 1.0, config.weight)
+        total = (1 - config.weight) * label_loss + (weights * row_divergence).sum() * config.temperature**2
         parts = {"cross_entropy": label_loss.detach(), "distillation": divergence.detach()}
-        if compares_states:
+        if teacher is not None:
+            with torch.no_grad():  # the teacher sees every row without any dropout
+                _, all_states = teacher.to(ids.device)(batch["input_ids"], mask, states=True)
+            every = len(all_states) // len(states)
+            teacher_states = all_states[every - 1 :: every]
             distance = logits.new_zeros(())
             for student_state, teacher_state in zip(states, teacher_states, strict=True):
                 squared = (student_state.float() - teacher_state.float()).square().mean(-1)  # [B, S]
@@ -92,64 +92,28 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     return loss
 
 
-class _Teacher:
-    """A trained classifier, whose logits are cached per row. Raises RecipeError if it does not fit the student's."""
-
-    def __init__(self, recipe: Any, prepared: Prepared | None) -> None:
-        folder = Path(recipe.training.teacher)
-        where = f"training.teacher: {folder}"
-        if not (folder / RECIPE_FILE).is_file():
-            raise RecipeError(f"{where}: not a run; give the folder of a finished classification run")
-        teacher: Any = read_run_recipe(folder)
-        if teacher.task != recipe.task or teacher.data.labels != recipe.data.labels:
-            raise RecipeError(
-                f"{where}: its labels differ from those of this recipe ({', '.join(recipe.data.labels)}); use the "
-                "same labels in the same order"
-            )
-        positions = teacher.model.max_positions
-        if positions < recipe.data.max_length:
-            raise RecipeError(f"{where}: accepts at most {positions} tokens; set data.max_length: {positions}")
-        if recipe.training.distillation.states:
-            remedy = "set training.distillation.states: 0"
-            if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
-                raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
-            (states, width), (student_states, student_width) = (
-                (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
-            )
-            if width != student_width or states % student_states:
-                raise RecipeError(
-                    f"{where}: its {states} states of width {width} do not match {student_states} of width "
-                    f"{student_width}; {remedy}, or fold into another number of layers"
-                )
-        self.model = model_spec_of(teacher).adapter.build(teacher).eval().requires_grad_(False)
-        self._cache: dict[bytes, NDArray[np.float32]] | None = None
-        if prepared is not None:
-            tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
-            if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
-                raise RecipeError(f"{where}: tokenizes differently; use its tokenizer and its data.cleaning")
-            load_weights(self.model, folder / MODEL_FOLDER / WEIGHTS)
-            self._cache = {}
-
-    @torch.no_grad()
-    def outputs(self, batch: Batch, states: int) -> tuple[Tensor, list[Tensor]]:
-        """Return logits [B, C], and a state [B, S, d] for each of ``states``; without states, logits are cached."""
-        ids, mask = batch["input_ids"], batch.get("attention_mask")
-        self.model.to(ids.device)
-        if states:
-            logits, all_states = self.model(ids, mask, states=True)
-            every = len(all_states) // states
-            return logits.float(), all_states[every - 1 :: every]
-        if self._cache is None:  # memory planning, on tensors without numbers
-            return self.model(ids, mask).float(), []
-        # 16 bytes identify the tokens of a row, however it is padded.
-        tokens = ids.cpu().numpy()
-        lengths = np.full(len(tokens), tokens.shape[1]) if mask is None else mask.sum(-1).cpu().numpy()
-        rows = (row[:length].tobytes() for row, length in zip(tokens, lengths, strict=True))
-        keys = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
-        if all(key in self._cache for key in keys):
-            cached = np.stack([self._cache[key] for key in keys])
-            return torch.from_numpy(cached).to(ids.device), []
-        logits = self.model(ids, mask).float()
-        if len(self._cache) < _MAX_CACHED_ROWS:
-            self._cache.update(zip(keys, logits.cpu().numpy().copy(), strict=True))
-        return logits, []
+def _teacher_states(recipe: Any, prepared: Prepared | None) -> nn.Module:
+    """Return the teacher, whose states have the sizes of the student's. Raises RecipeError."""
+    folder = Path(recipe.training.teacher)
+    where, remedy = f"training.teacher: {folder}", "set training.distillation.states: 0"
+    teacher: Any = read_run_recipe(folder)
+    if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
+        raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
+    positions = teacher.model.max_positions
+    if positions < recipe.data.max_length:
+        raise RecipeError(f"{where}: accepts at most {positions} tokens; set data.max_length: {positions}, or {remedy}")
+    (states, width), (student_states, student_width) = (
+        (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
+    )
+    if width != student_width or states % student_states:
+        raise RecipeError(
+            f"{where}: its {states} states of width {width} do not match {student_states} of width {student_width}; "
+            f"{remedy}, or fold into another number of layers"
+        )
+    model = model_spec_of(teacher).adapter.build(teacher).eval().requires_grad_(False)
+    if prepared is not None:
+        tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
+        if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
+            raise RecipeError(f"{where}: tokenizes differently; use its tokenizer and its data.cleaning, or {remedy}")
+        load_weights(model, folder / MODEL_FOLDER / WEIGHTS)
+    return model

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
-from typing_extensions import Self
+from pydantic import Field
 
-from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.data_config import DataConfig, PositiveFloat, Probability
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.data_config import DataConfig, Probability
+from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Text
@@ -21,45 +19,13 @@ from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio, t
 from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
 
 
-class Distillation(Frozen):
-    """Distillation from a teacher in addition to the labels. Losses are sums over rows, in nats."""
-
-    weight: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.7,
-        description="weight of the teacher's loss (KL divergence × temperature²); that of the labels has 1 − weight",
-    )
-    temperature: PositiveFloat = Field(2.0, description="divisor of both models' logits")
-    states: Annotated[float, Field(ge=0.0)] = Field(
-        0.0, description="weight of the squared distance between both models' states after every iteration"
-    )
-
-
-class ClassificationTraining(TrainingConfig):
+class ClassificationTraining(DistilledTraining, TextTraining):
     """Training settings of classification."""
 
-    folders: ClassVar[tuple[str, ...]] = ("teacher",)
-
     label_smoothing: Probability = Field(0.0, description="as label_smoothing of torch's cross_entropy")
-    token_dropout: Probability = Field(
-        0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
-    )
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
-    )
-    teacher: str | None = Field(None, description="teacher for distillation: a finished run or its folder")
-    teacher_sha256: str | None = Field(None, description="sha256 of the teacher's weights; set when training starts")
-    distillation: Distillation = Distillation()
     select_by: Literal["loss", "accuracy"] = Field(
         "loss", description="validation metric that selects the epoch whose weights are kept"
     )
-
-    @model_validator(mode="after")
-    def _distillation_has_teacher(self) -> Self:
-        if self.teacher is None and self.distillation != Distillation():
-            raise ValueError(
-                "distillation: has no effect without a teacher; set teacher to the folder of a finished run"
-            )
-        return self
 
 
 class ClassificationRecipe(Recipe):

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import IN_MEMORY, DataConfig, Probability
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.data_config import IN_MEMORY, DataConfig
+from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import MAX_LABELS, Text
@@ -65,15 +65,9 @@ class MultiLabelData(DataConfig):
         return self
 
 
-class MultiLabelTraining(TrainingConfig):
+class MultiLabelTraining(TextTraining):
     """Training settings of multi-label classification."""
 
-    token_dropout: Probability = Field(
-        0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
-    )
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
-    )
     select_by: Literal["loss", "f1"] = Field(
         "loss",
         description="validation metric that selects the epoch whose weights are kept; F1 at the thresholds "

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import DataConfig, Probability
+from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import Parity, Precision
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import SCORE_UNIT, Text
@@ -49,15 +49,9 @@ class RegressionData(DataConfig):
         return self
 
 
-class RegressionTraining(TrainingConfig):
+class RegressionTraining(TextTraining):
     """Training settings of regression. The loss is the squared error."""
 
-    token_dropout: Probability = Field(
-        0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
-    )
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="pretrained encoders: learning rate of a layer as a share of the next layer's rate"
-    )
     select_by: Literal["loss", "spearman"] = Field(
         "loss", description="validation metric that selects the epoch whose weights are kept"
     )

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.data_config import Probability, SpanData, Tag, parse_tag
 from edgeformer.artifacts.golden import Golden
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
 from edgeformer.data.encoding import Prepared
@@ -47,16 +47,10 @@ _UNLIMITED = 2**40
 """``max_length`` for a vocabulary that is trimmed: texts are read to their end."""
 
 
-class TokenTraining(TrainingConfig):
+class TokenTraining(TextTraining):
     """Training settings of token classification."""
 
     label_smoothing: Probability = 0.0
-    token_dropout: Probability = Field(
-        0.0, description="share of input tokens replaced by [UNK] in training (never special tokens)"
-    )
-    layer_decay: float = Field(
-        1.0, gt=0.0, le=1.0, description="pretrained encoders: learning rate of a layer as a share of the next one's"
-    )
     select_by: Literal["loss", "f1"] = Field(
         "loss", description="validation metric that selects the epoch whose weights are kept"
     )

@@ -36,14 +36,14 @@ TIMED_S = 6.0
 """Seconds of training that are timed."""
 WARM_UP_STEPS, MIN_STEPS, MAX_STEPS = 3, 8, 200
 _FORWARD_SHARE = 1 / 3
-"""Share of the forward pass in the products of a step; a teacher adds one forward pass."""
+"""Share of the forward pass in the products of a step; a teacher whose states are compared adds one forward pass."""
 SHARE_OF_PEAK = (0.04, 0.5)
 """Of a CPU's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has the shares
 of finished trainings."""
 WITH_VALIDATION = 1.05
 """Time with validation as a multiple of the time of the steps, for the high end of estimates from rates. Validation
 sets of the shipped recipes have at most an eighth of the rows, and a forward pass is a third of a step: 1 + 1/24."""
-_TIMED_RANGE = (0.7, 1.5)
+TIMED_RANGE = (0.7, 1.5)
 """Low and high end as multiples of the timed value: a host changes its speed within minutes."""
 _UNKNOWN_ROWS = 1000
 _MAX_READ_BYTES = 64 << 20
@@ -93,16 +93,25 @@ class PlannedData:
     text: str = ""  # description for people
     problem: str = ""  # why the data, which is on this host, cannot be used
     notes: tuple[str, ...] = ()  # warnings about recipe and data
+    teacher_s: float = 0.0  # of this host for the teacher's logits; 0: there are none to compute, or it is unknown
+
+    @property
+    def teacher_text(self) -> str:
+        """Description of ``teacher_s`` for people."""
+        return f"; {self.teacher_s:,.0f} s for the teacher's logits, by some texts" if self.teacher_s else ""
 
 
-def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> PlannedData:
+def planned_data(
+    recipe: Recipe, cache: Path, progress: Progress = SILENT, logits_cache: Path | None = None
+) -> PlannedData:
     """Determine the length of a training from its data, or from ``data.expected_rows`` if the data is not read.
 
     Args:
         cache: folder of encoded data, for the process that times steps.
+        logits_cache: folder of teachers' logits; None: the teacher's time is not predicted.
     """
     data, training, epochs, task = recipe.data, recipe.training, recipe.training.epochs, get_task(recipe.task)
-    sources = [source for part in data.parts.values() for source in part]
+    sources = data.sources
     files = [Path(source.path) for source in sources if source.kind == "file"]
     missing = [path for path in files if not path.is_file()]
     is_small = not missing and sum(path.stat().st_size for path in files) <= _MAX_READ_BYTES
@@ -138,7 +147,17 @@ def planned_data(recipe: Recipe, cache: Path, progress: Progress = SILENT) -> Pl
         text = f"{epochs_text} of {rows:,} rows of {tokens:,} tokens, padding included"
         notes += [warning for warning in (data.row_count_warning(rows),) if warning is not None]
         notes += [finding.message for finding in prepared.summary.findings]
-        return PlannedData(fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes))
+        teacher_s = 0.0
+        if logits_cache is not None and getattr(training, "teacher", None) is not None:
+            from edgeformer.training.teacher import Teacher  # which imports torch
+
+            teacher = Teacher(recipe)
+            if not teacher.file(prepared, logits_cache).is_file():
+                with bar(progress, "Timing the teacher", None, ""):
+                    teacher_s = teacher.seconds(prepared)
+        return PlannedData(
+            fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes), teacher_s=teacher_s
+        )
     if is_small and len(files) == len(sources):
         try:
             notes = [finding.message for finding in data_findings(data)]
@@ -176,9 +195,10 @@ def planned_time(
         if device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
                 total_s, timed_steps = _time_steps(recipe, cache)
-            low, high = (share * total_s for share in _TIMED_RANGE)
+            total_s += data.teacher_s
+            low, high = (share * total_s for share in TIMED_RANGE)
             fields: dict[str, Any] = {"low_s": low, "high_s": high}
-            fields["basis"] = f"{timed_steps} steps timed on this host; {data.text}"
+            fields["basis"] = f"{timed_steps} steps timed on this host; {data.text}{data.teacher_text}"
         elif device.kind == "cuda":
             fields = gpu_time(data, work, device, precision)
         else:
@@ -291,10 +311,12 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
     # Only the child process imports torch.
     from edgeformer.training.checkpoint import Position
     from edgeformer.training.distributed import connect
-    from edgeformer.training.objective import Objective, without_teacher
+    from edgeformer.training.objective import Objective
     from edgeformer.training.step import Stepper
+    from edgeformer.training.teacher import without_teacher
 
-    has_teacher = getattr(recipe.training, "teacher", None) is not None
+    training: Any = recipe.training
+    has_teacher = getattr(training, "teacher", None) is not None
     recipe = model_spec_of(recipe).adapter.pinned(without_teacher(recipe) if has_teacher else recipe)
     # A training compiles once, which takes as long as all timed steps.
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
@@ -317,7 +339,8 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
         if number >= WARM_UP_STEPS:
             timed_s, timed_tokens, steps = timed_s + time.perf_counter() - mark, timed_tokens + tokens[step], steps + 1
     token_s = timed_s / timed_tokens
-    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * has_teacher)
+    compares_states = has_teacher and training.distillation.states
+    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * bool(compares_states))
     scored = prepared.validation.lengths.sum() * epochs + sum(rows.lengths.sum() for rows in prepared.tests.values())
     return float(starting_s + training_s + _FORWARD_SHARE * token_s * scored), steps
 

@@ -22,7 +22,7 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FitSize
 from edgeformer.training.checkpoint import WEIGHTS, Checkpoints, Position
 from edgeformer.training.distributed import Processes
-from edgeformer.training.duration import planned_data
+from edgeformer.training.duration import TIMED_RANGE, planned_data
 from edgeformer.training.loop import MetricsLog
 from edgeformer.training.memory import free_bytes
 from edgeformer.training.objective import Objective
@@ -115,11 +115,14 @@ def check_fit_memory(objective: Objective, *, ignore_memory: bool) -> MemoryUse:
     )
 
 
-def plan_fit(recipe: Recipe, device: DeviceProfile, progress: Progress = SILENT) -> Plan:
-    """Predict peak memory and time of a fit, on the CPU of any device."""
+def plan_fit(recipe: Recipe, device: DeviceProfile, logits_cache: Path, progress: Progress = SILENT) -> Plan:
+    """Predict peak memory and time of a fit, on the CPU of any device.
+
+    ``logits_cache``: folder of teachers' logits.
+    """
     adapter: Any = model_spec_of(recipe).adapter
     with TemporaryDirectory() as folder:
-        data = planned_data(recipe, Path(folder), progress)
+        data = planned_data(recipe, Path(folder), progress, logits_cache)
     memory = device.usable_memory_bytes or device.memory_bytes
     if device.kind == "cuda" or memory is None:
         budget, source = free_bytes("cpu")
@@ -134,9 +137,10 @@ def plan_fit(recipe: Recipe, device: DeviceProfile, progress: Progress = SILENT)
     fewest = min(_FEWEST_ITERATIONS, iterations)
     time_ = PlannedTime(
         status="estimated", rows=data.rows, rows_from=data.rows_from, steps=iterations if data.steps else None,
-        low_s=size.operations * fewest * _PASS_S[0], high_s=size.operations * iterations * _PASS_S[1],
+        low_s=size.operations * fewest * _PASS_S[0] + TIMED_RANGE[0] * data.teacher_s,
+        high_s=size.operations * iterations * _PASS_S[1] + TIMED_RANGE[1] * data.teacher_s,
         basis=f"{fewest} to {iterations} iterations over {data.text}, at {_PASS_S[0] * 1e9:g} to {_PASS_S[1] * 1e9:g} "
-        "ns per n-gram and label, from fits of SST-2 on one server CPU",
+        f"ns per n-gram and label, from fits of SST-2 on one server CPU{data.teacher_text}",
     )  # fmt: skip
     if data.problem:
         time_ = PlannedTime(status="unavailable", rows=data.rows, basis=data.problem)

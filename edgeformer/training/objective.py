@@ -1,10 +1,10 @@
-"""What a training optimizes: the model, its data as batches, the loss, the score, and the teacher it distils from."""
+"""What a training optimizes: the model, its data as batches, the loss, and the score."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ from accelerate.utils import set_seed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
-from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
@@ -21,65 +20,33 @@ from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths,
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Batch, FittedAdapter, Losses, run_scorer
-from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
-from edgeformer.run import Run, locate
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.distributed import Processes
-
-
-def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
-    """Return ``recipe`` with the folder and the weights' checksum of its teacher; unchanged if it names none.
-
-    The run then records its teacher, whose name refers to the folder of runs, and is resumed with the same one only.
-    Raises RecipeError for no such run, an unfinished one, or other weights than the recipe was made for.
-    """
-    training: Any = recipe.training
-    name = getattr(training, "teacher", None)
-    if name is None:
-        return recipe
-    key = f"training.teacher: {name}"
-    try:
-        folder = locate(name, artifacts).require_run()
-        Run.open(folder).require_finished()
-    except ArtifactError as error:
-        raise RecipeError(f"{key}: {error}; give a finished run or its folder") from None
-    weights = folder / MODEL_FOLDER / WEIGHTS
-    if not weights.is_file():
-        raise RecipeError(f"{key}: has no weights ({weights}); copy the whole run again")
-    sha256 = sha256_of(weights)
-    if training.teacher_sha256 not in (None, sha256):
-        raise RecipeError(
-            f"{key}: its weights changed since the recipe was made (training.teacher_sha256); remove that key to use "
-            "them anyway"
-        )
-    changed = training.model_copy(update={"teacher": str(folder.resolve()), "teacher_sha256": sha256})
-    return recipe.model_copy(update={"training": changed})
-
-
-def without_teacher(recipe: Recipe) -> Recipe:
-    """Return ``recipe`` without its teacher, for planning where the teacher is not available.
-
-    A student that starts with layers of its teacher starts with those of the source, which have the same size.
-    """
-    model: Any = recipe.model
-    fold = getattr(model, "fold", None)
-    if fold is not None and fold.weights == "teacher":
-        model = model.model_copy(update={"fold": fold.model_copy(update={"weights": "source"})})
-    training = recipe.training.model_copy(update={"teacher": None})
-    return recipe.model_copy(update={"model": model, "training": training})
+from edgeformer.training.teacher import CPU, Teacher
 
 
 class Objective:
     """A model with initial weights, its data and its loss. The weights depend on the recipe's seed only.
 
-    If it ``is_resumed``, a checkpoint will replace the weights; otherwise they are those that training starts from.
+    Args:
+        cache: folder of encoded data and of teachers' logits.
+        is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
+        device: where a teacher computes.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
             ``allow_leak``.
     """
 
-    def __init__(self, recipe: Recipe, cache: Path, progress: Progress, *, is_resumed: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        cache: Path,
+        progress: Progress,
+        *,
+        is_resumed: bool = False,
+        device: torch.device = CPU,
+    ) -> None:
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
         self.per_token = self.task.unit == "tokens"  # what the loss is a mean of
@@ -98,7 +65,12 @@ class Objective:
                 f"{causality.reach} later positions), so its loss is void; set model.causal: true, or train anyway "
                 "with --allow-leak, which marks all results"
             )
+        has_teacher = getattr(recipe.training, "teacher", None) is not None
+        teacher = Teacher(recipe, device) if has_teacher else None
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
+        logits = teacher.logits(self.prepared, cache, progress) if teacher is not None else None
+        # Without the texts, which would stay in memory.
+        self.prepared = replace(self.prepared, train_texts=None, teacher_logits=logits)
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)
         if fitted is not recipe:  # the same weights as a recipe that states this vocabulary size
             self.recipe = recipe = fitted
@@ -137,7 +109,10 @@ class Objective:
         if (lengths := self._compiled_lengths) is not None:
             index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
             arrays = pad_batch(arrays, int(lengths[index]), self.prepared.pad)
-        return _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None), weight
+        batch = _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None)
+        if self.prepared.teacher_logits is not None:
+            batch["teacher_logits"] = torch.from_numpy(self.prepared.teacher_logits[rows]).to(device)
+        return batch, weight
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
         """Return the summed losses of a micro-batch, with gradients. ``model`` is as Accelerate wrapped it."""

@@ -20,8 +20,8 @@ from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.training.duration import StepWork, planned_data, planned_time
 from edgeformer.training.fit import plan_fit
 from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
-from edgeformer.training.objective import with_teacher, without_teacher
 from edgeformer.training.optimizer import resolve_precision
+from edgeformer.training.teacher import with_teacher, without_teacher
 
 _SHORTEST = 64
 """Tokens below which shorter rows are not suggested."""
@@ -41,8 +41,16 @@ def plan(
     Raises:
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
+    teacher_note = ""
+    try:
+        recipe = with_teacher(recipe, artifacts)
+    except RecipeError as error:
+        recipe = without_teacher(recipe)
+        teacher_note = f"; without the teacher: {error}"
+    logits_cache = artifacts / ".cache" / "tokens"
     if isinstance(model_spec_of(recipe).adapter, FittedAdapter):
-        return plan_fit(recipe, device, progress)
+        fit = plan_fit(recipe, device, logits_cache, progress)
+        return fit.model_copy(update={"reason": fit.reason + teacher_note})
     precision = planned_precision(recipe.training.precision, device)
     context, context_note = context_of(device)
     facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
@@ -56,15 +64,9 @@ def plan(
         raise InputError(
             f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"
         )
-    teacher_note = ""
-    try:
-        recipe = with_teacher(recipe, artifacts)
-    except RecipeError as error:
-        recipe = without_teacher(recipe)
-        teacher_note = f"; without the teacher, whose weights would be added: {error}"
     with TemporaryDirectory() as folder:  # for encoded data: plan leaves no files
         cache = Path(folder)
-        data = planned_data(recipe, cache, progress)
+        data = planned_data(recipe, cache, progress, logits_cache)
         training = data.recipe.training
         with bar(progress, "Predicting the peak memory", None, ""):
             work = StepWork()

@@ -48,9 +48,10 @@ from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.fit import Fit, check_fit_memory
 from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
 from edgeformer.training.memory import check_data_fits, free_bytes, measured_peak, predict_peak, share_of
-from edgeformer.training.objective import Objective, with_teacher
+from edgeformer.training.objective import Objective
 from edgeformer.training.optimizer import resolve_precision
 from edgeformer.training.plan import context_of, suggest
+from edgeformer.training.teacher import with_teacher
 
 _REPEATED_SIGNAL_S = 2.0
 _HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
@@ -159,7 +160,7 @@ def _train(
     with processes.failing_together(), processes.local_main_first():
         has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
-        objective = Objective(recipe, cache, progress, is_resumed=has_checkpoint)
+        objective = Objective(recipe, cache, progress, is_resumed=has_checkpoint, device=processes.device)
     facts = {
         "the recipe's fingerprint": recipe.fingerprint(),
         "the data's fingerprint": objective.prepared.summary.fingerprint,

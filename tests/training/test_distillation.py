@@ -21,8 +21,9 @@ from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.weights import load_model
-from edgeformer.training.objective import Objective, with_teacher
+from edgeformer.training.objective import Objective
 from edgeformer.training.plan import plan
+from edgeformer.training.teacher import with_teacher
 from edgeformer.training.train import TrainOptions, train
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
@@ -126,9 +127,11 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     other_tokenizer.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
     encoder = "kind: encoder, vocab_size: 150, hidden_size: 16, layers: 1, iterations: 1, heads: 2, ffn_size: 16"
     for changes, message in (
-        ([f"training.teacher={tmp_path / 'nobody'}"], r"training.teacher: .*nobody: not a run; give the folder"),
         (["data.labels=[no, yes]"], "its labels differ from those of this recipe"),
-        ([f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }"], "tokenizes differently"),
+        (
+            [f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }", "training.distillation.states=1.0"],
+            "tokenizes differently",
+        ),
         (
             [f"model={{{encoder}, residual_scale: 0}}", "training.distillation.states=1.0"],
             r"only the states of pretrained encoders can be compared",
@@ -146,6 +149,8 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     message = r"training\.teacher: half: .*training is not finished \(status: failed\); continue with: edgeformer train"
     with pytest.raises(RecipeError, match=message):
         with_teacher(student_recipe(source, teacher, "training.teacher=half"), tmp_path)
+    with pytest.raises(RecipeError, match=r"training\.teacher: nobody: .*; give a finished run or its folder"):
+        with_teacher(student_recipe(source, teacher, "training.teacher=nobody"), tmp_path)
 
 
 def test_planned_memory(source: Path, teacher: Path, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.data_config import PositiveFloat, PositiveInt
+from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt
 from edgeformer.artifacts.manifest import Precision
-from edgeformer.artifacts.recipe import FitConfig, ModelConfig
+from edgeformer.artifacts.recipe import DistilledTraining, FitConfig, ModelConfig
 from edgeformer.models import ModelSpec, text_client_config
 
 Order = Annotated[int, Field(ge=1, le=8)]
@@ -37,9 +37,17 @@ class LinearConfig(ModelConfig):
             raise ValueError(f"ngrams: from {self.ngrams[0]} to {self.ngrams[1]} is empty; write the smaller one first")
         return self
 
+    def check_recipe(self, data: DataSection, training: Any) -> None:
+        if training.teacher is not None and getattr(data, "separator", None) is not None:
+            raise ValueError("training.teacher: teaches one label per text, and these have several; leave it out")
+        if training.distillation.states:
+            raise ValueError("training.distillation.states: a linear model has no states; set it to 0")
 
-class LinearTraining(FitConfig):
+
+class LinearTraining(DistilledTraining, FitConfig):
     """Settings of the logistic regression, which L-BFGS solves over all rows at once."""
+
+    later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation")
 
     regularization: PositiveFloat = Field(
         4.0, description="C of scikit-learn: inverse strength of the penalty on squared weights"

@@ -14,7 +14,7 @@ from scipy.special import expit, log_softmax, softmax
 
 from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.recipe import FitConfig
-from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.batching import IGNORED, collate, ordered_batches
 from edgeformer.models.adapter import FitSize, FittedAdapter
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
 from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
@@ -38,7 +38,7 @@ class LinearAdapter(FittedAdapter):
         """Store the n-grams that occur in enough training texts."""
         counter = LinearClassifier(recipe.model, recipe.classes, 1)
         keys = []
-        for ids, mask, _ in _training_batches(prepared):
+        for ids, mask, _, _ in _training_batches(prepared):
             residues, is_real = (tensor.numpy().astype(np.int64) for tensor in counter.residues(ids, mask))
             texts = np.sort(np.where(is_real, residues @ _PLACES, -1), axis=1)
             is_first = np.diff(texts, axis=1, prepend=-1) != 0  # an n-gram counts once per text; -1 is padding
@@ -55,11 +55,13 @@ class LinearAdapter(FittedAdapter):
     def fit(
         self, model: Any, recipe: Any, prepared: Prepared, iterations: int, advance: Callable[[float], bool]
     ) -> None:
-        """Minimise Σ cross-entropy + ‖weights‖² / 2C over all rows with L-BFGS, in float64.
+        """Minimise Σ loss + ‖weights‖² / 2C over all rows with L-BFGS, in float64.
 
+        The loss is the cross-entropy, or that of distillation as in
+        :func:`~edgeformer.models.distillation.classification_loss`, less the entropy of the teacher's answers.
         Features are TF-IDF / √(n-grams of the text), scaled so that their mean square is that of unit vectors.
         """
-        counts, labels = _count_ngrams(model, prepared)
+        counts, labels, order = _count_ngrams(model, prepared)
         rows, slots = counts.shape
         document_frequency = np.bincount(counts.indices, minlength=slots)
         idf = np.log((1 + rows) / (1 + document_frequency)) + 1
@@ -70,7 +72,17 @@ class LinearAdapter(FittedAdapter):
         transposed = sparse.csr_array(features.T)
         classes = recipe.classes
         is_single = labels.ndim == 1
-        targets = np.eye(classes)[labels] if is_single else labels.astype(np.float64)
+        targets = labels.astype(np.float64)
+        losses: list[tuple[float, NDArray[np.float64]]] = []  # temperature, and weighted probabilities [rows, C]
+        if is_single:
+            is_labelled = (labels != IGNORED)[:, None]
+            targets = np.where(is_labelled, np.eye(classes)[np.where(labels == IGNORED, 0, labels)], 0.0)
+            losses = [(1.0, targets)]
+        if prepared.teacher_logits is not None:
+            config = recipe.training.distillation
+            answers = softmax(prepared.teacher_logits[order].astype(np.float64) / config.temperature, axis=1)
+            losses = [(1.0, (1 - config.weight) * targets)] if config.weight < 1 else []
+            losses.append((config.temperature, np.where(is_labelled, config.weight, 1.0) * answers))
         # For two classes scikit-learn fits one vector: the difference of the two here, whose squares sum to half of it.
         penalty = (2 if is_single and classes == 2 else 1) / (recipe.training.regularization * rows)
 
@@ -79,8 +91,11 @@ class LinearAdapter(FittedAdapter):
             weights, bias = values[:-classes].reshape(slots, classes), values[-classes:]
             logits = features @ weights + bias
             if is_single:
-                loss = -float((targets * log_softmax(logits, axis=1)).sum())
-                errors = softmax(logits, axis=1) - targets
+                loss, errors = 0.0, np.zeros_like(logits)
+                for temperature, weighted in losses:
+                    log_p = log_softmax(logits / temperature, axis=1)
+                    loss -= float((weighted * log_p).sum()) * temperature**2
+                    errors += (np.exp(log_p) * weighted.sum(axis=1, keepdims=True) - weighted) * temperature
             else:
                 loss = float((np.logaddexp(0, logits) - targets * logits).sum()) / classes
                 errors = (expit(logits) - targets) / classes
@@ -122,30 +137,35 @@ class LinearAdapter(FittedAdapter):
         return Graphs(export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs)))
 
 
-def _training_batches(prepared: Prepared) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
-    """Yield token numbers and mask [B, S] of all training rows, and their labels [B, …]."""
+def _training_batches(
+    prepared: Prepared,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield token numbers and mask [B, S] of all training rows, their labels [B, …] and their numbers [B]."""
     train: Any = prepared.train
     for numbers in ordered_batches(train.sizes(np.arange(len(train))), FitConfig.effective_batch):
         loaded, places = train.loaded(numbers)
         arrays = collate(loaded, places, prepared.pad)
         ids, mask = (torch.from_numpy(arrays[name]) for name in ("input_ids", "attention_mask"))
-        yield ids, mask, loaded.labels[places]
+        yield ids, mask, loaded.labels[places], numbers
 
 
-def _count_ngrams(model: LinearClassifier, prepared: Prepared) -> tuple[sparse.csr_array, NDArray[np.int64]]:
-    """Return the occurrences of each stored n-gram in each training row, and the labels in the same order."""
-    rows, columns, labels = [], [], []
+def _count_ngrams(
+    model: LinearClassifier, prepared: Prepared
+) -> tuple[sparse.csr_array, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the occurrences of each stored n-gram in each training row, and the rows' labels and numbers."""
+    rows, columns, labels, order = [], [], [], []
     done = 0
-    for ids, mask, batch_labels in _training_batches(prepared):
+    for ids, mask, batch_labels, numbers in _training_batches(prepared):
         slots, is_stored = (tensor.numpy() for tensor in model.look_up(*model.residues(ids, mask)))
         row, place = np.nonzero(is_stored)
         rows.append((row + done).astype(np.int32))
         columns.append(slots[row, place].astype(np.int32))
         labels.append(batch_labels)
+        order.append(numbers)
         done += len(ids)
     places = np.concatenate(rows), np.concatenate(columns)
     counts = sparse.coo_array((np.ones(len(places[0])), places), shape=(done, model.slots)).tocsr()
-    return counts, np.concatenate(labels)
+    return counts, np.concatenate(labels), np.concatenate(order)
 
 
 ADAPTER = LinearAdapter()
