@@ -366,10 +366,10 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
     places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]
     places += [((section, key), content.get(section), False) for section, keys in folders.items() for key in keys]
     data = content.get("data")
-    data = data if isinstance(data, dict) else {}
-    parts = data.get("parts") if isinstance(data.get("parts"), dict) else {}
-    lists: list[tuple[KeyPath, Any]] = [(("data", "parts", part), sources) for part, sources in parts.items()]
-    for where, sources in [*lists, (("data", "unlabelled"), data.get("unlabelled"))]:
+    parts, further = (data.get("parts"), data.get("unlabelled")) if isinstance(data, dict) else (None, None)
+    lists: list[tuple[KeyPath, Any]] = [(("data", "unlabelled"), further)]
+    lists += [(("data", "parts", part), rows) for part, rows in (parts if isinstance(parts, dict) else {}).items()]
+    for where, sources in lists:
         for number, source in enumerate(sources) if isinstance(sources, list) else ():
             places.append(((*where, number, "path"), source, True))
             if isinstance(source, dict) and source.get("kind") == "hub":

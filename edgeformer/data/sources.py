@@ -384,10 +384,12 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     elif protocol == "stratified" and "test" in parts:
         protocol = "given"
         notes.append("split given: the sets are the files of the folder")
-    further = config.unlabelled[:1] and _files_of_part(folder.resolve(), "unlabelled", _TEXT_SUFFIXES)[:1]
-    if config.unlabelled and not further:
-        notes.append(f"unlabelled: no file in {folder}, left out")
-    unlabelled = tuple(file_source(path, config.unlabelled[0], labelled=False) for path in further)
+    unlabelled: tuple[Source, ...] = ()
+    if config.unlabelled:
+        if paths := _files_of_part(folder.resolve(), "unlabelled", _TEXT_SUFFIXES):
+            unlabelled = (file_source(paths[0], config.unlabelled[0], labelled=False),)
+        else:
+            notes.append(f"unlabelled: no file in {folder}, left out")
     config = config.model_copy(update={"parts": parts, "split": protocol, "unlabelled": unlabelled})
     try:
         type(config).model_validate(config.model_dump(), strict=False)

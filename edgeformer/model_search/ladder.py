@@ -11,7 +11,7 @@ from typing import Any
 from edgeformer.artifacts.documents import read_yaml
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.recipe import DistilledTraining, Recipe
 from edgeformer.data.sources import Columns
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.training.init import DraftOptions, draft
@@ -32,6 +32,8 @@ _ENCODER_TRAINING = {
 _FINE_TUNING = {
     "epochs": 2, "batch_size": 32, "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear"},
 }  # fmt: skip
+_SOFT_LABELS = {"weight": 1.0, "temperature": 1.0}
+_DISTILLATION = {"weight": 0.7, "temperature": 2.0}
 _ITERATIONS = 2
 _FOLD = {
     "iterations": _ITERATIONS, "init": "stepwise", "order": "immediate", "own": "norms", "weights": "teacher",
@@ -81,6 +83,8 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     if recipe.task not in ("classification", "multi-label-classification"):
         raise InputError(f"{recipe.name}: search trains classifiers, and this recipe's task is {recipe.task}")
     content = recipe.model_dump(mode="json", exclude_unset=True)
+    for key in DistilledTraining.model_fields:
+        content["training"].pop(key, None)
     shared = {key: value for key, value in content.items() if key not in ("name", "description", "target")}
     if recipe.model.kind == "encoder":
         scratch = shared
@@ -89,8 +93,7 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}
-        training = {k: v for k, v in content["training"].items() if k not in ("teacher", "distillation")}
-        pretrained = {**shared, "model": model, "training": training}
+        pretrained = {**shared, "model": model}
     if source is not None:
         data = {**shared["data"], "cleaning": "none"}
         pretrained = {
@@ -102,29 +105,46 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
 
 
 def _ladder(scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None) -> list[LadderModel]:
-    """Return all models; those that need a pretrained encoder only if there is one."""
+    """Return all models; those that need a pretrained encoder only if there is one, or that have a teacher."""
     data = {**scratch["data"], "max_length": max(scratch["data"].get("max_length", 128), 128)}
     linear = {**scratch, "data": data, "tokenizer": _WORDS, "model": {"kind": "linear"}, "training": {}}
-    encoders = {name: {**scratch, "model": {**scratch["model"], **width}} for name, width in _WIDTHS.items()}
-    ladder = [LadderModel("linear", "words and word pairs, logistic regression", linear)]
-    for name, sections in encoders.items():
-        width = _WIDTHS[name]
+    can_distil = pretrained is not None and scratch["task"] == "classification"
+
+    def models(
+        name: str, title: str, sections: Mapping[str, Any], distillation: Mapping[str, Any]
+    ) -> list[LadderModel]:
+        """Return a model, and the same taught by the pretrained encoder."""
+        training = {**sections["training"], "distillation": distillation}
+        taught = LadderModel(f"{name}-distilled", f"{title}, taught", {**sections, "training": training}, True)
+        return [LadderModel(name, title, _without_unlabelled(sections)), *([taught] if can_distil else [])]
+
+    ladder = models("linear", "words and word pairs, logistic regression", linear, _SOFT_LABELS)
+    for name, width in _WIDTHS.items():
         title = f"encoder of {width['layers']} shared layers × {width['iterations']}, width {width['hidden_size']}"
-        ladder.append(LadderModel(name, title, sections))
+        encoder = {**scratch, "model": {**scratch["model"], **width}}
+        encoders = models(name, title, encoder, _DISTILLATION)
+        ladder += encoders if name == "light" else encoders[:1]
     if pretrained is not None:
-        layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
-        folded = {
-            **pretrained,
-            "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}},
-            "training": {
-                **pretrained["training"],
-                "optimizer": {"lr": 1.5e-4},
-                "distillation": {"weight": 0.7, "temperature": 2.0, "states": 1.0},
-            },
-        }
-        ladder.append(LadderModel("folded", "the pretrained encoder folded into shared layers × 2", folded, True))
-        ladder.append(LadderModel(TEACHER, "the pretrained encoder, fine-tuned", pretrained))
+        if can_distil:
+            layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
+            folded = {
+                **pretrained,
+                "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}},
+                "training": {
+                    **pretrained["training"],
+                    "optimizer": {"lr": 1.5e-4},
+                    "distillation": {**_DISTILLATION, "states": 1.0},
+                },
+            }
+            ladder.append(LadderModel("folded", "the pretrained encoder folded into shared layers × 2", folded, True))
+        ladder.append(LadderModel(TEACHER, "the pretrained encoder, fine-tuned", _without_unlabelled(pretrained)))
     return ladder
+
+
+def _without_unlabelled(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections without further texts, which only a model with a teacher learns from."""
+    data = {key: value for key, value in sections["data"].items() if key not in ("unlabelled", "unlabelled_unit")}
+    return {**sections, "data": data}
 
 
 def _absolute(source: str) -> str:

@@ -86,10 +86,11 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export minilm --fp16 --int8 --vocab-trim": _IMPORTED,
     "edgeformer profile minilm": _MEASURES,
     "edgeformer predict --file reviews.csv --output labels.jsonl": _FILES,
-    "edgeformer predict minilm_sst2-001 --file sentences.txt --output further.csv": _FILES,
+    "edgeformer train minilm_sst2": "reads the hub; tests/models/test_pretrained.py trains small ones",
+    "edgeformer train linear_distilled_sst2": "needs a finished teacher; tests/training/test_teacher.py has one",
     (
-        'edgeformer train minilm_folded_sst2 --set "data.parts.train=[{kind: file, path: train.tsv, text: sentence}, '
-        '{kind: file, path: further.csv, text: text, label: label}]"'
+        'edgeformer train minilm_folded_sst2 --set "data.unlabelled=[{kind: file, path: reviews.csv}]" '
+        "--set data.unlabelled_unit=sentences"
     ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
     "edgeformer serve path/to/bundle --artifact onnx-int8": "does not end; tests/inference asks servers",
@@ -168,6 +169,7 @@ DATA = {
     "# numbers instead of labels": "test_documented_commands.py reads rows with it",
     "bandwidth_bytes_per_s:": "a fact of a profile; test_documented_commands.py reads it",
     "# in recipes/linear_sst2.yaml": "test_statements.py compares it with that",
+    "# in recipes/linear_distilled_sst2.yaml": "test_statements.py compares it with that",
     "# in recipes/minilm_sst2.yaml": "test_statements.py compares it with that",
     "# in recipes/minilm_folded_sst2.yaml": "test_statements.py compares it with that",
     "# .github/workflows/edgeformer.yml": "a workflow; test_ci.py reads it and runs its script",

@@ -151,6 +151,7 @@ def is_part(part: Any, complete: Any) -> bool:
     ("name", "page", "kind"),
     [
         ("linear_sst2", "guides/own-data.md", "linear"),
+        ("linear_distilled_sst2", "explanation/folding.md", "linear"),
         ("minilm_sst2", "explanation/folding.md", "pretrained"),
         ("minilm_folded_sst2", "explanation/folding.md", "pretrained"),
     ],
