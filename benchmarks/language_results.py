@@ -44,7 +44,7 @@ def table(records: list[dict[str, Any]]) -> str:
     for record in records:
         score = record["validation"]
         words = score["word_perplexity"]
-        verdict = "**leaks future tokens: void**" if record["leaks"] else "honest"
+        verdict = "**leaks future tokens: void**" if record["leaks"] else "valid"
         rows.append(
             [
                 record["run"],

@@ -105,32 +105,30 @@ def _groups(record: dict[str, Any]) -> str:
 
 def _outcome(figures: dict[str, Any]) -> str:
     tau, close = figures["tau"], figures["tau_within_twice"]
-    order = "no order to compare" if tau is None else f"Kendall's τ over all pairs at one shape: {tau:.2f} | 0.9"
+    order = "no order to compare" if tau is None else f"order of models at one shape, Kendall's τ: {tau:.2f} | 0.9"
     if close is not None:
-        order = order.replace(" |", f" ({close:.2f} over pairs within a factor of two) |")
+        order = order.replace(" |", f" ({close:.2f} for pairs within a factor of two) |")
     lacking = [name for name, is_met in figures["enough"].items() if not is_met]
     words = {
         "within_15_percent": f"cases within ±15%: {figures['within_15_percent']:.0%} of {figures['cases']} | 80%",
         "median_error": f"median error: {_percent(figures['median_error'])} | 7%",
         "ranges_held": f"measured time within the range: {figures['ranges_held']:.0%} | 95%",
-        "widest": f"widest range, high ÷ low: {figures['widest']:.2f} | 2",
+        "widest": f"widest range, high end ÷ low end: {figures['widest']:.2f} | 2",
         "tau": order if tau is not None else f"{order} | 0.9",
-        "enough": f"enough cases, quiet machine{': not ' + ', '.join(lacking) if lacking else ''} | –",
+        "enough": f"enough cases, idle machine{': not ' + ', '.join(lacking) if lacking else ''} | –",
     }
     lines = [f"| {words[name]} | {'met' if met else '**missed**'} |" for name, met in figures["wanted"].items()]
-    lines.append(f"| difference of the processes of a case: {figures['repeatability']:.1%} (median) | – | – |")
+    lines.append(f"| difference between the processes of a case, median: {figures['repeatability']:.1%} | – | – |")
     return "\n".join(["| measured | target | verdict |", "|---|---|---|", *lines])
 
 
 def _doubted(figures: dict[str, Any] | None) -> str:
     """Return the targets for cases with operators that were never checked."""
     if figures is None:
-        return "No case has unchecked operators (convolutions, recurrent operators)."
-    missed = [name for name, met in figures["wanted"].items() if not met]
-    outcome = (
-        f"they miss the targets {', '.join(f'`{name}`' for name in missed)}" if missed else "they meet all targets"
-    )
-    return f"{figures['cases']} further cases have unchecked operators (convolutions, recurrent operators): {outcome}."
+        return "No case has unchecked operators, such as convolutions."
+    missed = sum(not met for met in figures["wanted"].values())
+    outcome = f"they miss {missed} of {len(figures['wanted'])} targets" if missed else "they meet all targets"
+    return f"{figures['cases']} further cases have unchecked operators, such as convolutions: {outcome}."
 
 
 def _missing(record: dict[str, Any]) -> str:

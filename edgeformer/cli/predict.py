@@ -313,7 +313,7 @@ def _predict_file(
             _print_notes(model)
     if prompts and prompt is None:
         say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
-    unanswered = f"without an answer ({'see the key error' if format_ != 'npy' else 'each is a row of zeros'})"
+    unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
     say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
     loss = store.loss() if store is not None else None
     if loss is not None:

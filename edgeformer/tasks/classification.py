@@ -116,7 +116,7 @@ class Classification(Task):
     recorded = ("f1",)
     predicts = "labels"
     score_note = "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
-    golden_note = f"too few for a difference of {MAX_SCORE_DROP['int8']:.1%}"
+    golden_note = f"too few to detect a loss of {MAX_SCORE_DROP['int8']:.1%}"
 
     score_rows = staticmethod(score)
 

@@ -209,7 +209,7 @@ class MultiLabel(Task):
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that are best on the "
         "validation set. All right: rows with all labels correct."
     )
-    golden_note = f"too few for a difference of {MAX_SCORE_DROP['int8']:.1%}"
+    golden_note = f"too few to detect a loss of {MAX_SCORE_DROP['int8']:.1%}"
 
     def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
         return score(logits, labels, data.labels, data.thresholds)

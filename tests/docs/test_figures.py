@@ -49,7 +49,7 @@ STATED = {
     "a small model (width 128)": "a setting",
     "three shared layers of width 256": "a setting",
     "six layers of width 384": "a setting",
-    "max(0.80, 0.92 · 0.98^step)": "the paper's",
+    "max(0.80, 0.92 · 0.98^(loop − 1))": "the paper's",
     "the 92M CRT-Deep in float32, one token at a context of 512": "a setting",
     "The 92M language model": "the size of the model",
     "for an RTX 4050": "a device",
