@@ -54,6 +54,8 @@ STATED = {
     "The 92M language model": "the size of the model",
     "for an RTX 4050": "a device",
     "with status 503": "a status of HTTP",
+    "planted slowdown of 10%, the candidate computes 11 calls in the time that is compared with 10 calls of the "
+    "baseline; for 3%, 34 against 33": "a setting",
 }
 """Text with a number that is no measurement → the meaning of the number."""
 NAMES = re.compile(r"SST-2|FP32|FP16|INT8|INT4|AVX2|float32|fp32|bf16")
