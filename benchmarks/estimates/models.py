@@ -136,7 +136,7 @@ def own_models() -> list[Model]:
         return Model(name, f"imported {kind}", True, partial(imported, kind, sizes))
 
     return [
-        recipe("recurrent_sst2_fast", "encoder, one layer in a loop", _CLASSES),
+        recipe("recurrent_sst2_fast", "encoder, three layers in a loop", _CLASSES),
         recipe("baseline_sst2_fast", "encoder, stacked layers", _CLASSES),
         recipe("crt_mini", "CRT", _TEXT),
         recipe("crt_mini", "CRT", (*_TEXT, *_WIDE_CRT), name="crt_wide"),

@@ -12,13 +12,11 @@ from benchmarks.results_page.tables import markdown
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 
-NONE = """\
-No estimate for a GPU was ever compared with a measurement.
-"""
+NONE = "**No figure was measured on a GPU.**"
 
 
 def gpu(folder: Path = RESULTS) -> str:
-    """A part per card and row, in the checklist's order.
+    """Return a headline, and a part per card and row, in the checklist's order.
 
     Args:
         folder: of results; those of a card lie in a folder of its name.
@@ -36,7 +34,13 @@ def gpu(folder: Path = RESULTS) -> str:
             raise InputError(f"{path}: is of a dry run, whose figures mean nothing; remove it")
         newest[path.parent.name, document["topic"]] = document
     ordered = sorted(newest.items(), key=lambda item: (item[0][0], topics[item[0][1]].number))
-    return "\n\n".join(_section(topics[topic], document) for (_, topic), document in ordered) or NONE.rstrip()
+    if not ordered:
+        return NONE
+    documents = [document for _, document in ordered]
+    cards = ", ".join(dict.fromkeys(document["gpu"] for document in documents))
+    finished = sum(document["complete"] for document in documents)
+    headline = f"**Of {len(ROWS)} measurements, {len(documents)} were begun on {cards}, and {finished} are finished.**"
+    return "\n\n".join([headline, *(_section(topics[topic], document) for (_, topic), document in ordered)])
 
 
 def _section(row: Row, document: dict[str, Any]) -> str:
@@ -44,11 +48,11 @@ def _section(row: Row, document: dict[str, Any]) -> str:
     torch = document["versions"].get("torch", "–")
     parts.append(
         f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "
-        f"{document['commit']}. A good answer: {row.wanted}."
+        f"{document['commit']}. A good result: {row.wanted}."
     )
     if not document["complete"]:
         remaining = ", ".join(document.get("left", []))
-        parts.append(f"**Not finished**{': ' + escaped(remaining) if remaining else ''}.")
+        parts.append(f"Not finished{'; next: ' + escaped(remaining) if remaining else ''}.")
     cases = document["cases"]
     parts.append(variants(row.variants, cases) if row.variants is not None else table(row.columns, cases))
     tables = {name: case["figures"] for name, case in document["cases"].items() if "rows" in case.get("figures", {})}

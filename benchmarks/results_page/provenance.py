@@ -239,7 +239,7 @@ def study_origin(results: Path, table: StudyTable) -> str:
 def marks(results: Sequence[tuple[Change, Affected]]) -> list[str]:
     """Return a sentence for each change."""
     return [
-        f"**Superseded** on {change.date[:10]} by {change.commit} ({change.what}): {affected.figures} come from "
+        f"**Superseded** on {change.date[:10]} by commit {change.commit} ({change.what}): {affected.figures} come from "
         f"older code. To measure again: `{affected.again}`."
         for change, affected in results
     ]

@@ -25,8 +25,10 @@ def command(
     validate_only: bool = Option(
         False, "--validate-only", help="Compare as --validate does, without a new calibration."
     ),
-    batch: str | None = Option(None, metavar="N,N…", help="--validate: batch sizes. Default: 1,8."),
-    seq: str | None = Option(None, metavar="N,N…", help="--validate: sequence lengths in tokens. Default: 16,64,128."),
+    batch: str | None = Option(None, metavar="N,N…", help="With --validate: batch sizes. Default: 1,8."),
+    seq: str | None = Option(
+        None, metavar="N,N…", help="With --validate: sequence lengths in tokens. Default: 16,64,128."
+    ),
     strict: opt.Strict = False,
     allow_noise: bool = advanced(
         False, "--allow-noise", help="Keep the calibration even if other programs disturbed it. Estimates then say so."

@@ -28,7 +28,7 @@ def command(
         False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
     trt_via: str = advanced(
-        "onnx", metavar="onnx|torch-tensorrt", help="--trt: build from the ONNX graph, or with torch-tensorrt."
+        "onnx", metavar="onnx|torch-tensorrt", help="With --trt: build from the ONNX graph, or with torch-tensorrt."
     ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
@@ -39,15 +39,15 @@ def command(
         metavar="N|all",
         help="Also write a graph that stops after loop N; all: one for every exit, and the step artifact (below).",
     ),
-    target: str | None = Option(None, help="--trt: device profile to build for. Default: the recipe's target."),
+    target: str | None = Option(None, help="With --trt: device profile to build for. Default: the recipe's target."),
     vocab_trim: bool = Option(
         False, "--vocab-trim", help="Also write graphs that keep only the tokens of the training text."
     ),
     vocab_keep: int | None = advanced(
-        None, min=0, metavar="N", help="--vocab-trim: also keep the first N tokens of the vocabulary. Default: 0."
+        None, min=0, metavar="N", help="With --vocab-trim: also keep the first N tokens of the vocabulary. Default: 0."
     ),
     vocab_max: int | None = advanced(
-        None, min=1, metavar="N", help="--vocab-trim: keep only the N most frequent tokens. Default: all."
+        None, min=1, metavar="N", help="With --vocab-trim: keep only the N most frequent tokens. Default: all."
     ),
     replace: bool = Option(False, "--replace", help="Delete the existing bundle and write a new one."),
     keep_going: bool = advanced(False, "--keep-going", help="Continue with the other artifacts after a rejected one."),

@@ -34,13 +34,13 @@ def command(
         False, "--confidence", help="Exit each token at the first exit whose top probability reaches its own threshold."
     ),
     threshold: float | None = Option(
-        None, min=0.0, max=1.0, help="--confidence: threshold after loop 1, a probability. Default: 0.92."
+        None, min=0.0, max=1.0, help="With --confidence: threshold after loop 1, a probability. Default: 0.92."
     ),
     floor: float | None = advanced(
-        None, min=0.0, max=1.0, help="--confidence: lowest threshold, a probability. Default: 0.8."
+        None, min=0.0, max=1.0, help="With --confidence: lowest threshold, a probability. Default: 0.8."
     ),
     decay: float | None = advanced(
-        None, min=0.0, max=1.0, help="--confidence: factor of the threshold per loop. Default: 0.98."
+        None, min=0.0, max=1.0, help="With --confidence: factor of the threshold per loop. Default: 0.98."
     ),
     artifact: str | None = Option(
         None, metavar="ID|torch", help="Artifact to run; torch: the weights of the run. Default: FP32."

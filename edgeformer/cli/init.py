@@ -62,5 +62,6 @@ def command(
     path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
     say(f"\n{recipe.text}\nrecipe  {recipe.path}")
     opt.say_next(f"edgeformer train {path}")
-    file = f'"{data}"' if " " in str(data) else data
-    opt.say_next(f"edgeformer search {file} --device NAME", "tries models from linear to this one")
+    if "task: classification" in recipe.text:  # search has no models for spans
+        file = f'"{data}"' if " " in str(data) else data
+        opt.say_next(f"edgeformer search {file} --device NAME", "tries models from linear to this one")

@@ -93,7 +93,11 @@ Runtime = Annotated[
 ]
 MeasuredRuntime = Annotated[
     str | None,
-    advanced("--runtime", metavar="NAME", help=f"{_RUNTIMES}; or all. Default: onnxruntime; with --search: all."),
+    advanced(
+        "--runtime",
+        metavar="NAME",
+        help=f"{_RUNTIMES}; all: every installed one. Default: onnxruntime; with --search: all.",
+    ),
 ]
 ArtifactIds = Annotated[
     list[str] | None, typer.Option(metavar="ID", help="Measure only this artifact. May be repeated.")

@@ -54,38 +54,44 @@ def command(
         metavar="FILE",
         help="File of texts: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
     ),
-    text: str | None = Option(None, metavar="COL", help="--file, --nearest: column of the texts. Default: detected."),
+    text: str | None = Option(
+        None, metavar="COL", help="With --file or --nearest: column of the texts. Default: detected."
+    ),
     pair: list[str] | None = Option(
         None,
         metavar="TEXT|COL",
-        help="Pair classifiers: the second text, once for all or once per TEXT; with --file: its column.",
+        help="Classifiers of pairs: the second text, once for all or once per TEXT; with --file: its column.",
     ),
     input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
-        None, metavar="FORMAT", help="--file -: format of the input: text (one per line), csv, tsv, jsonl or parquet."
+        None,
+        metavar="FORMAT",
+        help="With --file -: format of the input: text (one per line), csv, tsv, jsonl or parquet.",
     ),
     output: str | None = Option(
-        None, metavar="OUT", help="--file: output file (.jsonl, .csv, .parquet; vectors: .npy). -: standard output."
+        None,
+        metavar="OUT",
+        help="With --file: output file (.jsonl, .csv, .parquet; vectors: .npy). -: standard output.",
     ),
     format_: Literal["jsonl", "csv", "parquet", "npy"] | None = advanced(
         None,
         "--format",
         metavar="FORMAT",
-        help="--file: output format: jsonl, csv, parquet or npy. Default: by the name of OUT.",
+        help="With --file: output format: jsonl, csv, parquet or npy. Default: by the name of OUT.",
     ),
     vectors: Literal["float32", "int8", "binary"] | None = Option(
         None,
         metavar="float32|int8|binary",
-        help="--file, embedding models: number format of the vectors. Default: float32.",
+        help="With --file, for embedding models: number format of the vectors. Default: float32.",
     ),
     prompt: Literal["query", "document"] | None = advanced(
         None,
         metavar="query|document",
-        help="--file, embedding models: put the model's prompt of queries or documents in front of each text.",
+        help="With --file, for embedding models: put the model's prompt of queries or documents in front of each text.",
     ),
     columns: str | None = advanced(
         None,
         metavar="all|none|A,B",
-        help="--file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
+        help="With --file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
     ),
     encoding: opt.Encoding = None,
     nearest: Path | None = Option(
@@ -96,7 +102,7 @@ def command(
     query: list[str] | None = Option(
         None,
         metavar="TEXT",
-        help="--file, embedding models and rerankers: rank the texts of the file for this query. May be repeated.",
+        help="With --file, for embedding models and rerankers: rank its texts for this query. May be repeated.",
     ),
     top: int | None = Option(
         None, min=1, metavar="K", help="Number of texts to print. Default: 10 with --query, 5 with --nearest."

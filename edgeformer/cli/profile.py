@@ -54,38 +54,34 @@ def command(
     min_accuracy: float | None = advanced(
         None,
         metavar="SHARE",
-        help="--search, classifiers: lowest accuracy on the validation split, from 0 to 1. Default: none.",
+        help="With --search, classifiers: lowest acceptable accuracy on the validation split (0 to 1).",
     ),
     max_perplexity: float | None = advanced(
         None,
         metavar="PPL",
-        help="--search, language models: highest perplexity on the validation split, 1 or more. Default: none.",
+        help="With --search, language models: highest acceptable perplexity on the validation split (1 or more).",
     ),
     min_similarity: float | None = advanced(
         None,
         metavar="RHO",
-        help="--search, embedding models: lowest rank correlation of cosines with the labelled scores, from 0 to 1. "
-        "Default: none.",
+        help="With --search, embedding models: lowest acceptable rank correlation with the labels (0 to 1).",
     ),
     min_f1: float | None = advanced(
         None,
         metavar="F1",
-        help="--search, classifiers with several labels per text: lowest F1 on the validation split, from 0 to 1. "
-        "Default: none.",
+        help="With --search, multi-label classifiers: lowest acceptable F1 on the validation split (0 to 1).",
     ),
     min_spearman: float | None = advanced(
         None,
         metavar="RHO",
-        help="--search, regression models: lowest rank correlation of scores with the labelled ones, from -1 to 1. "
-        "Default: none.",
+        help="With --search, regression models: lowest acceptable rank correlation with the labels (-1 to 1).",
     ),
     min_cosine: float | None = advanced(
         None,
         metavar="COS",
-        help="--search, imported ONNX files: lowest cosine with the FP32 outputs on the golden inputs, from -1 to 1. "
-        "Default: none.",
+        help="With --search, imported ONNX files: lowest acceptable cosine of outputs and FP32 outputs (-1 to 1).",
     ),
-    minimize: Minimize | None = Option(None, help="--search: quantity to minimize. Default: latency."),
+    minimize: Minimize | None = Option(None, help="With --search: quantity to minimize. Default: latency."),
     measured_bundle: str | None = advanced(
         None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
@@ -100,13 +96,14 @@ def command(
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
     Each artifact runs in a fresh process on real inputs. For another device, times and memory are estimated as ranges
-    and marked as estimates; an estimate passes a limit only with its whole range. Profile measures the shape (batch
-    size and tokens) of the device budget; --batch and --seq measure others too, and limits of the command line are
-    judged there. Exit code 3: a budget failed, a named artifact was rejected at export, or --search chose nothing.
+    and marked as estimates; an estimate passes a limit only with its whole range. The budget of a device states limits
+    and a shape (batch size and tokens), which profile measures; --batch and --seq add shapes, at which the limits of
+    the command line are judged. Exit code 3: a limit is not met, --artifact names an artifact that export rejected, or
+    --search chose nothing.
 
-    --search compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, and prints the
-    Pareto front of score, latency and size. The verdict is that of its choice. The limit of the score depends on the
-    task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels),
+    --search compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, prints the Pareto
+    front of score, latency and size, and chooses an artifact, which is then judged. The limit of the score depends on
+    the task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels),
     --min-spearman (regression), --min-cosine (imported ONNX files).
 
     --on copies the bundle to a device over SSH, installs edgeformer there in a folder of its own, verifies the bundle,

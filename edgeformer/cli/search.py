@@ -47,7 +47,7 @@ def command(
 
     Models are trained from the cheapest to the most expensive: linear, small and light encoders with shared layers.
     With --source come a pretrained encoder, its folded form, and linear and light models that it teaches. Each model
-    is exported in FP32, INT8 and INT4 and measured. With --min-accuracy the search ends at the first model that keeps
+    is exported in FP32, INT8 and INT4 and profiled. With --min-accuracy the search ends at the first model that keeps
     all limits. The Pareto front of score, latency and size is printed, and drawn on one HTML page.
 
     Scores are of the validation rows; only the recommended artifact is scored on the test rows. The same command

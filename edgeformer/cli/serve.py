@@ -37,11 +37,11 @@ def command(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Serve a classifier, a token classifier or an embedding model over HTTP with dynamic batching.
+    """Serve a text model (but no language model) over HTTP with dynamic batching.
 
     POST /predict takes {"text": …} or {"texts": […]}. / is a page to try the model, /openapi.json describes the
     interface, /healthz and /metrics are for monitoring. SIGTERM and Ctrl-C finish accepted requests. The server has no
-    encryption and no password: keep it on the loopback address, or use a proxy. Needs the extra serve, no torch.
+    encryption and no password: keep it on the loopback address, or use a proxy. Needs the extra serve, but not torch.
 
     Examples:
       edgeformer serve

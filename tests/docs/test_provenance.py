@@ -19,6 +19,6 @@ def test_every_page_of_results_names_the_origin_of_its_figures() -> None:
 
 
 def test_pages_mark_superseded_figures() -> None:
-    assert "**Superseded** on 2026-11-24 by 00807e5" in PAGES["language-models.md"]
+    assert "**Superseded** on 2026-11-24 by commit 00807e5" in PAGES["language-models.md"]
     for study in ("table6", "table9", "table10", "table11"):
         assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in PAGES[f"studies/{study}.md"], study
