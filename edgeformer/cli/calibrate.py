@@ -9,7 +9,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -30,9 +29,7 @@ def command(
         None, metavar="N,N…", help="With --validate: sequence lengths in tokens. Default: 16,64,128."
     ),
     strict: opt.Strict = False,
-    allow_noise: bool = advanced(
-        False, "--allow-noise", help="Keep the calibration even if other programs disturbed it. Estimates then say so."
-    ),
+    allow_noise: opt.AllowNoise = False,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
     inputs: opt.Inputs = None,

@@ -25,6 +25,7 @@ def add(
         metavar="PROFILE",
         help="Copy the facts of this profile and calibrate nothing, e.g. for the GPU of a Jetson.",
     ),
+    allow_noise: opt.AllowNoise = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -49,7 +50,8 @@ def add(
     base = load_profile(device, own_profiles(artifacts), progress.message) if device is not None else None
     locations = [locate(argument, artifacts) for argument in run] if run else [locate(None, artifacts)]
     bundles = [location.open_bundle() for location in locations] if base is None else []
-    profile, path = add_device(name, host, bundles, base, artifacts, progress)
+    options = ["--allow-noise"] if allow_noise else []
+    profile, path = add_device(name, host, bundles, base, options, artifacts, progress)
     if as_json:
         opt.print_json({"path": str(path), "profile": profile.model_dump(mode="json", by_alias=True)})
         return

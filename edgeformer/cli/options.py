@@ -103,6 +103,10 @@ ArtifactIds = Annotated[
     list[str] | None, typer.Option(metavar="ID", help="Measure only this artifact. May be repeated.")
 ]
 Strict = Annotated[bool, advanced("--strict", help="Measure each row for at least 60 s, for figures to publish.")]
+AllowNoise = Annotated[
+    bool,
+    advanced("--allow-noise", help="Keep the calibration even if other programs disturbed it. Estimates then say so."),
+]
 AllowLeak = Annotated[
     bool,
     advanced("--allow-leak", help="Accept a language model that sees future tokens. Its files and reports say so."),

@@ -29,7 +29,7 @@ _CONNECT_FAILED = 255
 _OLDEST_PYTHON = (3, 10)
 _PROBE = r"""
 PATH="$PATH:$HOME/.local/bin:/usr/local/bin:/opt/homebrew/bin"
-echo "edgeformer-system $(uname -s) $(uname -m)"
+echo edgeformer-probe
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python python3.9 python3.8; do
   path=$(command -v "$name") || continue
   version=$("$path" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || continue
@@ -67,16 +67,10 @@ def check_address(option: str, address: str) -> None:
 
 
 class Connection:
-    """Calls of one device.
-
-    Attributes:
-        address: [USER@]HOST as for ssh.
-        system: ``Linux aarch64``, from uname; empty until :meth:`find_python`.
-    """
+    """Calls of one device, with its [USER@]HOST as for ssh."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.system = ""
         self._python = ""
         command = shlex.split(os.environ.get(SSH_VARIABLE, "ssh"))
         if shutil.which(command[0]) is None:
@@ -109,15 +103,13 @@ class Connection:
         with tempfile.TemporaryFile() as stderr:
             process = self._open("sh -s", stderr)
             output = process.communicate(_PROBE.encode())[0].decode(errors="replace")
-            system = re.search(r"^edgeformer-system (.+?)\r?$", output, re.MULTILINE)
             if process.returncode == _CONNECT_FAILED:
                 raise self._lost(stderr)
-        if system is None:
+        if re.search("^edgeformer-probe", output, re.MULTILINE) is None:
             raise DeviceError(
                 f"{self.address}: has no POSIX shell; Linux, macOS, Termux and WSL are supported; on Windows, log in "
                 "to WSL, or run edgeformer profile on the device itself"
             )
-        self.system = system[1]
         pythons = re.findall(r"^edgeformer-python ([0-9.]+) (/.+?)\r?$", output, re.MULTILINE)
         for version, path in pythons:
             if tuple(map(int, version.split(".")[:2])) >= _OLDEST_PYTHON:

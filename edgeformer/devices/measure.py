@@ -390,7 +390,13 @@ def gate_on(
 
 
 def add_device(
-    name: str, address: str, bundles: Sequence[Bundle], base: DeviceProfile | None, artifacts: Path, progress: Progress
+    name: str,
+    address: str,
+    bundles: Sequence[Bundle],
+    base: DeviceProfile | None,
+    options: Sequence[str],
+    artifacts: Path,
+    progress: Progress,
 ) -> tuple[DeviceProfile, Path]:
     """Write the profile of a device to the user's profiles, and return it with its path.
 
@@ -399,6 +405,7 @@ def add_device(
         address: [USER@]HOST for ssh.
         bundles: of the models to calibrate with; the estimates are compared with measurements of the first one.
         base: profile to copy instead of calibrating, as for a GPU; None: calibrate the device's processor.
+        options: further options of ``calibrate``.
         artifacts: folder of the runs.
         progress: shows what happens.
 
@@ -412,7 +419,10 @@ def add_device(
     check_address("HOST", address)
     target = RemoteTarget(name, address)
     if base is None:
-        files, command = dict[str, Path](), ["calibrate", f"{_BUNDLE}0", "--device", _HOST, "--validate", "--json"]
+        files, command = (
+            dict[str, Path](),
+            ["calibrate", f"{_BUNDLE}0", "--device", _HOST, "--validate", "--json", *options],
+        )
         for number, bundle in enumerate(bundles):
             files |= bundle_files(bundle, f"{_BUNDLE}{number}")
             command += ["--also", f"{_BUNDLE}{number}"] if number else []

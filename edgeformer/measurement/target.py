@@ -84,13 +84,14 @@ def resolve_device(name: str | None, own: Path, note: Callable[[str], None] | No
     """Return a device profile as :func:`load_profile` does.
 
     ``auto`` is the first profile that names this machine's card, board or processor, else ``host``. The user's
-    profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor.
+    profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor. Profiles of
+    ``devices add`` do not count: each is of one device, and others have the same processor.
     """
     if name != AUTO:
         return load_profile(name, own, note)
     own_names = [path.stem for path in sorted(own.glob("[!.]*.yaml"))]
     profiles = [load_profile(name, own) for name in dict.fromkeys([*own_names, *shipped_names("profiles")])]
-    named = [profile for profile in profiles if profile.match is not None or profile.boards]
+    named = [profile for profile in profiles if profile.address is None and (profile.match or profile.boards)]
     order = sorted(named, key=lambda profile: (profile.name not in own_names, profile.kind != "cuda"))
     present = (profile for profile in order if find_target(profile).present)
     return next(present, load_profile("host", own))

@@ -18,6 +18,7 @@ import pytest
 from edgeformer.artifacts.errors import InputError
 from edgeformer.devices import job
 from edgeformer.devices.connection import Connection, DeviceError
+from edgeformer.devices.job import environment_name
 from edgeformer.devices.packing import WHEEL, download_pack, write_wheel
 from tests.cli.in_process import Edgeformer
 from tests.devices.sshd import Sshd, start_sshd
@@ -43,10 +44,9 @@ def start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def programs(folder: Path, python: str, *names: str) -> str:
-    """A folder with a shell, uname and a shell script ``python`` under some names; return the PATH of a session."""
+    """A folder with a shell and a shell script ``python`` under some names; return the PATH of a session."""
     folder.mkdir()
-    for name in ("sh", "uname"):
-        (folder / name).symlink_to(str(shutil.which(name)))
+    (folder / "sh").symlink_to(str(shutil.which("sh")))
     for name in names:
         (folder / name).write_text(f"#!/bin/sh\n{python}\n")
         (folder / name).chmod(0o755)
@@ -105,26 +105,56 @@ sys.meta_path[:] = [Hiding if finder is PathFinder else finder for finder in sys
 """
 
 
+def customized_python(tmp_path: Path, code: str) -> str:
+    """A Python that runs ``code`` first; return the PATH of a session."""
+    folder = tmp_path / "customized"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    python = f'PYTHONPATH={shlex.quote(str(folder))} exec {shlex.quote(sys.executable)} "$@"'
+    return programs(tmp_path / "bin", python, "python3")
+
+
+NO_INDEX = "PIP_INDEX_URL=http://127.0.0.1:9/simple PIP_NO_CACHE_DIR=1 PIP_CONFIG_FILE=/dev/null"
+AARCH64 = """
+import os
+uname = os.uname()
+os.uname = lambda: os.uname_result((*uname[:4], "aarch64"))
+"""
+
+
+@needs_only_path
+def test_a_pack_is_for_the_architecture_of_the_device(
+    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
+) -> None:
+    """The Python says aarch64, as that of a Raspberry Pi."""
+    device = start(environment=f"{NO_INDEX} {customized_python(tmp_path, AARCH64)}")
+    tag = f"linux-aarch64-cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert f"edgeformer devices pack --for {tag}" in edgeformer(*VERIFY, code=1)
+    pack = tmp_path / "artifacts" / "packs" / tag
+    pack.mkdir(parents=True)
+    # With a pack, no index is asked: this one has nothing but a file that is no wheel.
+    (pack / "numpy-2.0-py3-none-any.whl").write_text("no wheel")
+    message = edgeformer(*VERIFY, code=1)
+    assert "No matching distribution" in message and "devices pack" not in message
+    assert not any(device.root.glob("*/venv"))
+
+
 def test_without_the_venv_module(start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path) -> None:
     """As on Debian without python3-venv, which leaves out ensurepip."""
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text(HIDING)
-    python = f'PYTHONPATH={shlex.quote(str(hidden))} exec {shlex.quote(sys.executable)} "$@"'
-    device = start(environment=programs(tmp_path / "bin", python, "python3"))
+    device = start(environment=customized_python(tmp_path, HIDING))
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     expected = f"has no venv module; on Debian and Ubuntu: sudo apt install python{version}-venv"
     assert expected in edgeformer(*VERIFY, code=1)
     assert not device.root.exists()
 
 
-def small_disk(start: Start, tmp_path: Path) -> Sshd:
-    """A device whose home is a disk of 100 MiB."""
+def small_disk(start: Start, tmp_path: Path, size: str) -> Sshd:
+    """A device whose home is a disk of this size."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to mount a disk that an SSH server sees")
     home = tmp_path / "disk"
     home.mkdir()
-    mount = 'mount -t tmpfs -o size=100m none "$0" && exec "$@"'
+    mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
     return start(launcher=("unshare", "--mount", "sh", "-c", mount, str(home)), home=home)
 
 
@@ -137,21 +167,23 @@ def files_on(device: Sshd) -> list[str]:
 def test_a_full_disk_is_refused_before_anything_is_sent(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
 ) -> None:
-    device = small_disk(start, tmp_path)
+    device = small_disk(start, tmp_path, "100m")
     message = edgeformer(*VERIFY, code=1)
     assert "bench: the disk of ~/.cache has 100.0 MiB free, and an installation needs 600.0 MiB" in message
     assert files_on(device) == []
 
 
-@pytest.mark.slow
-def test_a_disk_that_fills_up_keeps_no_half_environment(
-    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", ["500k", pytest.param("100m", marks=pytest.mark.slow)])
+def test_a_disk_that_fills_up_keeps_no_half_file_or_environment(
+    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
-    device = small_disk(start, tmp_path)
+    """While the wheel is sent, or while its dependencies are installed."""
+    device = small_disk(start, tmp_path, size)
     monkeypatch.setattr(job, "_ENVIRONMENT_BYTES", 0)
-    monkeypatch.setattr(job, "_RESERVE_BYTES", 0)
+    monkeypatch.setattr(job, "_RESERVE_BYTES", -(1 << 30))
     assert "No space left on device" in edgeformer(*VERIFY, code=1)
-    assert not [file for file in files_on(device) if "/venv/" in file]
+    left = {file.rpartition("/remote/")[2].partition("/")[0] for file in files_on(device)}
+    assert left == (set() if size == "500k" else {"files", f"{environment_name()}.lock"})
 
 
 def test_a_wheel_is_the_same_each_time_and_has_everything(tmp_path: Path) -> None:
@@ -176,7 +208,7 @@ def test_packs_for_unknown_platforms_are_refused(tmp_path: Path, tag: str) -> No
 
 @pytest.mark.slow
 def test_without_an_index_a_pack_installs(start: Start, edgeformer: Edgeformer, run: Path) -> None:
-    device = start(environment="PIP_INDEX_URL=http://127.0.0.1:9/simple PIP_NO_CACHE_DIR=1 PIP_CONFIG_FILE=/dev/null")
+    device = start(environment=NO_INDEX)
     message = edgeformer(*VERIFY, code=1)
     platform = re.search(r"edgeformer devices pack --for (linux-\S+)", message)
     assert platform is not None and not any(device.root.glob("*/venv")), message
