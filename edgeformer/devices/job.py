@@ -187,6 +187,9 @@ class Device:
         return len(missing)
 
     def forget(self) -> None:
-        """Remove the job of :meth:`run` from the device; stop it if it runs."""
+        """Remove the job of :meth:`run` from the device; stop it if it runs. Says so if it cannot be removed."""
         if self._job is not None:
-            self.connection.call("forget", {"job": self._job})
+            try:
+                self.connection.call("forget", {"job": self._job})
+            except (ConnectionLost, DeviceError) as error:
+                self._progress.message(f"{error}; the job stays there: the same command fetches its results again")

@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,8 +166,7 @@ def run_on(
             for process in processes:
                 process.terminate()
             for device in devices.values():
-                with suppress(EdgeformerError):
-                    device.forget()
+                device.forget()
             raise InterruptedRun("interrupted: the jobs on the devices were stopped and removed") from None
         finally:
             for device in devices.values():

@@ -140,7 +140,7 @@ def _cell_text(row: Record, name: str) -> str:
     cell = row["devices"].get(name)
     if cell is None or cell["p50_ms"] is None:
         return DASH
-    ratio = f" ({cell['ratio']:.1f}×)" if cell["ratio"] is not None and cell["ratio"] > 1 else ""
+    ratio = f" ({cell['ratio']:.1f}×)" if cell["ratio"] is not None and round(cell["ratio"], 1) > 1 else ""
     return f"{format_value(cell['p50_ms'], 'ms')}{ratio}{' unstable' if cell['stable'] is False else ''}"
 
 
