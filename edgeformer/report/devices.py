@@ -140,8 +140,9 @@ def _cell_text(row: Record, name: str) -> str:
     cell = row["devices"].get(name)
     if cell is None or cell["p50_ms"] is None:
         return DASH
-    ratio = f" ({cell['ratio']:.1f}×)" if cell["ratio"] is not None and round(cell["ratio"], 1) > 1 else ""
-    return f"{format_value(cell['p50_ms'], 'ms')}{ratio}{' unstable' if cell['stable'] is False else ''}"
+    ratio = round(cell["ratio"] or 1.0, 1)
+    times = f" ({ratio:,.{1 if ratio < 100 else 0}f}×)" if ratio > 1 else ""
+    return f"{format_value(cell['p50_ms'], 'ms')}{times}{' unstable' if cell['stable'] is False else ''}"
 
 
 def _row_columns(comparison: Record) -> Columns[Record]:
@@ -192,7 +193,7 @@ def write_comparison(comparison: Record, path: Path) -> None:
     slowest = max(
         (cell["p50_ms"] or 0.0 for row in comparison["rows"] for cell in row["devices"].values()), default=0.0
     )
-    devices = _DEVICES.drop_empty(comparison["devices"], "error")
+    devices = _DEVICES.omit("error")  # it is among the verdicts
     write_text(
         path,
         render_template(
