@@ -67,8 +67,8 @@ EXIT_CODES = """| exit code | meaning |
 | 0 | done |
 | 1 | failed |
 | 2 | bad input or usage; nothing was written |
-| 3 | done, but an artifact was rejected or unavailable, or a budget failed |
-| 4 | undecided: the machine is too noisy |
+| 3 | done, but an artifact was rejected or unavailable, or a limit is not met |
+| 4 | undecided, because other programs disturbed the measurement |
 | 130 | interrupted; can be resumed |"""
 
 

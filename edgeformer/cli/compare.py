@@ -28,9 +28,9 @@ def command(
     """Compare runs, or reports.
 
     Runs are compared by parameters, scores, sizes and the latency of their newest reports. Two reports are compared row
-    by row, as ratios; differences smaller than the noise are marked. Three and more, or two with --html, are compared
-    as devices: measured times, verdicts, and the cheapest artifact of each. Reports of a browser page can be among
-    them.
+    by row, as ratios; differences smaller than the noise are marked. Three or more, or two with --html,
+    give a table of devices: measured times, verdicts, and the cheapest artifact for each. Reports of a browser page can
+    be among them.
 
     Examples:
       edgeformer compare baseline_sst2_fast-001 recurrent_sst2_fast-001 --format markdown

@@ -55,8 +55,8 @@ def command(
     """Compare a bundle with its baseline, and fail if it is slower, larger or less accurate.
 
     Measures both alternately in fresh processes until a sequential test decides. The gate fails if the bundle is slower
-    than --max-slowdown allows, or worse in memory, size, score or drift, or lacks an artifact. Both are scored on the
-    same rows: held-out rows of the baseline that the candidate was not trained on, or those of --eval-data.
+    than --max-slowdown allows, or worse in memory, size, score or difference from torch, or lacks an artifact. Both are
+    scored on the same rows: held-out rows of the baseline that the candidate was not trained on, or --eval-data.
 
     --on sends both bundles to a device over SSH and compares them there. Its scores need --eval-data, or data that the
     device can read.
