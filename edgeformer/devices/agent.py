@@ -223,7 +223,8 @@ def install(request: Request) -> None:
             link_files(folder / "wheels", request["wheels"])
             options = ["--system-site-packages"] if request["system_packages"] else []
             _run_tool([sys.executable, "-m", "venv", *options, str(folder / "venv")])
-            pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-input", "--no-compile"]
+            # pip also compiles: a process that compiled modules while it is measured would need more memory.
+            pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-input"]
             if request["offline"]:
                 pip += ["--no-index", "--find-links", str(folder / "wheels")]
             else:

@@ -214,6 +214,7 @@ def test_without_an_index_a_pack_installs(start: Start, edgeformer: Edgeformer, 
     assert platform is not None and not any(device.root.glob("*/venv")), message
     edgeformer("devices", "pack", "--for", platform[1])
     assert "2 of 2 artifacts verified" in edgeformer(*VERIFY)
+    assert any(device.root.rglob("numpy/ma/__pycache__/*.pyc"))  # which verify does not import
     assert json.loads(edgeformer("devices", "clean", "bench", "--json"))["removed_bytes"]["bench"] > 100 << 20
     assert not device.root.parent.exists()
 

@@ -78,8 +78,7 @@ def test_an_added_device_is_calibrated(device: Sshd, edgeformer: Edgeformer, run
     profile = load_profile("artifacts/profiles/pi.yaml")
     assert profile.calibration is not None and profile.memory_bytes is not None and profile.memory_bytes.verified
     report = json.loads(edgeformer("profile", "small", "--on", "pi", *ONE_ROW, "--json"))
-    (check,) = report["estimate_checks"]
-    assert check["artifact"] == "onnx-fp32" and check["estimated_ms"] > 0
+    assert {check["seq"] for check in report["estimate_checks"]} == {16, 64}  # that of the device budget, too
     calibration = load_profile("artifacts/profiles/pi.yaml").calibration
     assert calibration is not None and (1, 16) in {(case.batch, case.seq) for case in calibration.validated_on}
 
