@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -75,3 +79,21 @@ def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
         second, _ = run_and_kill(sshd, cwd, VERIFY, never)
         print(kills, was_killed, first.returncode, second.returncode, flush=True)
         assert second.returncode == 0, second.stderr
+
+
+@pytest.mark.parametrize("others", [[], ["--on", "local"]], ids=["device", "device and this machine"])
+def test_ctrl_c_stops_the_job_and_writes_nothing(device: Sshd, run: Path, others: list[str]) -> None:
+    environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
+    command = [sys.executable, "-m", "edgeformer", *PROFILE, *others, "--strict"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    with process:
+        assert any("kitchen-pi: Measuring" in line or '"Measuring' in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    document = json.loads(output)
+    assert (process.returncode, document["exit_code"]) == (130, 130), output
+    assert "the jobs on the devices were stopped and removed" in document["error"]
+    assert check_reports(run) == 0 and not any((device.root / "jobs").iterdir())
+    run_and_kill(device, run.parents[1], CLEAN, never)
+    check_clean(device)
