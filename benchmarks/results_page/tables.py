@@ -148,19 +148,19 @@ def gate() -> str:
         return text.replace("not known", "unknown difference")
 
     rows = [
-        [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
+        [name.replace("planted", "slower"), f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
         for name, runs in cases.items()
     ]
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
     bars = [
         [
-            bar["bar"].replace("found", "detected"),
+            bar["bar"].replace("found", "detected").replace("alarms and errors of", "difference reported for"),
             f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""),
             verdicts[bar["met"]],
         ]
         for bar in figures["bars"]
     ]
-    text = markdown(["baseline", "runs", "verdict, difference", "median s"], rows)
+    text = markdown(["candidate", "runs", "verdict, difference", "median s"], rows)
     return f"{text}\n\n{markdown(['target', 'measured', 'verdict'], bars)}"
 
 

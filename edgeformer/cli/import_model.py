@@ -24,7 +24,8 @@ def crt(
     data: Path | None = Option(
         None,
         metavar="DIR",
-        help="Folder of text for golden inputs and scores (train.txt, valid.txt …). Default: WikiText-103.",
+        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
+        "golden inputs, WikiText-103 for scores.",
     ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
@@ -78,10 +79,10 @@ def hf(
 ) -> None:
     """Import a Hugging Face text encoder.
 
-    Supports BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MiniLM, MPNet, DeBERTa-v3, ALBERT and ModernBERT. A sequence
-    classifier becomes a classifier, with one output a regression model (a cross-encoder is one); a token classifier
-    becomes one of spans; a sentence-transformers folder or a bare encoder becomes an embedding model. Reads safetensors
-    only and never runs code of the model.
+    Supports BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MiniLM, MPNet, DeBERTa-v3, ALBERT and ModernBERT. The task
+    follows from the model: classification or, with a single output, regression (cross-encoders); spans for a token
+    classifier; embedding for a sentence-transformers folder or an encoder without a head. Reads safetensors only and
+    never runs code of the model.
 
     Examples:
       edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm

@@ -47,7 +47,7 @@ def command(
     confidence: str | None = Option(
         None,
         metavar="P|auto",
-        help="Step artifacts: exit early at this top probability (0 to 1); auto: at those that edgeformer exits chose.",
+        help="Step artifacts: exit when the top probability reaches P (0 to 1); auto: thresholds that exits chose.",
     ),
     file: str | None = Option(
         None,

@@ -41,14 +41,20 @@ def command(
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
     max_latency: str | None = Option(
-        None, metavar="TIME", help="Limit of the median latency, e.g. 5ms; language models: per token. Default: budget."
+        None,
+        metavar="TIME",
+        help="Limit of the median latency, e.g. 5ms; language models: per token. Default: the limit of the device.",
     ),
     max_vram: str | None = Option(
-        None, metavar="SIZE", help="Limit of the peak memory (RAM on CPUs), e.g. 4GiB. Default: budget."
+        None,
+        metavar="SIZE",
+        help="Limit of the peak memory (RAM on CPUs), e.g. 4GiB. Default: the limit of the device.",
     ),
-    max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: budget."),
+    max_size: str | None = Option(
+        None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: the limit of the device."
+    ),
     max_energy: str | None = advanced(
-        None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: budget."
+        None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
     ),
     search: bool = Option(False, "--search", help="Choose the artifact to deploy: the cheapest within all limits."),
     min_accuracy: float | None = advanced(
