@@ -141,14 +141,14 @@ def gate() -> str:
     figures = result("2026-11-23-gate")
     cases: dict[str, list[dict[str, Any]]] = {}
     for run in figures["runs"]:
-        cases.setdefault(run["case"], []).append(run)
+        cases.setdefault(run["case"].replace("planted", "slower"), []).append(run)
 
     def said(runs: list[dict[str, Any]]) -> str:
         text = "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
         return text.replace("not known", "unknown difference")
 
     rows = [
-        [name.replace("planted", "slower"), f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
+        [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
         for name, runs in cases.items()
     ]
     verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
