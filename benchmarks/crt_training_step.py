@@ -33,8 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.adapter import Batch, Losses
-from edgeformer.models.crt.loss import CHUNK_TOKENS, exit_weights
-from edgeformer.models.crt.model import CRT, DilatedConv, attention
+from edgeformer.models.causal import attention
+from edgeformer.models.crt.model import CRT, DilatedConv
+from edgeformer.models.language_loss import CHUNK_TOKENS, exit_weights
 from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import get_task
 from edgeformer.training.checkpoint import Position

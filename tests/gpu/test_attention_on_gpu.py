@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edgeformer.models.crt.model import CausalAttention, document_mask
+from edgeformer.models.causal import document_mask
+from edgeformer.models.crt.model import CausalAttention
 
 pytestmark = pytest.mark.gpu
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from edgeformer.models import load_recipe
+from edgeformer.models.causal import Checkpointing
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.checkpoint import convert_weights
-from edgeformer.models.crt.loss import full_loss
 from edgeformer.models.crt.model import (
     CRT,
-    Checkpointing,
     DilatedConv,
 )
+from edgeformer.models.language_loss import full_loss
 from edgeformer.training.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 

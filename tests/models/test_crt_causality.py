@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgeformer.models.crt.adapter import ADAPTER, TOLERANCE
+from edgeformer.models.causal import TOLERANCE
+from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights
 from edgeformer.models.crt.model import CRT
 from tests.models.crt_oracle import public_weights, small_config

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import edgeformer.models.crt.loss as crt_loss
-from edgeformer.models.crt.loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
+import edgeformer.models.language_loss as language_loss
 from edgeformer.models.crt.model import CRT
+from edgeformer.models.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
 from tests.models.crt_oracle import small_config
 
 
@@ -55,7 +55,7 @@ def test_cosine_compares_the_states_around_a_loop() -> None:
 def test_chunks_keep_loss_and_gradient(
     monkeypatch: pytest.MonkeyPatch, chunk: int, heads: str, exit_weight: float
 ) -> None:
-    monkeypatch.setattr(crt_loss, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(language_loss, "CHUNK_TOKENS", chunk)
     results = []
     for compute in (full_loss, chunked_loss):
         model, ids, targets = make_case(heads)
@@ -75,7 +75,7 @@ def test_chunks_keep_loss_and_gradient(
 
 
 def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crt_loss, "CHUNK_TOKENS", 10)
+    monkeypatch.setattr(language_loss, "CHUNK_TOKENS", 10)
     model, ids, targets = make_case()
     states = {loop: state.detach().requires_grad_() for loop, state in model(ids).items()}
     sizes: list[int] = []

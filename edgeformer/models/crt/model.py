@@ -7,49 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from edgeformer.artifacts.errors import InputError
+from edgeformer.models.causal import Attend, Checkpointing, KeyValueCache, cpu_attention, document_mask, recomputed
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.layers import NORMS
-
-Checkpointing = Literal["none", "loop", "cycles"]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q, k, v of the new tokens [B, H, n, D]) → attention to all tokens so far [B, H, n, D]; also stores k and v."""
 
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
 CYCLE_GROUP = 2
 """TRM cycles that are recomputed together with ``checkpointing: cycles``."""
 _INITIAL_STD = 0.02
-_MIN_CACHE_TOKENS = 64
-_recomputed = partial(checkpoint, use_reentrant=False)
-"""Call a function without storing its intermediate results, which the backward pass computes again."""
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute causal attention through torch's SDPA, [B, H, T, D]; ``mask`` of :func:`document_mask` replaces it."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-
-
-def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute :func:`attention`, for a BF16 gradient on a CPU in float32, which takes half the time."""
-    if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad):
-        return attention(q, k, v, mask)
-    with torch.autocast("cpu", enabled=False):
-        return attention(q.float(), k.float(), v.float(), mask).to(q.dtype)
-
-
-def document_mask(positions: Tensor) -> Tensor:
-    """Return the mask of causal attention within documents: positions int64 [B, T] → bool [B, 1, T, T]."""
-    document = (positions == 0).cumsum(1)
-    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
 
 
 class CausalConvolution(torch.autograd.Function):
@@ -180,7 +153,7 @@ class TRM(nn.Module):
         if not recompute:
             return self._run(h, positions, 0, len(self.cycles))
         for start in range(0, len(self.cycles), CYCLE_GROUP):
-            h = _recomputed(self._run, h, positions, start, start + CYCLE_GROUP)
+            h = recomputed(self._run, h, positions, start, start + CYCLE_GROUP)
         return h
 
     def _run(self, h: Tensor, positions: Tensor | None, start: int, stop: int) -> Tensor:
@@ -297,7 +270,7 @@ class CRT(nn.Module):
         """Apply the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
-        x = _recomputed(self._attend, x, mask) if recompute else self._attend(x, mask)
+        x = recomputed(self._attend, x, mask) if recompute else self._attend(x, mask)
         return self.norm2(x + self.trm(x, positions, recompute=recompute))
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -328,7 +301,7 @@ class CRT(nn.Module):
         for loop in range(1, (until or self.loops) + 1):
             encoding = self.loop_encodings[loop - 1]
             if self.training and self.checkpointing == "loop":
-                x = _recomputed(self.block, x, encoding, positions, mask)
+                x = recomputed(self.block, x, encoding, positions, mask)
             else:
                 x = self.block(x, encoding, positions, mask)
             if every or loop in self.exits:
@@ -362,9 +335,7 @@ class CachedLoops:
             )
         self._model = model
         self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
-        # Keys and values [2, B, H, capacity, D] of each loop, of which the first tokens are in use.
-        self._keys_values: list[Tensor | None] = [None] * model.loops
-        self._lengths = [0] * model.loops
+        self._keys_values = [KeyValueCache() for _ in range(model.loops)]
         # Of the embedding, then of each loop.
         self._convolutions: list[Tensor | None] = [None] * (model.loops + 1)
 
@@ -382,28 +353,12 @@ class CachedLoops:
     def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
         """Run loop ``number``, from 0, on the tokens after those it kept: [B, n, C] → [B, n, C]."""
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            """Store k and v, and attend to all tokens up to each new one; the capacity doubles when it is used up."""
-            buffer, length, new = self._keys_values[number], self._lengths[number], q.shape[2]
-            total = length + new
-            if buffer is None or total > buffer.shape[3]:
-                capacity = max(_MIN_CACHE_TOKENS, 1 << (total - 1).bit_length())
-                larger = k.new_empty(2, *k.shape[:2], capacity, k.shape[3])
-                if buffer is not None:
-                    larger[:, :, :, :length] = buffer[:, :, :, :length]
-                self._keys_values[number] = buffer = larger
-            buffer[0, :, :, length:total] = k
-            buffer[1, :, :, length:total] = v
-            keys, values = buffer[:, :, :, :total]
-            # A single new token sees every token; several need a causal mask among themselves.
-            mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=q.device).tril(length)
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-
+        kept = self._keys_values[number]
         cache = self._convolution_cache(number + 1, len(x), self._model.trm)
-        h, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], attend, cache)
+        h, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], kept.attend, cache)
         if keep:
             self._convolutions[number + 1] = next_cache
-            self._lengths[number] += x.shape[1]
+            kept.length += x.shape[1]
         return h
 
     @torch.inference_mode()

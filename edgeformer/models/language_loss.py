@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.models.crt.model import CRT
+from edgeformer.models.causal import LanguageModel
 from edgeformer.models.layers import to_float32
 
 CHUNK_TOKENS = 512
@@ -26,7 +26,7 @@ def exit_weights(loops: Sequence[int], exit_weight: float) -> dict[int, float]:
 
 
 def full_loss(
-    model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
+    model: LanguageModel, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Compute the weighted sum and loop → cross-entropy in nats, summed over the positions that count.
 
@@ -41,7 +41,7 @@ def full_loss(
 
 
 def chunked_loss(
-    model: CRT, states: dict[int, Tensor], targets: Tensor, exit_weight: float
+    model: LanguageModel, states: dict[int, Tensor], targets: Tensor, exit_weight: float
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Compute :func:`full_loss` with the logits of ``CHUNK_TOKENS`` rows at a time.
 
@@ -134,7 +134,7 @@ class TokenLosses(nn.Module):
     inputs = ("input_ids", "targets")
     optional = ("positions",)
 
-    def __init__(self, model: CRT) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 

@@ -1,0 +1,47 @@
+"""What the torch halves of all language models share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from edgeformer.artifacts.manifest import Causality
+from edgeformer.models.adapter import Batch, Loss, Losses, ModelAdapter
+from edgeformer.models.causal import attention, probe_causality
+from edgeformer.models.language_loss import TokenLosses, chunked_loss, full_loss
+from edgeformer.models.tracing import Piece
+from edgeformer.tasks import Prepared
+
+
+class LanguageAdapter(ModelAdapter):
+    """Torch half of a :class:`~edgeformer.models.causal.LanguageModel`."""
+
+    def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
+        """Cross-entropy summed over the tokens, weighted over the exits (paper B, eq. 5); parts: every exit."""
+        training = recipe.training
+        model.checkpointing = training.checkpointing
+        compute = chunked_loss if training.chunked_loss else full_loss
+
+        def loss(wrapped: nn.Module, batch: Batch) -> Losses:
+            states = wrapped(batch["input_ids"], batch.get("positions"))
+            total, losses = compute(model, states, batch["targets"], training.exit_weight)
+            parts = {f"loss_exit{loop}": loss for loop, loss in losses.items() if loop != model.loops}
+            return Losses(total, {**parts, "loss_final": losses[model.loops]})
+
+        return loss
+
+    def scorer(self, model: Any) -> TokenLosses:
+        return TokenLosses(model)
+
+    def whole(self, model: Any) -> nn.Module:
+        return Piece(model, model.logits)
+
+    def match_cuda_memory(self, model: Any) -> None:
+        """Attention in the matrices' type, which a CPU computes in float32."""
+        for module in model.modules():
+            if hasattr(module, "attend"):
+                module.attend = attention
+
+    def causality(self, model: Any, seed: int = 0) -> Causality:
+        return probe_causality(model, seed)
