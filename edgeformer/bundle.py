@@ -158,7 +158,7 @@ class Bundle:
         """Check an artifact and return the files that a runtime opens. Raises ArtifactError as :meth:`check` does."""
         file = self.check(artifact)
         parts = {part: self.contents.path(name) for part, name in artifact.parts.items()}
-        loops = self.loops if artifact.role == "step" else None
+        loops = self.loops if artifact.role in ("step", "decode") else None
         return ArtifactFiles(artifact, file, parts, loops, self.manifest.max_positions)
 
     def reader(self, artifact: ArtifactManifest | None = None) -> TextReader:

@@ -82,7 +82,7 @@ class Reference:
             whose answers are in ``golden``.
         exits: loops that answer, in rising order; the last one is the full graph.
         needed: exit → parameters that its graph needs.
-        loops: how often a step artifact runs its loop graph; None without step artifacts.
+        loops: how often a step or decode artifact runs its loop; None without such artifacts.
         max_positions: tokens that the model takes; None: any number.
         rejection_hint: appended to the reason where an artifact is out of tolerance.
     """
@@ -202,7 +202,7 @@ class Judge:
     def judge_engine(self, entry: ArtifactManifest) -> ArtifactManifest:
         """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it."""
         parts = {part: self.folder / file for part, file in entry.parts.items()}
-        loops = self.reference.loops if entry.role == "step" else None
+        loops = self.reference.loops if entry.role in ("step", "decode") else None
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
         try:
             with opener_of(entry).open(files, OpenOptions()) as session:
@@ -264,7 +264,8 @@ class Judge:
             with StepSession({part: self.folder / file for part, file in written.steps.items()}, len(states)) as steps:
                 measured = self.measure(steps, last, validate=False)
             fields = {**measured, "role": "step", "parts": written.steps}
-            yield self._describe("step", written.steps, written, reference.parameters, fields)
+            needed = max(reference.parameters, *reference.needed.values())
+            yield self._describe("step", written.steps, written, needed, fields)
         if written.decode is not None:  # half of every golden window in one call, then token by token
             ids = reference.inputs["input_ids"]
             half = ids.shape[1] // 2

@@ -29,6 +29,15 @@ recomputed = partial(checkpoint, use_reentrant=False)
 """Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
+class Head(Protocol):
+    """A product with a matrix ``weight`` [V, C]: states [..., C] → logits [..., V]."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+
+
 class LanguageModel(Protocol):
     """A module that returns the hidden states after its exits, and the heads that read them."""
 
@@ -44,7 +53,7 @@ class LanguageModel(Protocol):
     ) -> dict[int, Tensor]:
         """Return loop → states [B, T, C], see ``forward`` of the models."""
 
-    def head_of(self, loop: int) -> nn.Linear:
+    def head_of(self, loop: int) -> Head:
         """Return the head that answers after ``loop``."""
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -90,3 +90,72 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-1, -2)
     return (scores if mask is None else scores + mask).softmax(-1) @ v
+
+
+def rotary_table(positions: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of m·θ_i, θ_i = theta^(−2i/D), float32 [positions, D / 2] each (paper A, "RoPE")."""
+    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+class Rotation(nn.Module):
+    """Rotates pairs of x, (x_2i, x_2i+1) as trained or (x_i, x_{i + D/2}), by their position's angle (paper A, "RoPE").
+
+    The result has the first members of all pairs before the second ones: attention only takes products of two rotated
+    vectors, whose common order does not matter, and not interleaving saves two operators per call.
+    """
+
+    keeps_float32 = True  # a module, so that a traced graph shows which nodes compute in float32
+
+    def __init__(self, *, has_neighbours: bool) -> None:
+        super().__init__()
+        self.has_neighbours = has_neighbours
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., S, H, D] or [..., S, D], cos and sin [S, 1, D / 2] or [S, D / 2] in float32 → x's shape and type."""
+        first, second = (x[..., 0::2], x[..., 1::2]) if self.has_neighbours else x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """FFN(x) = W3 (SiLU(W1 x) ⊙ (W2 x)) (paper A, "SwiGLU"); W1 and W2 are one matrix, W1 first."""
+
+    def __init__(self, size: int, inner: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(size, 2 * inner, bias=bias)
+        self.w3 = nn.Linear(inner, size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] → [..., size]."""
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(F.silu(gate) * value)
+
+
+def split_linear(joint: nn.Linear, sizes: Sequence[int]) -> list[nn.Linear]:
+    """Return a layer for each group of outputs, so many outputs each, whose weights are views of the joint ones."""
+    biases = [None] * len(sizes) if joint.bias is None else joint.bias.detach().split([*sizes])
+    parts = []
+    for weight, bias in zip(joint.weight.detach().split([*sizes]), biases, strict=True):
+        part = nn.Linear(joint.in_features, len(weight), bias=bias is not None, device="meta")
+        part.weight = nn.Parameter(weight)
+        if bias is not None:
+            part.bias = nn.Parameter(bias)
+        parts.append(part)
+    return parts
+
+
+class ExportedSwiGLU(nn.Module):
+    """:class:`SwiGLU` with separate products for W1 and W2, whose weights are views: splitting one product is a copy.
+
+    ``qkv`` is not split: TensorRT would join its products differently in each loop and store their weights twice.
+    """
+
+    def __init__(self, trained: SwiGLU) -> None:
+        super().__init__()
+        self.gate, self.value = split_linear(trained.w12, [trained.w12.out_features // 2] * 2)
+        self.w3 = trained.w3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] → [..., size]."""
+        return self.w3(F.silu(self.gate(x)) * self.value(x))

@@ -272,6 +272,17 @@ class Composer:
         self._constants.append(value)
         return value
 
+    def newest_logits(self, state: onnx_ir.Value) -> onnx_ir.Value:
+        """Call the piece ``readout`` on the newest token of a state [B, n, C]: logits [B, 1, V]."""
+        slice_last = {"last_start": -1, "last_end": np.iinfo(np.int64).max, "last_axis": 1}
+        bounds = [self.constant(name, np.array([number], dtype=np.int64)) for name, number in slice_last.items()]
+        newest = self.node("Slice", state, *bounds)
+        newest.type = state.type
+        logits = self.call("readout", {"state": newest})["logits"]
+        assert logits.shape is not None
+        logits.shape = onnx_ir.Shape([logits.shape[0], 1, logits.shape[2]])
+        return logits
+
     def finish(self, inputs: Sequence[onnx_ir.Value], outputs: Mapping[str, onnx_ir.Value]) -> onnx_ir.Model:
         """Return the graph from ``inputs`` to ``outputs`` (name → value), each weight stored once."""
         for name, value in outputs.items():

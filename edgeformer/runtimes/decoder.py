@@ -241,7 +241,9 @@ class StepSession(GraphSession):
             graphs[name] = open_part(parts[name])
         super().__init__(graphs, "loop")
         self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
-        self.is_decoder = f"{PAST}_key" in self.loop.inputs  # a language model; otherwise a classifier
+        self.is_decoder = any(
+            name.startswith(PAST) for name in self.loop.inputs
+        )  # a language model; otherwise a classifier
         if early is not None and self.is_decoder:
             raise InputError("a language model exits early per token, not per row; use generate --confidence")
 
@@ -317,11 +319,11 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
     A state holds ``input_ids`` and ``position_ids`` before the call, and the last ``logits`` after it.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, loops: int) -> None:
         self.session = graph
         self.provider, self.max_positions = graph.provider, graph.max_positions
         self._cached = CachedGraph(graph)
-        self.stops = (sum(name.endswith(".key") for name in self._cached.outputs),)
+        self.stops = (loops,)
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
         return with_positions(ids, start)
@@ -348,7 +350,7 @@ def decode_windows(graph: Graph, ids: Array, first: int) -> Array:
 
     ``first`` tokens (1 … n) are read in the first call, the others one by one.
     """
-    decoder = Decoder(FullDepthEngine(graph))
+    decoder = Decoder(FullDepthEngine(graph, loops=1))
     logits = []
     for piece in np.split(ids, range(first, ids.shape[1]), axis=1):
         decoder.read_rows(piece)

@@ -45,7 +45,8 @@ class ArtifactFiles:
 
     Attributes:
         file: the artifact's main file; external weights lie in the same folder.
-        parts, loops: step artifacts: embed, loop, readout… → file, and the model's number of loops.
+        parts: step artifacts: embed, loop, readout… → file.
+        loops: step and decode artifacts: the model's number of loops.
         max_positions: longest text that the model takes; None: not known.
         golden, task: to measure it: its golden inputs, and the task that turns them into calls.
         axes: to measure it: input → what sizes each of its axes; empty: text.
@@ -281,7 +282,8 @@ class Runtime(ABC):
 
         open_part = partial(self.open_graph, files=files, options=options)
         if files.artifact.role == "decode":
-            return Decoder(FullDepthEngine(open_part(files.file)))
+            assert files.loops is not None
+            return Decoder(FullDepthEngine(open_part(files.file), files.loops))
         if files.artifact.role != "step":
             raise InputError(f"artifact {files.artifact.id!r} reads whole texts and cannot write token by token")
         return Decoder(StepEngine(StepSession(files.parts, files.loops, open_part, exits=exits or ())))

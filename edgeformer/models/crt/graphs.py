@@ -153,12 +153,6 @@ def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
         present[f"present.{number}.key"] = results["present_key"]
         present[f"present.{number}.value"] = results["present_value"]
         present_conv[f"present_conv.{number}"] = results["present_conv"]
-    slice_last = {"last_start": -1, "last_end": np.iinfo(np.int64).max, "last_axis": 1}
-    bounds = [composer.constant(name, np.array([number], dtype=np.int64)) for name, number in slice_last.items()]
-    newest = composer.node("Slice", x, *bounds)
-    newest.type = x.type
-    logits = composer.call("readout", {"state": newest})["logits"]
-    assert logits.shape is not None
-    logits.shape = onnx_ir.Shape([logits.shape[0], 1, logits.shape[2]])
+    logits = composer.newest_logits(x)
     inputs = [*text.values(), *keys_values, *convolutions]
     return composer.finish(inputs, {"logits": logits, **present, **present_conv})

@@ -13,28 +13,17 @@ from torch import Tensor, nn
 
 from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.layers import RMSNorm, explicit_attention, padding_mask
+from edgeformer.models.layers import (
+    ExportedSwiGLU,
+    RMSNorm,
+    Rotation,
+    SwiGLU,
+    explicit_attention,
+    padding_mask,
+    rotary_table,
+)
 
 _INITIAL_STD = 0.02
-
-
-class Rotation(nn.Module):
-    """Rotates pairs of x, (x_2i, x_2i+1) as trained or (x_i, x_{i + D/2}), by their position's angle (paper A, "RoPE").
-
-    The result has the first members of all pairs before the second ones: attention only takes products of two rotated
-    vectors, whose common order does not matter, and not interleaving saves two operators per call.
-    """
-
-    keeps_float32 = True  # a module, so that a traced graph shows which nodes compute in float32
-
-    def __init__(self, *, has_neighbours: bool) -> None:
-        super().__init__()
-        self.has_neighbours = has_neighbours
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., S, H, D] or [..., S, D], cos and sin [S, 1, D / 2] or [S, D / 2] in float32 → x's shape and type."""
-        first, second = (x[..., 0::2], x[..., 1::2]) if self.has_neighbours else x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -59,20 +48,6 @@ class SelfAttention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, S, D]
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class SwiGLU(nn.Module):
-    """FFN(x) = W3 (SiLU(W1 x) ⊙ (W2 x)) (paper A, "SwiGLU"); W1 and W2 are one matrix, W1 first."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.w12 = nn.Linear(size, 2 * inner)
-        self.w3 = nn.Linear(inner, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → [..., size]."""
-        gate, value = self.w12(x).chunk(2, dim=-1)
-        return self.w3(F.silu(gate) * value)
 
 
 class EncoderLayer(nn.Module):
@@ -114,14 +89,11 @@ class EncoderClassifier(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.head = nn.Linear(config.hidden_size, classes)
-        # m·θ_i, θ_i = theta^(−2i/D), [positions, D / 2] (paper A, "RoPE").
-        head_size = config.hidden_size // config.heads
-        frequencies = config.rope_theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-        angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float64), frequencies)
         self.cos: Tensor
         self.sin: Tensor
-        self.register_buffer("cos", angles.cos().float(), persistent=False)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
+        cos, sin = rotary_table(config.max_positions, config.hidden_size // config.heads, config.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=_INITIAL_STD)
@@ -210,22 +182,3 @@ class ExportedAttention(nn.Module):
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
         q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
         return self.out(explicit_attention(q, k, v, mask).transpose(1, 2).flatten(2))
-
-
-class ExportedSwiGLU(nn.Module):
-    """:class:`SwiGLU` with separate products for W1 and W2, whose weights are views: splitting one product is a copy.
-
-    ``qkv`` is not split: TensorRT would join its products differently in each loop and store their weights twice.
-    """
-
-    def __init__(self, trained: SwiGLU) -> None:
-        super().__init__()
-        weights, biases = trained.w12.weight.detach().chunk(2), trained.w12.bias.detach().chunk(2)
-        self.gate, self.value = (nn.Linear(trained.w12.in_features, len(bias), device="meta") for bias in biases)
-        for half, weight, bias in zip((self.gate, self.value), weights, biases, strict=True):
-            half.weight, half.bias = nn.Parameter(weight), nn.Parameter(bias)
-        self.w3 = trained.w3
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] → [..., size]."""
-        return self.w3(F.silu(self.gate(x)) * self.value(x))

@@ -1,0 +1,204 @@
+"""Looped decoder as ONNX graphs: a layer, traced once, and the graphs of all iterations that are composed of it.
+
+The layer has its weights as inputs, so that one trace serves all layers. With caches, keys and values of earlier tokens
+are inputs and outputs; ``past``, their number, is 0 at the start of a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import onnx_ir
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from edgeformer.models.decoder.model import DecoderLayer, DecoderModel
+from edgeformer.models.layers import MASKED, ExportedSwiGLU
+from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, Piece, export_graph, graph_input, state_name
+from edgeformer.tasks.early_exit import exit_logits
+
+_PAST = 5  # cached tokens of the examples; differs from BATCH and TOKENS so that no size is mistaken for another
+_STATE_AXES, _CACHE_AXES = {0: "batch", 1: "sequence"}, {0: "batch", 2: "past"}
+
+
+class ExportedLayer(nn.Module):
+    """A layer that computes the same in cheaper operators; it shares all parameters with the trained one."""
+
+    def __init__(self, trained: DecoderLayer) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.attention = trained.norm1, trained.norm2, trained.attention
+        self.ffn = ExportedSwiGLU(trained.ffn)
+
+    def forward(self, state: Tensor, cos: Tensor, sin: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """state [B, n, C] → [B, n, C], then all keys and values, if there are past ones [B, K, past, D]."""
+        present: list[Tensor] = []
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if past:
+                k, v = (torch.cat((old, new), dim=2) for old, new in zip(past, (k, v), strict=True))
+                present[:] = k, v
+            return grouped_attention(q, k, v)
+
+        h = state + self.attention(self.norm1(state), cos, sin, attend=attend)
+        return (h + self.ffn(self.norm2(h)), *present)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute causal attention for export, without copies of the keys and values that several heads share.
+
+    q [B, H, n, D] of the newest tokens, k and v [B, K, S, D] → [B, H, n, D].
+    """
+    new, groups = q.shape[2], q.shape[1] // k.shape[1]
+    hidden = torch.ones(new, k.shape[2], dtype=torch.bool).tril(k.shape[2] - new).logical_not()
+    mask = hidden.to(q.dtype) * MASKED
+    q = q * q.shape[-1] ** -0.5
+    if groups == 1:
+        return (q @ k.transpose(-1, -2) + mask).softmax(-1) @ v
+    scores = q.unflatten(1, (k.shape[1], groups)).flatten(2, 3) @ k.transpose(-1, -2)  # [B, K, groups · n, S]
+    weights = (scores.unflatten(2, (groups, new)) + mask).softmax(-1).flatten(2, 3)
+    return (weights @ v).unflatten(2, (groups, new)).flatten(1, 2)
+
+
+def _angles(model: DecoderModel, state: Tensor, past_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [1, n, 1, D / 2] for new tokens [B, n, C] behind the cached ones."""
+    places = torch.arange(state.shape[1]) + (0 if past_key is None else past_key.shape[2])
+    return model.cos.index_select(0, places)[None, :, None], model.sin.index_select(0, places)[None, :, None]
+
+
+def _layer_spec(layer: ExportedLayer, arguments: Mapping[str, Tensor], longest: Mapping[str, int]) -> GraphSpec:
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    examples = {**arguments, **{_flat(name): weight for name, weight in weights.items()}}
+
+    def forward(*values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(weights, values[len(arguments) :], strict=True))
+        return functional_call(layer, given, values[: len(arguments)])
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in examples])  # type: ignore[attr-defined]
+    axes = {"state": _STATE_AXES, "cos": {1: "sequence"}, "sin": {1: "sequence"}}
+    axes |= {name: _CACHE_AXES for name in arguments if name.startswith("past")}
+    outputs = ("next_state", "present_key", "present_value") if len(axes) > 3 else ("next_state",)
+    return GraphSpec(Piece(layer, forward), examples, axes, outputs, longest)
+
+
+def trace_pieces(model: DecoderModel) -> dict[str, onnx_ir.Model]:
+    """Trace the pieces of all graphs; ``cached_…`` are those with keys and values of earlier tokens."""
+    layer, attention = ExportedLayer(model.layers[0]), model.layers[0].attention
+    longest = {"sequence": model.max_positions, "past": model.max_positions}
+    weight = model.tokens.weight
+    state = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
+    past = weight.new_zeros(BATCH, attention.kv_heads, _PAST, attention.head_size)
+    state_axes = {"state": _STATE_AXES}
+    ids = {"input_ids": torch.ones(BATCH, TOKENS, dtype=torch.int64)}
+
+    def readout(state: Tensor) -> Tensor:
+        return model.head(state).float()
+
+    specs = {
+        "embed": GraphSpec(Piece(model, model.embed), ids, {"input_ids": _STATE_AXES}, ("state",), longest),
+        "norm": GraphSpec(Piece(model.norm, model.norm.forward), state, state_axes, ("next_state",), longest),
+        "readout": GraphSpec(Piece(model, readout), state, state_axes, longest=longest),
+    }
+    for prefix, caches in (("", {}), ("cached_", {"past_key": past, "past_value": past.clone()})):
+        seen = {**state, **({"past_key": past} if caches else {})}
+        axes = {**state_axes, **({"past_key": _CACHE_AXES} if caches else {})}
+        cos, sin = _angles(model, *seen.values())
+        specs[f"{prefix}angles"] = GraphSpec(Piece(model, partial(_angles, model)), seen, axes, ("cos", "sin"), longest)
+        specs[f"{prefix}layer"] = _layer_spec(layer, {**state, "cos": cos, "sin": sin, **caches}, longest)
+    return {name: export_graph(spec) for name, spec in specs.items()}
+
+
+class _DecoderComposer(Composer):
+    """Composes graphs of a decoder's traced pieces."""
+
+    def __init__(self, model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> None:
+        super().__init__(pieces)
+        self._layers = [
+            {
+                _flat(name): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
+                for name, weight in ExportedLayer(layer).named_parameters()
+            }
+            for number, layer in enumerate(model.layers)
+        ]
+
+    def iterate(
+        self, state: onnx_ir.Value, caches: Sequence[tuple[onnx_ir.Value, onnx_ir.Value]] = ()
+    ) -> tuple[onnx_ir.Value, list[tuple[onnx_ir.Value, onnx_ir.Value]]]:
+        """Apply all layers and the final norm once; return the next state, and all keys and values of every layer."""
+        prefix = "cached_" if caches else ""
+        inputs = {"state": state, **({"past_key": caches[0][0]} if caches else {})}
+        angles = self.call(f"{prefix}angles", inputs)
+        present = []
+        for number, weights in enumerate(self._layers):
+            past = dict(zip(("past_key", "past_value"), caches[number], strict=True)) if caches else {}
+            results = self.call(f"{prefix}layer", {"state": state, **angles, **past, **weights})
+            state = results["next_state"]
+            if caches:
+                present.append((results["present_key"], results["present_value"]))
+        return self.call("norm", {"state": state})["next_state"], present
+
+
+def compose_exits(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> onnx_ir.Model:
+    """Compose the graph of ``DecoderModel.every_exit``."""
+    composer = _DecoderComposer(model, pieces)
+    ids = graph_input(pieces["embed"].graph.inputs[0], "input_ids")
+    x = composer.call("embed", {"input_ids": ids})["state"]
+    logits: dict[str, onnx_ir.Value] = {}
+    states: dict[str, onnx_ir.Value] = {}
+    for loop in range(1, model.loops + 1):
+        x, _ = composer.iterate(x)
+        states[state_name(loop)] = composer.to_float32(x)
+        if loop in model.exits:
+            logits[exit_logits(loop)] = composer.call("readout", {"state": x})["logits"]
+    return composer.finish([ids], {**logits, **states})
+
+
+def _caches(pieces: Mapping[str, onnx_ir.Model], first: int, count: int) -> list[tuple[onnx_ir.Value, onnx_ir.Value]]:
+    """Return inputs for keys and values of ``count`` attentions, numbered from ``first``."""
+    inputs = {str(value.name): value for value in pieces["cached_layer"].graph.inputs}
+    return [
+        (
+            graph_input(inputs["past_key"], f"past_key_values.{number}.key"),
+            graph_input(inputs["past_value"], f"past_key_values.{number}.value"),
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def _present(caches: Sequence[tuple[onnx_ir.Value, onnx_ir.Value]]) -> dict[str, onnx_ir.Value]:
+    return {
+        f"present.{number}.{kind}": value
+        for number, pair in enumerate(caches)
+        for kind, value in zip(("key", "value"), pair, strict=True)
+    }
+
+
+def compose_decode(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> onnx_ir.Model:
+    """Compose the graph of all iterations for new tokens, with keys and values of every iteration and layer."""
+    composer, layers = _DecoderComposer(model, pieces), len(model.layers)
+    ids = graph_input(pieces["embed"].graph.inputs[0], "input_ids")
+    x = composer.call("embed", {"input_ids": ids})["state"]
+    caches = _caches(pieces, 0, layers * model.loops)
+    present: list[tuple[onnx_ir.Value, onnx_ir.Value]] = []
+    for loop in range(model.loops):
+        x, results = composer.iterate(x, caches[loop * layers : (loop + 1) * layers])
+        present += results
+    inputs = [ids, *(value for pair in caches for value in pair)]
+    return composer.finish(inputs, {"logits": composer.newest_logits(x), **_present(present)})
+
+
+def compose_steps(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> dict[str, onnx_ir.Model]:
+    """Return the graphs of the step artifact: embed, one iteration for new tokens, readout."""
+    composer, caches = _DecoderComposer(model, pieces), _caches(pieces, 0, len(model.layers))
+    state = graph_input(pieces["norm"].graph.inputs[0], "state")
+    x, present = composer.iterate(state, caches)
+    inputs = [state, *(value for pair in caches for value in pair)]
+    loop = composer.finish(inputs, {"next_state": x, **_present(present)})
+    return {"embed": pieces["embed"], "loop": loop, "readout": pieces["readout"]}
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")

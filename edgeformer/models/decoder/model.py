@@ -1,0 +1,217 @@
+"""Looped decoder: N layers with RMSNorm, RoPE, grouped queries and SwiGLU, applied R times, and cached decoding.
+
+Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and values, D size of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeformer.models.causal import (
+    Attend,
+    Checkpointing,
+    Head,
+    KeyValueCache,
+    cpu_attention,
+    document_mask,
+    recomputed,
+)
+from edgeformer.models.decoder import DecoderConfig
+from edgeformer.models.layers import RMSNorm, Rotation, SwiGLU, rotary_table
+
+_INITIAL_STD = 0.02
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention with RoPE, in which H / K heads of queries share one head of keys and values."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, width = config.hidden_size, config.head_width
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, width
+        self.qkv = nn.Linear(size, (config.heads + 2 * config.kv_heads) * width, bias=config.qkv_bias)
+        self.out = nn.Linear(config.heads * width, size, bias=False)
+        self.q_norm, self.k_norm = (
+            RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
+        self.rotate = Rotation(has_neighbours=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.attend = cpu_attention
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, C] → rotated queries [B, H, T, D], rotated keys and values [B, K, T, D]."""
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_size))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), -2)
+        q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, attend: Attend | None = None
+    ) -> Tensor:
+        """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
+
+        ``mask`` of :func:`~edgeformer.models.causal.document_mask`; ``attend`` for cached tokens.
+        """
+        q, k, v = self.project(x, cos, sin)
+        if attend is not None:
+            mixed = attend(q, k, v)
+        else:
+            groups = self.heads // self.kv_heads
+            if groups > 1:
+                k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
+            mixed = self.attend(q, k, v, mask)
+        return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+
+
+class DecoderLayer(nn.Module):
+    """h' = h + Attention(Norm(h)); h'' = h' + FFN(Norm(h'))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = GroupedAttention(config)
+        self.norm2 = RMSNorm(config.hidden_size, config.norm_eps)
+        self.ffn = SwiGLU(config.hidden_size, config.ffn_size, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, attend: Attend | None = None
+    ) -> Tensor:
+        h = h + self.attention(self.norm1(h), cos, sin, mask, attend)
+        return h + self.dropout(self.ffn(self.norm2(h)))
+
+
+class TiedHead:
+    """The token table as a head. It is no module: checkpoints would store its weight, the table's, twice."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        self._table = table
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, C]."""
+        return self._table.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., C] → [..., V]."""
+        return F.linear(x, self.weight)
+
+
+class DecoderModel(nn.Module):
+    """Token table → R × (N layers, final norm) → head. An exit is an iteration after which the head answers."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.loops, self.exits, self.max_positions = config.iterations, config.all_exits, config.max_positions
+        self.checkpointing: Checkpointing = "none"
+        self.tokens = nn.Embedding(config.vocab_size, size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(size, config.norm_eps)
+        self.head = TiedHead(self.tokens) if config.tied else nn.Linear(size, config.vocab_size, bias=False)
+        self.cos: Tensor
+        self.sin: Tensor
+        cos, sin = rotary_table(config.max_positions, config.head_width, config.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        # A sum of n residuals grows like √n; the matrices that write into it are smaller by that factor.
+        for layer in self.layers:
+            for last in (layer.attention.out, layer.ffn.w3):
+                nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(2 * config.layers))
+
+    def head_of(self, loop: int) -> Head:
+        """Return the head that answers after ``loop``: the only one."""
+        return self.head
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids int64 [B, T] → [B, T, C]."""
+        return self.dropout(self.tokens(input_ids))
+
+    def iterate(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply all layers and the final norm once: [B, T, C] → [B, T, C]."""
+        for layer in self.layers:
+            h = layer(h, cos, sin, mask)
+        return self.norm(h)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+    ) -> dict[int, Tensor]:
+        """Compute the hidden states after every exit: iteration → [B, T, C], in rising order, see :meth:`head_of`.
+
+        Args:
+            input_ids: int64 [B, T], T ≤ max_positions.
+            positions: of each token in its document, int64 [B, T]; None: each row is one document.
+            until: the last iteration to compute; None: all.
+            every: also return the states after the other iterations, and before the first one as 0.
+        """
+        if positions is None:
+            mask, place = None, slice(0, input_ids.shape[1])
+            cos, sin = self.cos[None, place, None], self.sin[None, place, None]
+        else:
+            mask = document_mask(positions)
+            cos, sin = self.cos[positions, None], self.sin[positions, None]
+        h = self.embed(input_ids)
+        states = {0: h} if every else {}
+        for loop in range(1, (until or self.loops) + 1):
+            if self.training and self.checkpointing == "loop":
+                h = recomputed(self.iterate, h, cos, sin, mask)
+            else:
+                h = self.iterate(h, cos, sin, mask)
+            if every or loop in self.exits:
+                states[loop] = h
+        return states
+
+    def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every iteration; float32."""
+        states = self(input_ids, every=True)
+        logits = (self.head(states[loop]).float() for loop in self.exits)
+        return (*logits, *(states[loop].float() for loop in range(1, self.loops + 1)))
+
+    def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
+        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
+        loop = loop or self.loops
+        return self.head(self(input_ids, until=loop)[loop]).float()
+
+
+class CachedDecoder:
+    """Incremental decoding, iteration by iteration, of one text or several of the same length, in evaluation mode.
+
+    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which iteration when.
+    """
+
+    def __init__(self, model: DecoderModel) -> None:
+        self._model = model
+        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+        self._caches = [[KeyValueCache() for _ in model.layers] for _ in range(model.loops)]
+
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
+        """Embed tokens, int64 [B, n] → [B, n, C]; the arguments of the engines' interface are not needed."""
+        return self._model.embed(input_ids)
+
+    @torch.inference_mode()
+    def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
+        """Run iteration ``number``, from 0, on the tokens after those it kept: [B, n, C] → [B, n, C]."""
+        model, caches = self._model, self._caches[number]
+        place = slice(caches[0].length, caches[0].length + x.shape[1])
+        cos, sin = model.cos[None, place, None], model.sin[None, place, None]
+        for layer, cache in zip(model.layers, caches, strict=True):
+            x = layer(x, cos, sin, attend=cache.attend)
+            if keep:
+                cache.length += x.shape[1]
+        return model.norm(x)
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, loop: int) -> Tensor:
+        """Return next-token logits, float32 [B, V], of states [B, C] after ``loop``."""
+        return self._model.head(state).float()
