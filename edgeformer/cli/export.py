@@ -30,6 +30,11 @@ def command(
     trt_via: str = advanced(
         "onnx", metavar="onnx|torch-tensorrt", help="With --trt: build from the ONNX graph, or with torch-tensorrt."
     ),
+    gguf: bool = Option(
+        False,
+        "--gguf",
+        help="Also write a language model (model.kind: decoder) as GGUF files for llama.cpp, in the same precisions.",
+    ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
@@ -100,7 +105,7 @@ def command(
             fp16=fp16,
             int8=int8,
             int4=int4,
-            build=builder_names(trt, trt_via, build or []),
+            build=builder_names(trt, trt_via, [*(build or []), *(["gguf"] if gguf else [])]),
             joining=True,
             exits=loops,
             target=target,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Precision
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision
 from edgeformer.runtimes.session import Array
+from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
@@ -201,6 +202,17 @@ def initial_entry(graph: ArtifactManifest, format_: str, precision: Precision, *
         outputs=graph.outputs,
         **fields,
     )
+
+
+def unmeasured_parity(graph: ArtifactManifest, reason: str, precision: Precision | None = None) -> Parity:
+    """Return the parity of an artifact that was not run yet, with the tolerance of its source graph.
+
+    ``precision``: of the artifact, if it is not the graph's.
+    """
+    kind, tolerance = TOLERANCES[precision or graph.precision]
+    if graph.parity is not None and precision is None:  # its task may define other tolerances
+        kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
+    return Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
 
 
 def built_entry(

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and va
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,7 @@ class DecoderModel(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         size = config.hidden_size
+        self.config = config
         self.loops, self.exits, self.max_positions = config.iterations, config.all_exits, config.max_positions
         self.checkpointing: Checkpointing = "none"
         self.tokens = nn.Embedding(config.vocab_size, size)
@@ -170,6 +172,12 @@ class DecoderModel(nn.Module):
             if every or loop in self.exits:
                 states[loop] = h
         return states
+
+    def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Return what a GGUF file of the model holds, see :func:`edgeformer.models.decoder.gguf.gguf_contents`."""
+        from edgeformer.models.decoder.gguf import gguf_contents
+
+        return gguf_contents(self)
 
     def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every iteration; float32."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, MissingDependencyError, install_hint
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Parity, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision
 from edgeformer.artifacts.progress import bar
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -24,6 +24,7 @@ from edgeformer.runtimes.runtime import (
     built_entry,
     full_text_graphs,
     initial_entry,
+    unmeasured_parity,
 )
 from edgeformer.runtimes.session import PAST
 from edgeformer.runtimes.tensorrt.state import (
@@ -39,7 +40,6 @@ from edgeformer.runtimes.tensorrt.state import (
 )
 from edgeformer.system import cuda_driver
 from edgeformer.system.capability import Capability, ask_installed, installed_version
-from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
@@ -116,11 +116,8 @@ class TensorRTBuilder(Builder):
 
     def entry(self, graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
         """Return the initial entry of an engine of ``graph``; ``precision`` None: the graph's."""
-        kind, tolerance = TOLERANCES[precision or graph.precision]
-        if graph.parity is not None and precision is None:  # its task may define other tolerances
-            kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
         reason = f"this machine cannot run an engine for {target.device}; run on the device: edgeformer verify --write"
-        parity = Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
+        parity = unmeasured_parity(graph, reason, precision)
         fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
         return initial_entry(graph, target.format, precision or graph.precision, **fields)
 

@@ -1,0 +1,159 @@
+"""``export --gguf``: language models as GGUF files, which llama.cpp and what is built on it run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.artifacts.errors import EdgeformerError, install_hint
+from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
+from edgeformer.artifacts.progress import bar
+from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
+from edgeformer.runtimes.runtime import (
+    ENGINES_FOLDER,
+    Builder,
+    BuildJob,
+    Target,
+    Unavailable,
+    built_entry,
+    initial_entry,
+    unmeasured_parity,
+)
+from edgeformer.system.capability import installed_version
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.device import DeviceProfile
+
+FORMAT = "gguf"
+_TYPES: dict[Precision, str] = {"fp32": "F32", "fp16": "F16", "int8": "Q8_0", "int4": "Q4_0"}
+"""Precision → llama.cpp's type of matrices; vectors stay F32."""
+_BLOCK = 32
+"""Weights of a row that share a scale in Q8_0 and Q4_0."""
+_TABLES = ("token_embd.weight", "output.weight")
+_NORMAL, _CONTROL = 1, 3
+"""llama.cpp's types of tokens."""
+
+
+class GGUFBuilder(Builder):
+    """A file per precision of the export (FP32 if there is no other), for whole texts and for writing."""
+
+    name = "gguf"
+    formats = (FORMAT,)
+
+    @property
+    def flag(self) -> str:
+        return "--gguf"
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        if installed_version("gguf") is None:
+            return Unavailable(FORMAT, f"package: gguf not installed ({install_hint(EXTRA)})")
+        return Target(FORMAT)
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        graphs = [graph for graph in job.graphs if graph.role in ("full", "decode") and not graph.trimmed]
+        precisions = list(dict.fromkeys(graph.precision for graph in graphs if graph.is_graph))
+        for precision in [name for name in precisions if name != "fp32"] or precisions:
+            sources = [graph for graph in graphs if graph.precision == precision]
+            reason = f"{PACKAGE} is not installed, which runs it; run on the device: edgeformer verify --write"
+            entries = [
+                initial_entry(graph, FORMAT, precision, parity=unmeasured_parity(graph, reason)) for graph in sources
+            ]
+            file = f"{ENGINES_FOLDER}/model-{_TYPES[precision].lower()}.gguf"
+            try:
+                model = getattr(job.module(), "model", None)
+                if not hasattr(model, "gguf_contents"):
+                    raise EdgeformerError("GGUF holds language models of model.kind: decoder only; leave out --gguf")
+                with bar(job.progress, f"Writing {file}", None):
+                    stored = write_gguf(job.bundle / file, job.bundle, model.gguf_contents(), precision)
+                unique = sum(parameter.numel() for parameter in model.parameters())
+            except EdgeformerError as error:
+                yield from (entry.model_copy(update={"reason": str(error)}) for entry in entries)
+                continue
+            size = (job.bundle / file).stat().st_size
+            sharing = Sharing(
+                unique_parameters=unique, stored_parameters=stored, constant_elements=0, weight_bytes=size
+            )
+            for entry in entries:
+                yield built_entry(entry, job.bundle, file, ("gguf", "torch"), sharing=sharing)
+
+
+def write_gguf(
+    path: Path, bundle: Path, contents: tuple[str, dict[str, Any], dict[str, NDArray[np.float32]]], precision: Precision
+) -> int:
+    """Write a GGUF file; return the number of weights in it.
+
+    Args:
+        path: of the file.
+        bundle: with the tokenizer and its configuration.
+        contents: architecture, metadata, and name → array.
+        precision: of the matrices. With 4 bits the token table and the head keep 8, as in llama.cpp's own files.
+
+    Raises:
+        EdgeformerError: the tokenizer is no byte-level BPE, or rows are no whole blocks.
+    """
+    import gguf
+
+    architecture, metadata, tensors = contents
+    with replacing(path) as temporary:
+        writer = gguf.GGUFWriter(temporary, architecture)
+        for key, value in metadata.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+            add(f"{architecture}.{key}", value)
+        _add_tokenizer(writer, bundle, metadata["vocab_size"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        prefix = "ALL" if precision == "fp32" else "MOSTLY"
+        writer.add_file_type(int(getattr(gguf.LlamaFileType, f"{prefix}_{_TYPES[precision]}")))
+        for name, array in tensors.items():
+            is_table = precision == "int4" and name in _TABLES
+            kind = "F32" if array.ndim == 1 else _TYPES["int8" if is_table else precision]
+            if kind.startswith("Q") and array.shape[-1] % _BLOCK:
+                raise EdgeformerError(
+                    f"GGUF: {kind} needs rows of whole blocks of {_BLOCK}, and those of {name} have {array.shape[-1]}; "
+                    "use --fp16, or sizes that are multiples of it"
+                )
+            quantized = getattr(gguf.GGMLQuantizationType, kind)
+            writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(array), quantized), raw_dtype=quantized)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return sum(array.size for array in tensors.values())
+
+
+def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
+    """Add tokens and merges of a byte-level BPE tokenizer. Raises EdgeformerError for another one."""
+    document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    boundary = json.loads((bundle / CONFIG_FILE).read_text(encoding="utf-8"))["boundary_token_id"]
+    model, pre_tokenizer = document["model"], _pre_tokenizer(document["pre_tokenizer"] or {})
+    if model["type"] != "BPE" or pre_tokenizer is None or document["normalizer"] is not None:
+        raise EdgeformerError(
+            "GGUF: llama.cpp has no counterpart of this tokenizer; use a byte-level BPE tokenizer, as tokenizer: "
+            "{kind: trained, algorithm: bpe} makes one"
+        )
+    tokens = [f"[unused{number}]" for number in range(rows)]
+    types = [_CONTROL] * rows
+    for token, number in model["vocab"].items():
+        tokens[number], types[number] = token, _NORMAL
+    for added in document["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(boundary)
+    writer.add_eos_token_id(boundary)
+    writer.add_add_bos_token(True)
+
+
+def _pre_tokenizer(document: dict[str, Any]) -> str | None:
+    """Return llama.cpp's name for how a tokenizer splits text before its merges; None: not known."""
+    is_plain = document.get("type") == "ByteLevel" and document.get("use_regex") and not document["add_prefix_space"]
+    return "gpt-2" if is_plain else None

@@ -1,0 +1,213 @@
+"""llama.cpp's C interface (llama.h), in the library that the package xllamacpp brings.
+
+The package's own Python interface answers with text and the likeliest tokens only; llama.h gives all logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
+
+EXTRA, PACKAGE = "llamacpp", "xllamacpp"
+_POINTER = ctypes.c_void_p
+_DEFAULT_SIZES = [512, 2048, 512]
+"""First fields of llama_context_params, as llama.cpp sets them: n_ctx, n_batch, n_ubatch."""
+_CONTEXT, _BATCH_TOKENS, _COMPUTED_TOKENS = range(3)
+_ERROR_LEVEL = 4
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _POINTER)
+
+
+class _Parameters(ctypes.Structure):
+    """llama_model_params or llama_context_params: larger than both, because later fields differ between versions.
+
+    llama.cpp fills in the defaults and reads only what it knows.
+    """
+
+    _fields_ = (("words", ctypes.c_uint32 * 256),)
+
+
+class _Batch(ctypes.Structure):
+    """llama_batch."""
+
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "llama_backend_init": ([], None),
+    "llama_log_set": ([_Log, _POINTER], None),
+    "llama_model_default_params": ([], _Parameters),
+    "llama_context_default_params": ([], _Parameters),
+    "llama_model_load_from_file": ([ctypes.c_char_p, _Parameters], _POINTER),
+    "llama_init_from_model": ([_POINTER, _Parameters], _POINTER),
+    "llama_set_n_threads": ([_POINTER, ctypes.c_int32, ctypes.c_int32], None),
+    "llama_model_n_ctx_train": ([_POINTER], ctypes.c_int32),
+    "llama_model_get_vocab": ([_POINTER], _POINTER),
+    "llama_vocab_n_tokens": ([_POINTER], ctypes.c_int32),
+    "llama_tokenize": (
+        [_POINTER, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32]
+        + [ctypes.c_bool] * 2,
+        ctypes.c_int32,
+    ),
+    "llama_get_memory": ([_POINTER], _POINTER),
+    "llama_memory_clear": ([_POINTER, ctypes.c_bool], None),
+    "llama_memory_seq_rm": ([_POINTER, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32], ctypes.c_bool),
+    "llama_batch_init": ([ctypes.c_int32] * 3, _Batch),
+    "llama_batch_free": ([_Batch], None),
+    "llama_decode": ([_POINTER, _Batch], ctypes.c_int32),
+    "llama_get_logits_ith": ([_POINTER, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)),
+    "llama_get_logits": ([_POINTER], ctypes.POINTER(ctypes.c_float)),
+    "llama_free": ([_POINTER], None),
+    "llama_model_free": ([_POINTER], None),
+}
+"""Function → types of its arguments and of its result."""
+
+
+def missing() -> str | None:
+    """Return why the package cannot be used, or None if it is installed."""
+    if util.find_spec(PACKAGE) is not None:
+        return None
+    return f"package: {PACKAGE} is not installed ({install_hint(EXTRA)})"
+
+
+@cache
+def library() -> Any:
+    """Return llama.cpp's library, initialised. Raises MissingDependencyError: it is missing or of another interface."""
+    if (problem := missing()) is not None:
+        raise MissingDependencyError(problem)
+    spec = util.find_spec(PACKAGE)
+    assert spec is not None and spec.origin is not None
+    files = [*Path(spec.origin).parent.glob(f"{PACKAGE}*.so"), *Path(spec.origin).parent.glob(f"{PACKAGE}*.pyd")]
+    hint = install_hint(EXTRA, reinstall=True)
+    try:
+        loaded: Any = ctypes.CDLL(str(files[0]))
+        for name, (arguments, result) in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = arguments, result
+    except (IndexError, OSError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"{PACKAGE} is installed, but llama.cpp is not usable in it: {error}; {hint}"
+        ) from None
+    loaded.llama_log_set(_keep_errors, None)
+    loaded.llama_backend_init()
+    sizes = list(loaded.llama_context_default_params().words[: len(_DEFAULT_SIZES)])
+    if sizes != _DEFAULT_SIZES:
+        raise MissingDependencyError(
+            f"{PACKAGE}: its llama_context_params begin with {sizes}, not {_DEFAULT_SIZES}; {hint}"
+        )
+    return loaded
+
+
+_errors: list[str] = []
+
+
+@_Log
+def _keep_errors(level: int, text: bytes, _: Any) -> None:
+    if level == _ERROR_LEVEL:
+        _errors[:] = [*_errors[-4:], text.decode("utf-8", "replace").strip()]
+
+
+class Llama:
+    """A GGUF file that llama.cpp opened for one text at a time.
+
+    Raises:
+        ArtifactError: llama.cpp cannot open the file.
+        MissingDependencyError: the package is not installed.
+    """
+
+    def __init__(self, path: Path, threads: int, max_positions: int | None) -> None:
+        self._library, self._model, self._context = library(), None, None
+        if not path.is_file():
+            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        _errors.clear()
+        self._model = self._library.llama_model_load_from_file(
+            str(path).encode(), self._library.llama_model_default_params()
+        )
+        if not self._model:
+            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export the run again")
+        self.max_positions: int = max_positions or self._library.llama_model_n_ctx_train(self._model)
+        parameters = self._library.llama_context_default_params()
+        parameters.words[_CONTEXT] = self.max_positions
+        # As many logits as tokens are computed at once are kept in memory.
+        self._call_tokens = parameters.words[_BATCH_TOKENS] = parameters.words[_COMPUTED_TOKENS]
+        self._context = self._library.llama_init_from_model(self._model, parameters)
+        if not self._context:
+            raise ArtifactError(f"{path}: llama.cpp cannot make room for {self.max_positions} tokens: {_reason()}")
+        self._library.llama_set_n_threads(self._context, threads, threads)
+        self._vocabulary = self._library.llama_model_get_vocab(self._model)
+        self.vocab_size: int = self._library.llama_vocab_n_tokens(self._vocabulary)
+        self._memory = self._library.llama_get_memory(self._context)
+        self.length = 0
+
+    def read(self, ids: Sequence[int], *, every: bool = False) -> NDArray[np.float32]:
+        """Read the next tokens; return the logits of the last one, or of ``every`` one: [1 or n, V].
+
+        Raises EdgeformerError if llama.cpp fails.
+        """
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise EdgeformerError(f"a token id lies outside the model's vocabulary ({self.vocab_size})")
+        results = []
+        for start in range(0, len(ids), self._call_tokens):
+            piece = ids[start : start + self._call_tokens]
+            is_last = start + len(piece) == len(ids)
+            results.append(self._read_piece(piece, every, is_last))
+        return np.concatenate([result for result in results if len(result)])
+
+    def _read_piece(self, ids: Sequence[int], every: bool, is_last: bool) -> NDArray[np.float32]:
+        batch = self._library.llama_batch_init(len(ids), 0, 1)
+        try:
+            batch.n_tokens = len(ids)
+            for place, token in enumerate(ids):
+                batch.token[place], batch.pos[place] = token, self.length + place
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+                batch.logits[place] = every or (is_last and place == len(ids) - 1)
+            if code := self._library.llama_decode(self._context, batch):
+                raise EdgeformerError(f"llama.cpp failed with code {code}: {_reason()}")
+        finally:
+            self._library.llama_batch_free(batch)
+        self.length += len(ids)
+        count = len(ids) if every else int(is_last)
+        if not count:
+            return np.empty((0, self.vocab_size), np.float32)
+        pointer = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, (count, self.vocab_size)).copy()
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens after the first ``length`` ones."""
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+        self.length = length
+
+    def tokenize(self, text: str) -> list[int]:
+        """Encode a text as llama.cpp does, without special tokens."""
+        content = text.encode()
+        ids = (ctypes.c_int32 * (len(content) + 8))()
+        count = self._library.llama_tokenize(self._vocabulary, content, len(content), ids, len(ids), False, False)
+        return list(ids[:count])
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._context:
+            self._library.llama_free(self._context)
+        if self._model:
+            self._library.llama_model_free(self._model)
+        self._context = self._model = None
+
+
+def _reason() -> str:
+    return _errors[-1] if _errors else "it gives no reason"
