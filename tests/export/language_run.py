@@ -16,22 +16,25 @@ from edgeformer.artifacts.progress import Silent
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
-from edgeformer.models import recipe_type
+from edgeformer.models import model_spec_of, recipe_type
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.crt.adapter import ADAPTER
-from edgeformer.models.crt.model import CRT
 from edgeformer.models.layers import TokenBatchNorm
 from edgeformer.models.weights import save_model
 from edgeformer.tasks.language_modeling import LanguageRecipe
 
 SEQUENCE_LENGTH, POSITIONS, WORDS = 64, 80, 300
 LOOPS, EXIT = 2, 1
+SIZES = {
+    "kind": "crt", "hidden_size": 32, "embedding_size": 16, "embedding_cycles": 1, "attention_heads": 4, "ffn_size": 48,
+    "loops": LOOPS, "cycles": 2, "dilations": [1, 4], "exits": [EXIT],
+}  # fmt: skip
 
 
 def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
-    """Two loops of two cycles, one exit, on generated reviews."""
+    """Two loops of two cycles, one exit, on generated reviews; ``model`` with a kind: that model instead."""
     review = {"kind": "synthetic-reviews"}
-    result: LanguageRecipe = recipe_type("language-modeling", "crt").model_validate(
+    kind = str(model.get("kind", "crt"))
+    result: LanguageRecipe = recipe_type("language-modeling", kind).model_validate(
         {
             "name": "tiny-language",
             "task": "language-modeling",
@@ -48,25 +51,16 @@ def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
             },
             "tokenizer": {"kind": "trained", "algorithm": "bpe"},
             "model": {
-                "kind": "crt",
                 "vocab_size": WORDS,
-                "hidden_size": 32,
-                "embedding_size": 16,
-                "embedding_cycles": 1,
-                "attention_heads": 4,
-                "ffn_size": 48,
-                "loops": LOOPS,
-                "cycles": 2,
-                "dilations": [1, 4],
-                "exits": [EXIT],
                 "max_positions": POSITIONS,
-                **model,
+                **(model if "kind" in model else {**SIZES, **model}),
             },
             "training": {
                 "epochs": 1,
                 "batch_size": 4,
                 "optimizer": {"lr": 1e-3},
                 "schedule": {"kind": "constant"},
+                **({"exit_weight": 0.0} if model.get("exits") == [] else {}),
             },
         },
         strict=False,
@@ -79,7 +73,7 @@ def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Pa
     recipe = recipe or language_recipe(mode="packed")
     data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Silent())
     torch.manual_seed(0)
-    model = _everything_random(CRT(recipe.model))
+    model = _everything_random(model_spec_of(recipe).adapter.build(recipe))
     (folder / "model").mkdir(parents=True)
     save_model(folder / "model", model, recipe, data)
     write_text(folder / "recipe.yaml", recipe.to_yaml())
@@ -115,7 +109,8 @@ def _everything_random(model: nn.Module) -> nn.Module:
 
 
 def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepared[TextRows]) -> RunManifest:
-    causality = ADAPTER.causality(model)
+    causality = model_spec_of(recipe).adapter.causality(model)
+    assert causality is not None
     return RunManifest(
         run=name,
         status="finished",

@@ -27,6 +27,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 32, "embedding_size": 16, "embedding_cycles": 1, "attention_heads": 4, "ffn_size": 48,
         "loops": 3, "cycles": 2, "dilations": [1, 4], "exits": [1], "heads": "shared",
     },
+    "decoder": {
+        "hidden_size": 32, "layers": 2, "iterations": 2, "heads": 4, "kv_heads": 2, "ffn_size": 48, "tied": False,
+    },
     "linear": {"ngrams": [1, 3]},
     "pretrained": {
         "source": "unused", "fold": {"layers": 2, "iterations": 2, "own": "norms"}, "pooling": "mean",
@@ -106,7 +109,7 @@ def test_model_of_a_missing_package_is_unknown() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "entry_points", lambda group: [])
         registry._announced.cache_clear()
-        with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is unknown; available models: crt, encoder"):
+        with pytest.raises(RecipeError, match=r"model\.kind 'averaging' is unknown; available models: crt, decoder"):
             model_spec_of(recipe)
     registry._announced.cache_clear()
     assert model_spec_of(recipe) is model_spec

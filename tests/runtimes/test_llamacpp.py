@@ -1,0 +1,181 @@
+"""GGUF files: their bytes whatever the loops, and that llama.cpp answers, writes and tokenises as torch does."""
+
+from __future__ import annotations
+
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.bundle import Bundle
+from edgeformer.data.encoding import PlainText
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.generate import GenerateOptions, Sampling, generate
+from edgeformer.inference.verify import verify
+from edgeformer.models.weights import load_model
+from edgeformer.run import locate
+from edgeformer.runtimes import OpenOptions, cannot_run
+from edgeformer.runtimes.llamacpp import library as llama_library
+from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
+from edgeformer.runtimes.runtime import BuildJob, Target
+from tests.export.language_run import POSITIONS, language_recipe, write_language_run
+
+pytestmark = pytest.mark.skipif(
+    util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None,
+    reason="the extra llamacpp is not installed, which writes and runs GGUF files",
+)
+
+SIZES: dict[str, Any] = {
+    "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 3, "heads": 4, "kv_heads": 2, "ffn_size": 96,
+}  # fmt: skip
+TEXTS = [
+    "The staff was friendly, but it's 12.50 €!",
+    "  two  spaces\n\nand lines\t",
+    "naïve – 日本語 🙂🏽 e\u0301",
+    "don't we'll",
+]
+
+
+def exported(folder: Path, options: ExportOptions, **changes: Any) -> Path:
+    run = write_language_run(folder, language_recipe(**{**SIZES, **changes}))
+    export(run, options)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf") / "looped"
+    return exported(folder, ExportOptions(fp16=True, int8=True, int4=True, build=("gguf",), keep_going=True))
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Path) -> Bundle:
+    return Bundle.open(run / "bundle")
+
+
+def opened(bundle: Bundle, name: str) -> Any:
+    return bundle.session(bundle.artifact(name), OpenOptions(threads=1))
+
+
+def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundle) -> None:
+    entries = {artifact.id: artifact for artifact in bundle.artifacts if artifact.format == "gguf"}
+    assert {*entries} == {f"gguf-{p}{role}" for p in ("fp16", "int8", "int4") for role in ("", "-decode")}
+    for entry in entries.values():
+        assert entry.status == "built" and entry.parity is not None and entry.parity.status == "measured"
+        assert entry.sharing is not None and entry.sharing.stored_parameters == bundle.manifest.parameters
+    sizes = [entries[f"gguf-{precision}"].size_bytes or 0 for precision in ("fp16", "int8", "int4")]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+
+
+def written(folder: Path, **changes: Any) -> tuple[torch.nn.Module, Path]:
+    """A model with random weights, and its GGUF file in FP16, without an export."""
+    run, path = write_language_run(folder, language_recipe(**{**SIZES, **changes})), folder / "model.gguf"
+    model: Any = load_model(run)
+    write_gguf(path, run / "model", model.gguf_contents(), "fp16")
+    return model, path
+
+
+def test_bytes_do_not_depend_on_the_number_of_loops(tmp_path: Path) -> None:
+    _, two = written(tmp_path / "2", iterations=2)
+    _, four = written(tmp_path / "4", iterations=4)
+    assert two.stat().st_size == four.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied": False, "head_size": 32},
+        {"iterations": 1, "exits": []},
+        {"iterations": 1, "exits": [], "qkv_bias": True},
+        {"iterations": 1, "exits": [], "qk_norm": True},
+    ],
+    ids=["looped", "looped, head of its own", "llama", "qwen2", "qwen3"],
+)
+def test_llama_cpp_answers_as_torch_does(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, path = written(tmp_path / "run", **changes)
+    llama, logits = llama_library.Llama(path, 1, None), []
+    ids = np.random.default_rng(0).integers(0, llama.vocab_size, (15, POSITIONS - 10))
+    for row in ids.tolist():
+        llama.truncate(0)
+        logits.append(llama.read(row, every=True))
+    llama.close()
+    with torch.inference_mode():
+        expected = model.logits(torch.from_numpy(ids)).numpy()  # type: ignore[operator]
+    assert np.abs(np.stack(logits) - expected).max() < 0.02 * expected.std()
+    top = np.sort(expected, axis=-1)[..., -2:]
+    decided = top[..., 1] - top[..., 0] > 0.02  # the others are ties within rounding
+    same = np.stack(logits).argmax(-1) == expected.argmax(-1)
+    assert decided.sum() > 900 and same[decided].mean() >= 0.99
+
+
+def test_it_writes_torchs_greedy_text(run: Path) -> None:
+    greedy = Sampling(temperature=0.0)
+    texts = {
+        name: generate(
+            locate(str(run), run.parent), "the staff", GenerateOptions(max_tokens=40, sampling=greedy, artifact=name)
+        ).tokens
+        for name in ("gguf-fp16-decode", "onnx-fp32-decode", "torch")
+    }
+    assert texts["gguf-fp16-decode"] == texts["torch"] == texts["onnx-fp32-decode"]
+
+
+def test_the_file_splits_text_as_the_tokenizer_does(bundle: Bundle) -> None:
+    plain = PlainText(bundle.reader().tokenizer)
+    with opened(bundle, "gguf-fp16") as session:
+        for text in TEXTS:
+            assert session.llama.tokenize(text) == plain.encode(text).ids
+
+
+def test_verify_runs_the_files(bundle: Bundle) -> None:
+    statuses = {entry.artifact: entry.status for entry in verify(bundle).artifacts}
+    assert {name: status for name, status in statuses.items() if name.startswith("gguf")} == dict.fromkeys(
+        ["gguf-fp16", "gguf-fp16-decode", "gguf-int8", "gguf-int8-decode", "gguf-int4", "gguf-int4-decode"], "verified"
+    )
+
+
+def test_tokens_that_are_not_kept_are_forgotten(bundle: Bundle) -> None:
+    decoder = bundle.decoder(bundle.artifact("gguf-fp16-decode"), [3], OpenOptions(threads=1))
+    decoder.read([1, 2, 3])
+    decoder.advance(3)
+    first = decoder.peek(np.array([[4]]), 3)
+    decoder.peek(np.array([[5]]), 3)
+    assert np.array_equal(decoder.peek(np.array([[4]]), 3), first)
+    with pytest.raises(InputError, match="one text at a time"):
+        decoder.peek(np.array([[4], [5]]), 3)
+    decoder.close()
+
+
+def test_a_damaged_file_and_a_wrong_token_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    artifact = bundle.artifact("gguf-fp16")
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes((bundle.folder / str(artifact.file)).read_bytes()[:5000])
+    with pytest.raises(ArtifactError, match=r"llama\.cpp cannot open it"):
+        llama_library.Llama(damaged, 1, None)
+    with opened(bundle, "gguf-fp16") as session, pytest.raises(EdgeformerError, match="outside the model's vocabulary"):
+        session.run({"input_ids": np.array([[10**6]])})
+
+
+def test_what_a_gguf_cannot_hold_is_rejected_with_a_reason(tmp_path: Path, bundle: Bundle) -> None:
+    run = write_language_run(tmp_path / "run", language_recipe(**{**SIZES, "hidden_size": 48}))
+    model: Any = load_model(run)
+    with pytest.raises(EdgeformerError, match=r"Q8_0 needs rows of whole blocks of 32, and those of .* have 48"):
+        write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "int8")
+    job = BuildJob(
+        bundle=tmp_path, graphs=bundle.artifacts, precision="fp32", max_length=8, max_positions=8, progress=SILENT,
+        note=lambda text: None, module=lambda: torch.nn.Linear(2, 2),
+    )  # fmt: skip
+    reasons = {entry.reason for entry in GGUFBuilder().build(Target("gguf"), job)}
+    assert reasons == {"GGUF holds language models of model.kind: decoder only; leave out --gguf"}
+
+
+def test_without_the_package_its_extra_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_library.util, "find_spec", lambda name: None)
+    reason = cannot_run(bundle.artifact("gguf-fp16"))
+    assert reason is not None and "xllamacpp is not installed" in reason and "llamacpp" in reason
