@@ -30,9 +30,11 @@ recomputed = partial(checkpoint, use_reentrant=False)
 
 
 class Head(Protocol):
-    """A product with a matrix ``weight`` [V, C]: states [..., C] → logits [..., V]."""
+    """A product with a matrix: states [..., C] → logits [..., V]."""
 
-    weight: Tensor
+    @property
+    def weight(self) -> Tensor:
+        """[V, C]."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -61,6 +63,9 @@ class LanguageModel(Protocol):
 
     def train(self, mode: bool = True) -> nn.Module:
         """Set training or evaluation mode."""
+
+    def eval(self) -> nn.Module:
+        """Set evaluation mode."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -134,9 +134,9 @@ class SwiGLU(nn.Module):
 
 def split_linear(joint: nn.Linear, sizes: Sequence[int]) -> list[nn.Linear]:
     """Return a layer for each group of outputs, so many outputs each, whose weights are views of the joint ones."""
-    biases = [None] * len(sizes) if joint.bias is None else joint.bias.detach().split([*sizes])
+    biases = [None] * len(sizes) if joint.bias is None else torch.split(joint.bias.detach(), [*sizes])
     parts = []
-    for weight, bias in zip(joint.weight.detach().split([*sizes]), biases, strict=True):
+    for weight, bias in zip(torch.split(joint.weight.detach(), [*sizes]), biases, strict=True):
         part = nn.Linear(joint.in_features, len(weight), bias=bias is not None, device="meta")
         part.weight = nn.Parameter(weight)
         if bias is not None:

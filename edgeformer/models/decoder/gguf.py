@@ -80,4 +80,4 @@ def _layer_tensors(layer: Any, rotates_neighbours: bool) -> dict[str, Tensor]:
 
 def _neighbours(rows: Tensor, heads: int) -> Tensor:
     """Reorder the rows [heads · D, …] so that pairs (i, i + D / 2) of a head become neighbours."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

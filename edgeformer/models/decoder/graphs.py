@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import onnx_ir
 import torch
@@ -57,9 +58,10 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = q * q.shape[-1] ** -0.5
     if groups == 1:
         return (q @ k.transpose(-1, -2) + mask).softmax(-1) @ v
-    scores = q.unflatten(1, (k.shape[1], groups)).flatten(2, 3) @ k.transpose(-1, -2)  # [B, K, groups · n, S]
-    weights = (scores.unflatten(2, (groups, new)) + mask).softmax(-1).flatten(2, 3)
-    return (weights @ v).unflatten(2, (groups, new)).flatten(1, 2)
+    rows, heads, _, size = k.shape
+    scores = q.reshape(rows, heads, groups * new, size) @ k.transpose(-1, -2)  # [B, K, groups · n, S]
+    weights = (scores.reshape(rows, heads, groups, new, k.shape[2]) + mask).softmax(-1)
+    return (weights.reshape(scores.shape) @ v).reshape(q.shape)
 
 
 def _angles(model: DecoderModel, state: Tensor, past_key: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -86,7 +88,8 @@ def _layer_spec(layer: ExportedLayer, arguments: Mapping[str, Tensor], longest: 
 
 def trace_pieces(model: DecoderModel) -> dict[str, onnx_ir.Model]:
     """Trace the pieces of all graphs; ``cached_…`` are those with keys and values of earlier tokens."""
-    layer, attention = ExportedLayer(model.layers[0]), model.layers[0].attention
+    first: Any = model.layers[0]
+    layer, attention = ExportedLayer(first), first.attention
     longest = {"sequence": model.max_positions, "past": model.max_positions}
     weight = model.tokens.weight
     state = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
@@ -116,12 +119,13 @@ class _DecoderComposer(Composer):
 
     def __init__(self, model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
+        layers: Any = model.layers
         self._layers = [
             {
                 _flat(name): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
                 for name, weight in ExportedLayer(layer).named_parameters()
             }
-            for number, layer in enumerate(model.layers)
+            for number, layer in enumerate(layers)
         ]
 
     def iterate(

@@ -115,7 +115,7 @@ class DecoderModel(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(size, config.norm_eps)
-        self.head = TiedHead(self.tokens) if config.tied else nn.Linear(size, config.vocab_size, bias=False)
+        self.head: Head = TiedHead(self.tokens) if config.tied else nn.Linear(size, config.vocab_size, bias=False)
         self.cos: Tensor
         self.sin: Tensor
         cos, sin = rotary_table(config.max_positions, config.head_width, config.rope_theta)
@@ -127,6 +127,7 @@ class DecoderModel(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
         # A sum of n residuals grows like √n; the matrices that write into it are smaller by that factor.
+        layer: Any
         for layer in self.layers:
             for last in (layer.attention.out, layer.ffn.w3):
                 nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(2 * config.layers))

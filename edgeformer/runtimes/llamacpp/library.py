@@ -117,7 +117,7 @@ def library() -> Any:
 _errors: list[str] = []
 
 
-@_Log
+@_Log  # type: ignore[untyped-decorator]
 def _keep_errors(level: int, text: bytes, _: Any) -> None:
     if level == _ERROR_LEVEL:
         _errors[:] = [*_errors[-4:], text.decode("utf-8", "replace").strip()]
@@ -186,7 +186,8 @@ class Llama:
         if not count:
             return np.empty((0, self.vocab_size), np.float32)
         pointer = self._library.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(pointer, (count, self.vocab_size)).copy()
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(pointer, (count, self.vocab_size)).copy()
+        return logits
 
     def truncate(self, length: int) -> None:
         """Forget all tokens after the first ``length`` ones."""
