@@ -105,7 +105,7 @@ def command(
             fp16=fp16,
             int8=int8,
             int4=int4,
-            build=builder_names(trt, trt_via, [*(build or []), *(["gguf"] if gguf else [])]),
+            build=builder_names(trt, trt_via, build or [], gguf=gguf),
             joining=True,
             exits=loops,
             target=target,
@@ -170,8 +170,8 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
-def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
-    """Return the builders selected by --trt, --trt-via and --build, without duplicates. Raises InputError."""
+def builder_names(trt: bool, via: str, names: list[str], *, gguf: bool = False) -> tuple[str, ...]:
+    """Return the builders selected by --trt, --trt-via, --gguf and --build, each once. Raises InputError."""
     from edgeformer.artifacts.manifest import ONNX
     from edgeformer.runtimes import all_builders
 
@@ -183,5 +183,6 @@ def builder_names(trt: bool, via: str, names: list[str]) -> tuple[str, ...]:
     if flags[via] is not None and not trt:
         raise InputError("--trt-via: has no effect without --trt; add --trt")
     # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
-    selected = [flag for flag in (flags[via], "--trt" if trt else None) if flag is not None]
+    requested = (flags[via], "--trt" if trt else None, "--gguf" if gguf else None)
+    selected = [flag for flag in requested if flag is not None]
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))

@@ -132,6 +132,9 @@ NOT_RUN: dict[str, str] = {
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
     "edgeformer train crt_deep_rtx4050": "takes hours on a card; tests/training trains small ones",
     "edgeformer export crt_mini-001 --fp16 --exit all": "tests/export/test_export_language.py exports a smaller one",
+    "edgeformer train looped_mini": "reads WikiText-2 from the hub; tests/runtimes/test_llamacpp.py has a small one",
+    "edgeformer export --fp16 --int8 --gguf": "tests/runtimes/test_llamacpp.py runs it",
+    'edgeformer generate "The history of the town" --artifact gguf-int8-decode': "the same",
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; examples/looped_lm.py trains it on a file",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
         "half a minute and more; tests/export/test_export_everything.py runs it"
@@ -140,6 +143,7 @@ NOT_RUN: dict[str, str] = {
 """Command line → why it is parsed only."""
 
 NOT_OURS = {
+    "llama-cli": "is llama.cpp's own program; tests/runtimes/test_llamacpp.py runs the library",
     "curl": "asks a server; tests/inference does so over HTTP",
     "docker": "is not everywhere; test_deploy.py reads docs/Dockerfile",
     "cp": "copies the reader's own bundle",

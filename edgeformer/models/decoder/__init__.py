@@ -81,7 +81,7 @@ class LoopedDecoder(ModelSpec):
     model_type: ClassVar[str] = "edgeformer-decoder"
     architecture: ClassVar[str] = "LoopedDecoder"
     adapter_module: ClassVar[str] = "edgeformer.models.decoder.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "gguf")
+    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "llama-cpp")
 
     def loops(self, config: DecoderConfig) -> int:
         return config.iterations
