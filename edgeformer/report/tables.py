@@ -366,6 +366,8 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
             console.print(columns.terminal(f"{title}: {where}", rows))
     error = calibration.error
     text = "the error of these estimates is unknown; measure it with: edgeformer calibrate --validate-only"
+    if calibration.validated_on:
+        text = "the error of these estimates is unknown, because every measurement is unstable; measure again when idle"
     if error is not None:
         text = (
             f"estimates differ from measurements on {error.device} by a factor of {2**error.median_log2:.2f} (median) "

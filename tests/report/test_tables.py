@@ -122,6 +122,8 @@ def test_calibration_shows_its_cases_and_its_error() -> None:
     text = rendered(lambda console: print_calibration(calibration, Path("host.yaml"), console))
     assert "the error of these estimates is unknown" in text and "profile host.yaml" in text
     assert "2.00 ms" in text and "≈ 4.00 ms" in text and "+1.00" in text
+    unstable = calibration.model_copy(update={"validated_on": (case.model_copy(update={"stable": False}),)})
+    assert "every measurement is unstable" in rendered(lambda console: print_calibration(unstable, None, console))
     error = EstimateError(
         kind="cpu", device="a processor", cases=18, median_log2=0.1, worst_log2=1.0, created=calibration.created
     )
