@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig, parse_tag
@@ -31,7 +32,7 @@ from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder
+from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, TOKENIZER_FILE, free_folder
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Encoded, PlainText, Prepared
 from edgeformer.data.rows import LabelledTexts, Text
@@ -41,7 +42,7 @@ from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, t
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.crt.adapter import ADAPTER
+from edgeformer.models.causal import probe_causality
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.pretrained import MODEL
@@ -337,21 +338,46 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     model = CRT(config)
     model.load_state_dict(convert_weights(weights, config, str(path)))
     model.eval()
-    published = load_recipe(_PUBLISHED_RECIPE).model_dump()
+    return write_language_run(
+        free, _PUBLISHED_RECIPE, _NAME, model, options, progress,
+        description=f"CRT-Deep, imported from {path.name}; leaks future tokens, so its perplexity is void",
+        origin=path.name, sha256=sha256_of(path),
+    )  # fmt: skip
+
+
+def write_language_run(
+    free: Callable[[], Path], base: str, name: str, model: Any, options: ImportOptions, progress: Progress, *,
+    description: str, origin: str, sha256: str, tokenizer: Tokenizer | None = None,
+) -> Path:  # fmt: skip
+    """Write the run of a language model, with the data and the training of a shipped recipe.
+
+    Args:
+        free: returns the run's folder.
+        base: the recipe.
+        name, description: of the run's own recipe.
+        origin, sha256: of the file that it was imported from.
+        tokenizer: None: the one of ``options``.
+
+    Raises:
+        InputError: data or tokenizer do not fit.
+        ArtifactError: the weights are degenerate.
+    """
+    config, published = model.config, load_recipe(base).model_dump()
     length = min(published["data"]["sequence_length"], config.max_positions)
     data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
     if options.data is not None:
         section, notes = local_parts(data, options.data)
         data = cast("TextConfig", section)
     source: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
-    if options.tokenizer is not None:
-        source = FileTokenizer(kind="file", path=str(options.tokenizer.resolve()))
-    if not config.exits:
+    if options.tokenizer is not None or tokenizer is not None:
+        file = options.tokenizer.resolve() if options.tokenizer is not None else free() / MODEL_FOLDER / TOKENIZER_FILE
+        source = FileTokenizer(kind="file", path=str(file))
+    if len(model.exits) == 1:
         published["training"]["exit_weight"] = 0.0
     document = {
         **published,
-        "name": _NAME,
-        "description": f"CRT-Deep, imported from {path.name}; leaks future tokens, so its perplexity is void",
+        "name": name,
+        "description": description,
         "allow_leak": False,
         "data": data.model_dump(),
         "tokenizer": source.model_dump(),
@@ -360,7 +386,8 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
     recipe = recipe_type(published["task"], config.kind).model_validate(document)
     for note in notes:
         progress.message(note)
-    tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
+    if tokenizer is None:
+        tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     plain = PlainText(tokenizer)
     if options.data is not None:
         task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size)
@@ -374,18 +401,19 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         rows = TextRows(ids, ends, None, len(ids) - 1, words, len(PARAGRAPHS), 0)
         golden_origin = "from a built-in English text"
     try:
-        causality = ADAPTER.causality(model)
+        causality = probe_causality(model)
     except ValueError as error:
-        raise ArtifactError(f"{path}: the causality probe cannot judge this model: {error}") from None
+        raise ArtifactError(f"{origin}: the causality probe cannot judge this model: {error}") from None
     return write_run(
         free,
         recipe,
         model,
         Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA),
-        origin=path.name,
-        sha256=sha256_of(path),
+        origin=origin,
+        sha256=sha256,
         golden_origin=golden_origin,
-        leaks=causality.leaks or not model.causal,  # the architecture decides, whatever the probe measured
+        # The architecture decides, whatever the probe measured.
+        leaks=causality.leaks or model_spec_of(recipe).leaks(config),
         causality=causality,
     )
 

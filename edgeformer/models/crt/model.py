@@ -211,6 +211,7 @@ class CRT(nn.Module):
     def __init__(self, config: CRTConfig) -> None:
         super().__init__()
         size, vocabulary = config.hidden_size, config.vocab_size
+        self.config = config
         self.loops, self.max_positions, self.causal = config.loops, config.max_positions, config.causal
         self.exits: tuple[int, ...] = (*config.exits, config.loops)
         self.checkpointing: Checkpointing = "none"
