@@ -8,8 +8,10 @@ from typing import Literal
 import typer
 from typer import Argument, Option
 
-from edgeformer.artifacts.errors import needs_extra
+from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
+
+_LANGUAGE_KEYS = {"run", "task", "status", "parameters", "causality", "reason"}
 
 app = typer.Typer(no_args_is_help=True, help="Import a model that was trained elsewhere.")
 
@@ -49,6 +51,37 @@ def crt(
     _print_run(folder, keys, "edgeformer export --allow-leak", as_json=as_json)
 
 
+@app.command("gguf")
+def gguf(
+    path: Path = Argument(..., metavar="FILE.gguf", help="A Llama, Qwen2, Qwen3 or Nanbeige."),
+    name: str | None = Option(None, help="Name of the run. Default: the file's name and a number."),
+    tokenizer: Path | None = Option(None, metavar="FILE", help="tokenizer.json of the model. Default: the file's own."),
+    data: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Folder of text for golden inputs and scores (train.txt, valid.txt …). Default: WikiText-2.",
+    ),
+    artifacts: opt.Artifacts = Path("artifacts"),
+    as_json: opt.Json = False,
+) -> None:
+    """Import a language model from a GGUF file.
+
+    Reads files in F32, F16, Q8_0, Q4_0 and Q4_1, and others that the package gguf can read. The weights become FP32, so
+    that export can write them in any precision, as ONNX or as GGUF again.
+
+    Examples:
+      edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm
+      edgeformer export smollm --int8 --int4 --gguf
+    """
+    from edgeformer.cli.progress import show_progress
+
+    with needs_extra("train", "importing a model"):
+        from edgeformer.export.import_language import import_gguf
+        from edgeformer.export.import_run import ImportOptions
+    folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
+    _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
+
+
 @app.command("hf")
 def hf(
     source: str = Argument(..., metavar="PATH|NAME", help="A Hugging Face model: a folder, or a name on the hub."),
@@ -77,12 +110,12 @@ def hf(
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """Import a Hugging Face text encoder.
+    """Import a Hugging Face text encoder or language model.
 
-    Supports BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MiniLM, MPNet, DeBERTa-v3, ALBERT and ModernBERT. The task
-    follows from the model: classification or, with a single output, regression (cross-encoders); spans for a token
-    classifier; embedding for a sentence-transformers folder or an encoder without a head. Reads safetensors only and
-    never runs code of the model.
+    Supports BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MiniLM, MPNet, DeBERTa-v3, ALBERT and ModernBERT, and the
+    language models Llama, Qwen2, Qwen3 and Nanbeige. The task of an encoder follows from the model: classification or,
+    with a single output, regression (cross-encoders); spans for a token classifier; embedding for a
+    sentence-transformers folder or an encoder without a head. Reads safetensors only and never runs code of the model.
 
     Examples:
       edgeformer import hf path/to/all-MiniLM-L6-v2 --name minilm
@@ -92,7 +125,18 @@ def hf(
     from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a model"):
-        from edgeformer.export.import_run import HfOptions, import_hf
+        from edgeformer.export.import_language import import_causal_lm, is_language_model
+        from edgeformer.export.import_run import HfOptions, ImportOptions, import_hf
+    if is_language_model(source):
+        given = {"--labels": labels, "--pooling": pooling, "--max-length": max_length, "--query-prompt": query_prompt}
+        given |= {"--document-prompt": document_prompt, "--target": target}
+        if unused := [flag for flag, value in given.items() if value is not None]:
+            raise InputError(
+                f"{', '.join(unused)}: {source} is a language model, which has no use for it; leave it out"
+            )
+        folder = import_causal_lm(source, ImportOptions(artifacts, name, None, data), show_progress())
+        _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
+        return
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options_of_prompts = {"query": query_prompt, "document": document_prompt}
     prompts = {kind: prompt for kind, prompt in options_of_prompts.items() if prompt}

@@ -55,13 +55,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]
 _FILE_ENDS = (".safetensors", ".bin", ".json")
 
 
-class _ConfigFile(Frozen):
+class ConfigFile(Frozen):
     """Keys of a file that are read; other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class EncoderFile(_ConfigFile):
+class EncoderFile(ConfigFile):
     """Keys of config.json that are read here. Transformers checks the other ones when it builds the model."""
 
     model_type: Architecture
@@ -111,21 +111,21 @@ class EncoderFile(_ConfigFile):
         return self.max_position_embeddings - (2 if self.model_type == "mpnet" else padding)
 
 
-class SentenceModule(_ConfigFile):
+class SentenceModule(ConfigFile):
     """An entry of modules.json of a sentence-transformers folder."""
 
     type: str
     path: str = ""
 
 
-class SentenceFile(_ConfigFile):
+class SentenceFile(ConfigFile):
     """sentence_bert_config.json."""
 
     max_seq_length: Annotated[int, Field(ge=4)] | None = None
     do_lower_case: bool | None = None
 
 
-class SentenceSettings(_ConfigFile):
+class SentenceSettings(ConfigFile):
     """config_sentence_transformers.json.
 
     Attributes:
@@ -241,12 +241,17 @@ class Source:
         return vocabulary, int(single.ids[-1]) if pairs else None
 
     def weights_sha256(self) -> str:
-        """Return the checksum of the weights file; of several files, that of the list of their checksums."""
-        path = self.folder / WEIGHTS
-        if path.is_file():
-            return sha256_of(path)
-        lines = [f"{sha256_of(part)} {part.name}\n" for part in sorted(self.folder.glob("*.safetensors"))]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        """Return the checksum of the weights, see :func:`weights_sha256`."""
+        return weights_sha256(self.folder)
+
+
+def weights_sha256(folder: Path) -> str:
+    """Return the checksum of the weights file in a folder; of several files, that of the list of their checksums."""
+    path = folder / WEIGHTS
+    if path.is_file():
+        return sha256_of(path)
+    lines = [f"{sha256_of(part)} {part.name}\n" for part in sorted(folder.glob("*.safetensors"))]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def open_source(name: str) -> Source:
@@ -256,7 +261,7 @@ def open_source(name: str) -> Source:
         InputError: no such folder or model, an unsupported computation, or weights that only unpickling could read.
         ArtifactError: a file is missing or damaged, or contradicts the weights.
     """
-    folder = _find_folder(name)
+    folder = find_folder(name)
     config_path = folder / CONFIG_FILE
     config: dict[str, Any] = read_object(config_path)
     kind = config.get("model_type")
@@ -373,7 +378,7 @@ def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
     return pooling, normalize, settings.max_seq_length
 
 
-def _find_folder(name: str) -> Path:
+def find_folder(name: str) -> Path:
     """Return the folder of that name, or the hub's copy. Raises InputError."""
     path = Path(name)
     try:

@@ -15,6 +15,7 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.data.byte_pairs import split_name
 from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -37,7 +38,7 @@ _TYPES: dict[Precision, str] = {"fp32": "F32", "fp16": "F16", "int8": "Q8_0", "i
 _BLOCK = 32
 """Weights of a row that share a scale in Q8_0 and Q4_0."""
 _TABLES = ("token_embd.weight", "output.weight")
-_NORMAL, _CONTROL = 1, 3
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 """llama.cpp's types of tokens."""
 
 
@@ -131,29 +132,23 @@ def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
     """Add tokens and merges of a byte-level BPE tokenizer. Raises EdgeformerError for another one."""
     document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
     boundary = json.loads((bundle / CONFIG_FILE).read_text(encoding="utf-8"))["boundary_token_id"]
-    model, pre_tokenizer = document["model"], _pre_tokenizer(document["pre_tokenizer"] or {})
-    if model["type"] != "BPE" or pre_tokenizer is None or document["normalizer"] is not None:
+    model, splits = document["model"], split_name(document)
+    if splits is None:
         raise EdgeformerError(
             "GGUF: llama.cpp has no counterpart of this tokenizer; use a byte-level BPE tokenizer, as tokenizer: "
             "{kind: trained, algorithm: bpe} makes one"
         )
     tokens = [f"[unused{number}]" for number in range(rows)]
-    types = [_CONTROL] * rows
+    types = [_UNUSED] * rows
     for token, number in model["vocab"].items():
         tokens[number], types[number] = token, _NORMAL
     for added in document["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_tokenizer_pre(splits)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     writer.add_bos_token_id(boundary)
     writer.add_eos_token_id(boundary)
     writer.add_add_bos_token(True)
-
-
-def _pre_tokenizer(document: dict[str, Any]) -> str | None:
-    """Return llama.cpp's name for how a tokenizer splits text before its merges; None: not known."""
-    is_plain = document.get("type") == "ByteLevel" and document.get("use_regex") and not document["add_prefix_space"]
-    return "gpt-2" if is_plain else None

@@ -1,0 +1,50 @@
+"""How byte-level BPE tokenizers of language models split text before their merges, by llama.cpp's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _bytes(*, use_regex: bool = True) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), _bytes(use_regex=False)])
+
+
+SPLITS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _bytes,
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _bytes()]),
+    "qwen2": lambda: _split_by(rf"{_WORDS}\p{{N}}{_REST}"),
+    "llama-bpe": lambda: _split_by(rf"{_WORDS}\p{{N}}{{1,3}}{_REST}"),
+}
+"""``tokenizer.ggml.pre`` of a GGUF file → the pre-tokenizer."""
+
+
+def split_name(document: Mapping[str, Any]) -> str | None:
+    """Return llama.cpp's name of the splits of a tokenizer.json; None: it is no byte-level BPE, or has other splits."""
+    if document["model"]["type"] != "BPE" or document.get("normalizer") is not None:
+        return None
+    for name, make in SPLITS.items():
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = make()
+        if _essence(json.loads(tokenizer.to_str())["pre_tokenizer"]) == _essence(document["pre_tokenizer"]):
+            return name
+    return None
+
+
+def _essence(pre_tokenizer: Any) -> Any:
+    """Drop what changes offsets only."""
+    if isinstance(pre_tokenizer, list):
+        return [_essence(part) for part in pre_tokenizer]
+    if isinstance(pre_tokenizer, dict):
+        return {key: _essence(value) for key, value in pre_tokenizer.items() if key != "trim_offsets"}
+    return pre_tokenizer
