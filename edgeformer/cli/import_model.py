@@ -51,7 +51,7 @@ def crt(
     _print_run(folder, keys, "edgeformer export --allow-leak", as_json=as_json)
 
 
-@app.command("gguf")
+@app.command()
 def gguf(
     path: Path = Argument(..., metavar="FILE.gguf", help="A Llama, Qwen2, Qwen3 or Nanbeige."),
     name: str | None = Option(None, help="Name of the run. Default: the file's name and a number."),

@@ -190,9 +190,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
             rows = rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
         weights[tensor.name] = rows
     model = _model(config, weights, str(path))
-    tokenizer = options.tokenizer and tokenizer_from_file(options.tokenizer)
-    if tokenizer is None:
-        tokenizer = _gguf_tokenizer(values, path)
+    given = options.tokenizer
+    tokenizer = tokenizer_from_file(given) if given is not None else _gguf_tokenizer(values, path)
     return _write(model, path.stem, options, progress, sha256=sha256_of(path), tokenizer=_fitting(tokenizer, model))
 
 
