@@ -26,7 +26,7 @@ def command(
     top_p: float | None = Option(
         None, help="Sample from the most probable tokens that together have this probability, up to 1. Default: all."
     ),
-    seed: int = Option(0, min=0, help="Seed of the sampling."),
+    seed: int = Option(0, min=0, help="Seed of the random choice of tokens: the same seed gives the same text."),
     exit_: int | None = Option(
         None, "--exit", metavar="N", help="Exit after loop N for every token. Default: last loop."
     ),

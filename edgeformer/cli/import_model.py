@@ -171,7 +171,9 @@ def onnx(
     tokenizer: Path | None = Option(
         None, metavar="FILE", help="tokenizer.json of the model; with --labels, the bundle is a text classifier."
     ),
-    labels: str | None = Option(None, metavar="A,B…", help="Names of the classes, in the order of the logits."),
+    labels: str | None = Option(
+        None, metavar="A,B…", help="Names of the classes, in the order of the logits, with commas between."
+    ),
     data: Path | None = Option(
         None,
         metavar="FILE",

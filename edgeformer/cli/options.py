@@ -38,7 +38,10 @@ advanced = partial(typer.Option, rich_help_panel="Advanced")
 """A rarely used option, in a panel of its own."""
 _RUNTIMES = "Runtime: onnxruntime or openvino (needs its extra); or a provider, e.g. openvino-cpu-bf16"
 
-Artifacts = Annotated[Path, typer.Option("--artifacts", metavar="DIR", help="Folder of the runs.")]
+Artifacts = Annotated[
+    Path,
+    typer.Option("--artifacts", metavar="DIR", help="Folder where edgeformer stores runs, device profiles and packs."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and everything else on stderr.")]
 _RUN = "A run's name or folder, a bundle's folder, an artifact file{}. Default: the newest finished run."
 Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(""))]

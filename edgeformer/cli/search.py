@@ -15,7 +15,9 @@ from edgeformer.cli.options import advanced
 
 def command(
     data: Path = typer.Argument(
-        ..., metavar="DATA|RECIPE", help="File of labelled texts as for init, or a recipe of a classifier."
+        ...,
+        metavar="DATA|RECIPE",
+        help="File of labelled texts (see init), or a recipe whose data is used: a path or a shipped name.",
     ),
     device: str = Option("host", help="Device profile that the artifacts are judged for (edgeformer list devices)."),
     source: str | None = Option(
