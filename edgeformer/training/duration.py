@@ -151,10 +151,8 @@ def planned_data(
         if logits_cache is not None and getattr(training, "teacher", None) is not None:
             from edgeformer.training.teacher import Teacher  # which imports torch
 
-            teacher = Teacher(recipe)
-            if not teacher.file(prepared, logits_cache).is_file():
-                with bar(progress, "Timing the teacher", None, ""):
-                    teacher_s = teacher.seconds(prepared)
+            with bar(progress, "Timing the teacher", None, ""):
+                teacher_s = Teacher(recipe).seconds(prepared, logits_cache)
         return PlannedData(
             fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes), teacher_s=teacher_s
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -95,46 +96,67 @@ class Teacher:
         tokenizer_file = folder / MODEL_FOLDER / TOKENIZER_FILE
         self._tokenizer = tokenizer_from_file(tokenizer_file)
         checksums = [sha256_of(path) for path in (folder / MODEL_FOLDER / WEIGHTS, tokenizer_file)]
-        self._identity = " ".join([teacher.fingerprint(), *checksums])
+        self._identity = hashlib.sha256(" ".join([teacher.fingerprint(), *checksums]).encode()).hexdigest()[:24]
 
     def logits(self, prepared: Prepared[Any], cache: Path, progress: Progress) -> NDArray[np.float32]:
         """Return the logits of all training texts, float32 [n, C].
 
-        A file in ``cache`` keeps them for other students of the same teacher on the same texts.
+        A file in ``cache`` keeps those of every text, for other students and for a training that is started again.
         """
-        path, count = self.file(prepared, cache), len(prepared.train)
-        if path.is_file():
-            with suppress(OSError, ValueError):
-                stored: NDArray[np.float32] = np.load(path, allow_pickle=False)
-                if stored.shape == (count, self._recipe.classes) and stored.dtype == np.float32:
-                    return stored
-            progress.message(f"{path}: is damaged, so the teacher's logits are computed again")
-        assert prepared.train_texts is not None
-        with bar(progress, f"Computing the logits of the teacher {self._folder.name}", count, "texts"):
-            computed = self._compute(prepared.train_texts(), progress)
-        cache.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, computed)
-        return computed
+        path, texts = cache / f"teacher-{self._identity}.npz", prepared.train_texts
+        assert texts is not None
+        known_keys, known = self._read(path, progress)
+        keys = _text_keys(texts())
+        is_missing = ~np.isin(keys, known_keys)
+        count = int(is_missing.sum())
+        if count:
+            missing_keys, missing = keys[is_missing], itertools.compress(texts(), is_missing)
+            scorer = self._scorer()
+            with bar(progress, f"Computing the logits of the teacher {self._folder.name}", count, "texts"):
+                for start in range(0, count, _TEXTS_AT_ONCE):
+                    computed = self._compute(scorer, list(itertools.islice(missing, _TEXTS_AT_ONCE)), progress)
+                    known_keys = np.concatenate([known_keys, missing_keys[start : start + _TEXTS_AT_ONCE]])
+                    known_keys, places = np.unique(known_keys, return_index=True)
+                    known = np.concatenate([known, computed])[places]
+                    with replacing(path) as temporary, temporary.open("wb") as file:
+                        np.savez(file, keys=known_keys, logits=known)
+        return known[np.searchsorted(known_keys, keys)]
 
-    def file(self, prepared: Prepared[Any], cache: Path) -> Path:
-        """Return the file in ``cache`` for the logits of all training texts."""
-        identity = f"{self._identity} {prepared.summary.fingerprints['train']}"
-        return cache / f"teacher-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npy"
-
-    def seconds(self, prepared: Prepared[Any]) -> float:
-        """Predict how long :meth:`logits` takes, from some of the texts."""
+    def seconds(self, prepared: Prepared[Any], cache: Path) -> float:
+        """Predict how long :meth:`logits` takes, from some of the texts; 0: the logits of all are in ``cache``."""
         assert prepared.train_texts is not None
-        count = len(prepared.train)
-        some = list(itertools.islice(prepared.train_texts(), 0, None, max(1, count // _TIMED_TEXTS)))
+        known_keys, _ = self._read(cache / f"teacher-{self._identity}.npz", SILENT)
+        is_missing = ~np.isin(_text_keys(prepared.train_texts()), known_keys)
+        count = int(is_missing.sum())
+        if not count:
+            return 0.0
+        missing = itertools.compress(prepared.train_texts(), is_missing)
+        some = list(itertools.islice(missing, 0, None, max(1, count // _TIMED_TEXTS)))
+        scorer = self._scorer()
         started = time.perf_counter()
-        self._compute(iter(some), SILENT)
+        self._compute(scorer, some, SILENT)
         return (time.perf_counter() - started) / len(some) * count
 
-    def _compute(self, texts: Iterator[Text], progress: Progress) -> NDArray[np.float32]:
-        """Return the logits of the texts, with progress."""
+    def _read(self, path: Path, progress: Progress) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Return the keys of the texts in a file, ascending, and their logits."""
+        if path.is_file():
+            with (
+                suppress(OSError, ValueError, KeyError, BadZipFile),
+                path.open("rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
+                keys, logits = arrays["keys"], arrays["logits"]
+                if logits.shape == (len(keys), self._recipe.classes):
+                    return keys, logits
+            progress.message(f"{path}: is damaged, so the teacher's logits are computed again")
+        return np.empty(0, np.uint64), np.empty((0, self._recipe.classes), np.float32)
+
+    def _scorer(self) -> Any:
         model = load_model(self._folder).to(self._device)
-        scorer = model_spec_of(self._recipe).adapter.scorer(model).eval()
+        return model_spec_of(self._recipe).adapter.scorer(model).eval()
+
+    def _compute(self, scorer: Any, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
+        """Return the logits of the texts, with progress."""
 
         def run(inputs: Arrays) -> Arrays:
             with torch.inference_mode():
@@ -144,9 +166,14 @@ class Teacher:
             progress.advance(len(inputs["input_ids"]))
             return {"logits": outputs["logits"].float().cpu().numpy()}
 
-        pieces, pad = [], special_ids(self._tokenizer).pad
-        while window := list(itertools.islice(texts, _TEXTS_AT_ONCE)):
-            encoded, _ = encode_texts(self._tokenizer, window, self._recipe.data.max_length)
-            batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
-            pieces.append(answer_rows(run, encoded, pad, batches)["logits"])
-        return np.concatenate(pieces)
+        encoded, _ = encode_texts(self._tokenizer, texts, self._recipe.data.max_length)
+        batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
+        logits: NDArray[np.float32] = answer_rows(run, encoded, special_ids(self._tokenizer).pad, batches)["logits"]
+        return logits
+
+
+def _text_keys(texts: Iterator[Text]) -> NDArray[np.uint64]:
+    """Return a hash of each text."""
+    contents = ((text if isinstance(text, str) else "\0".join(text)).encode("utf-8") for text in texts)
+    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)

@@ -1,0 +1,150 @@
+"""The models from a quarter of a megabyte to 90: accuracy, bytes, time of a call and of training, in one table.
+
+    python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER…
+    python -m benchmarks.ladder table FILE PRETRAINED
+
+collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
+times calls of 1×16 and 1×64 on this host. Runs whose names differ in ``-seedN`` alone are the same model. PRETRAINED:
+what sst2_results.py collected of the models that were trained for other pages; only their accuracy is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks.fold_results import by_model, read, spread
+from benchmarks.sst2_results import collect
+from edgeformer.models import read_run_recipe
+from edgeformer.run import read_run
+from edgeformer.system.host import describe_host, now
+
+ARTIFACTS = ("onnx-fp32", "onnx-int8", "onnx-int4")
+LENGTHS = (16, 64)
+MODELS = {
+    "linear_sst2": "linear",
+    "linear_distilled_sst2": "linear, distilled",
+    "recurrent_sst2_fast-glue-dev": "light",
+    "recurrent_distilled_sst2": "light, distilled",
+    "folded-teacher-norms-3-epochs": "MiniLM, folded",
+    "minilm_sst2": "MiniLM",
+}
+"""A run's name without seed and number → the model, in the order of the table."""
+
+
+def edgeformer(*arguments: str) -> dict[str, Any]:
+    """Run a command and return its JSON."""
+    command = [sys.executable, "-m", "edgeformer", *arguments, "--json"]
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if process.returncode not in (0, 3):
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+    return dict(json.loads(process.stdout))
+
+
+def measure(folder: Path, held_out: Path) -> dict[str, Any]:
+    """Export, score and time a run; its record is that of sst2_results.py and more."""
+    recipe: Any = read_run_recipe(folder)
+    edgeformer("export", str(folder), "--int8", "--int4", "--keep-going", "--replace")
+    dev = "validation" if recipe.data.split == "sst-test" else "glue-dev"
+    for split in (dev, "sst-test"):
+        edgeformer("evaluate", str(folder), "--artifact", "all", "--split", split)
+    scores = edgeformer("evaluate", str(folder), "--artifact", "all", "--data", str(held_out))["rows"]
+    timed = ("profile", str(folder), "--batch", "1", "--seq", ",".join(map(str, LENGTHS)), "--runtime", "onnxruntime")
+    times = [
+        {"artifact": row["artifact"], "seq": row["seq"], "ms": row["latency_ms"]["p50"]}
+        for row in edgeformer(*timed)["rows"]
+        if row["phase"] == "steady" and row["where"] == "host" and row["latency_ms"]["p50"] is not None
+    ]
+    (record,) = collect([folder])
+    teacher = getattr(recipe.training, "teacher", None)
+    return {
+        **record,
+        "run": re.sub(r"-\d{3}$", "", folder.name),
+        "seed": recipe.seed,
+        "reason": read_run(folder).reason,
+        "dev": dev,
+        "teacher": None if teacher is None else Path(teacher).name,
+        "distillation": None if teacher is None else recipe.training.distillation.model_dump(),
+        "held_out": {
+            row["artifact"]: {"n": row["n"], "accuracy": row["accuracy"]} for row in scores if row["exit"] is None
+        },
+        "times": times,
+    }
+
+
+def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
+    """Markdown: a line per model. Runs that --max-steps cut count for bytes and times alone."""
+    measured, published = by_model(records), by_model(earlier)
+    rows = []
+    for name, title in MODELS.items():
+        runs = measured.get(name, [])
+        complete = [run for run in runs if run["reason"] is None]
+        accuracies = {
+            "dev": [(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in complete],
+            "sst-test": [run["tests"]["sst-test"]["accuracy"] for run in complete],
+        }
+        scored = complete
+        if name in published and len(published[name]) > len(complete):
+            scored = published[name]
+            accuracies = {
+                "dev": [run["tests"]["glue-dev"]["accuracy"] for run in scored],
+                "sst-test": [run["tests"]["sst-test"]["accuracy"] for run in scored],
+            }
+        if not scored:
+            continue
+        sizes = {
+            item["id"]: item["size_bytes"] for run in runs for item in run["artifacts"] if item["status"] == "built"
+        }
+        times = {(row["artifact"], row["seq"]): row["ms"] for run in runs[:1] for row in run["times"]}
+        int8 = [row["accuracy"] for run in complete for row in run["evaluation"]
+                if (row["artifact"], row["split"], row["exit"]) == ("onnx-int8", "sst-test", None)]  # fmt: skip
+        held_out = [run["held_out"]["onnx-fp32"]["accuracy"] for run in complete]
+        minutes = [run["seconds"] / 60 for run in scored]
+        rows.append([
+            title, f"{scored[0]['parameters']:,}", len(scored), *map(spread, (*accuracies.values(), int8, held_out)),
+            *(f"{sizes[a] / 1e6:.2f}" if a in sizes else "–" for a in ARTIFACTS),
+            *(f"{times['onnx-int8', n]:.3f}" if ("onnx-int8", n) in times else "–" for n in LENGTHS),
+            f"{sum(minutes) / len(minutes):.1f}",
+        ])  # fmt: skip
+    header = ["model", "parameters", "seeds", "glue-dev", "sst-test", "sst-test, INT8", "Yelp"]
+    header += [f"{name.removeprefix('onnx-').upper()}, MB" for name in ARTIFACTS]
+    header += [f"INT8, ms 1×{length}" for length in LENGTHS]
+    return tabulate(rows, [*header, "training, min"], tablefmt="github", disable_numparse=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting, printing = commands.add_parser("collect"), commands.add_parser("table")
+    for command in (collecting, printing):
+        command.add_argument("file", type=Path)
+    collecting.add_argument("--held-out", type=Path, required=True)
+    collecting.add_argument("runs", nargs="+", type=Path)
+    printing.add_argument("pretrained", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "table":
+        document = json.loads(arguments.file.read_text(encoding="utf-8"))
+        print(table(document["runs"], read([str(arguments.pretrained)])))
+        return
+    with TemporaryDirectory() as folder:  # rows of three stars have no label
+        held_out = Path(folder) / "held-out.jsonl"
+        with lzma.open(arguments.held_out, "rt", encoding="utf-8") as lines:
+            labelled = [line for line in lines if json.loads(line)["label"] is not None]
+        held_out.write_text("".join(labelled), encoding="utf-8")
+        records = [measure(run, held_out) for run in arguments.runs]
+    document = {"measured": now(), "host": describe_host(), "held_out": arguments.held_out.name, "runs": records}
+    arguments.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
