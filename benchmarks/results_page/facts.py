@@ -19,8 +19,8 @@ def standard_error(score: dict[str, float]) -> float:
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **classifiers(), **pretrained(), **language_models(), **bundles(), **quantization(), **leaving(), **gating(),
-        **costs(), **memory(), **serving(), **speeds(), **claims(),
+        **classifiers(), **pretrained(), **ladder(), **language_models(), **bundles(), **quantization(), **leaving(),
+        **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
     }  # fmt: skip
 
 
@@ -60,6 +60,21 @@ def pretrained() -> dict[str, str]:
         "teacher_sst_test": accuracy("minilm_sst2"),
         "smallest_mb": f"{rows['int4']['bytes'] / 1e6:.1f} MB",
         "smallest_sst_test": f"{rows['int4']['accuracy']:.4f}",
+    }
+
+
+def ladder() -> dict[str, str]:
+    """Figures of the linear model with and without a teacher."""
+    runs = {run["run"]: run for run in result("2026-11-26-ladder")["runs"]}
+    plain, taught = (runs[name]["tests"]["sst-test"]["accuracy"] for name in ("linear_sst2", "linear_distilled_sst2"))
+    sizes = {artifact["id"]: artifact["size_bytes"] for artifact in runs["linear_distilled_sst2"]["artifacts"]}
+    return {
+        "linear_taught_mb": f"{sizes['onnx-int8'] / 1e6:.2f}",
+        "linear_taught_sst_test": f"{taught:.4f}",
+        "linear_taught_gain": f"{100 * (taught - plain):.1f}",
+        "ladder_teacher_dev": f"{runs['minilm_sst2']['tests']['glue-dev']['accuracy']:.4f}",
+        "ladder_teacher_sst_test": f"{runs['minilm_sst2']['tests']['sst-test']['accuracy']:.4f}",
+        "ladder_teacher_steps": f"{runs['minilm_sst2']['steps']:,}",
     }
 
 

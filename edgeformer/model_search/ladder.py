@@ -27,7 +27,7 @@ _WIDTHS: dict[str, dict[str, Any]] = {
 _ENCODER = {"kind": "encoder", "vocab_size": 8000, "residual_scale": 0.5}
 _ENCODER_TRAINING = {
     "epochs": 5, "batch_size": 64, "precision": "auto", "optimizer": {"lr": 6e-4, "weight_decay": 0.1},
-    "schedule": {"kind": "cosine", "warmup": 0.06}, "label_smoothing": 0.05,
+    "schedule": {"kind": "cosine", "warmup": 0.06},
 }  # fmt: skip
 _FINE_TUNING = {
     "epochs": 2, "batch_size": 32, "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear"},
@@ -89,7 +89,9 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     if recipe.model.kind == "encoder":
         scratch = shared
     else:
-        scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": _ENCODER_TRAINING}
+        smoothing = {"label_smoothing": 0.05} if recipe.task == "classification" else {}
+        training = {**_ENCODER_TRAINING, **smoothing}
+        scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}

@@ -21,7 +21,7 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, spearman
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, figures_correlation, spearman
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
 if TYPE_CHECKING:
@@ -280,9 +280,7 @@ class Embedding(Task):
         """Return cosine and score of every pair: [n / 2, 2]."""
         return np.stack([row_cosines(answers[::2], answers[1::2]), rows.labels[::2].astype(np.float64)], axis=1)
 
-    def metric_of(self, figures: Float64s) -> float:
-        correlation = spearman(figures[:, 0], figures[:, 1])
-        return correlation if isfinite(correlation) else 0.0
+    metric_of = staticmethod(figures_correlation)
 
     def lost(
         self, score: EmbeddingScore, reference: EmbeddingScore, precision: Precision, *, trimmed: bool

@@ -170,6 +170,12 @@ def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) ->
     return float((centred[0] * centred[1]).sum()) / spread if spread else float("nan")
 
 
+def figures_correlation(figures: NDArray[np.float64]) -> float:
+    """Return the rank correlation of the columns of figures [n, 2]; 0 where it is undefined."""
+    correlation = spearman(figures[:, 0], figures[:, 1])
+    return correlation if math.isfinite(correlation) else 0.0
+
+
 def perplexity_of(loss: float) -> float:
     """Return exp(loss), limited to the largest float, because JSON has no infinity."""
     return math.exp(min(loss, 709.0))

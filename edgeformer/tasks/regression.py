@@ -18,7 +18,7 @@ from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import SCORE_UNIT, Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, spearman
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, figures_correlation, spearman
 from edgeformer.tasks.multilabel import probabilities
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
@@ -211,9 +211,7 @@ class Regression(Task):
         targets = rows.labels.reshape(len(rows), -1)[:, 0] * SCORE_UNIT
         return np.stack([scores_of(answers, data.activation), targets], axis=1)
 
-    def metric_of(self, figures: Float64s) -> float:
-        correlation = spearman(figures[:, 0], figures[:, 1])
-        return correlation if isfinite(correlation) else 0.0
+    metric_of = staticmethod(figures_correlation)
 
     def lost(
         self, score: RegressionScore, reference: RegressionScore, precision: Precision, *, trimmed: bool

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from pyarrow import parquet
 from sklearn import metrics
 
@@ -23,6 +22,7 @@ from edgeformer.run import Run, locate
 from edgeformer.tasks import get_task
 from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabilities, score
 from tests.cli.run_cli import edgeformer as command
+from tests.tasks.tiny import train_tiny
 
 LABELS = ("food", "service", "price")
 GIVEN = {name: [{"kind": "file", "path": "a.csv"}] for name in ("train", "validation", "test")}
@@ -140,30 +140,13 @@ def reviews(folder: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a trained run."""
     folder = tmp_path_factory.mktemp("topics")
-    recipe = {
-        "name": "topics",
-        "task": "multi-label-classification",
-        "data": {
-            "parts": {"train": [{"kind": "file", "path": str(reviews(folder)), "label": "topics"}]},
-            "split": "stratified",
-            "labels": [*LABELS],
-            "label_separator": ",",
-            "cleaning": "none",
-            "max_length": 16,
-        },
-        "tokenizer": {"kind": "trained"},
-        "model": {
-            "kind": "encoder", "vocab_size": 120, "hidden_size": 32, "layers": 1, "iterations": 2, "heads": 2,
-            "ffn_size": 48, "residual_scale": 0.5,
-        },
-        "training": {
-            "epochs": 14, "batch_size": 16, "optimizer": {"lr": 4.0e-3}, "schedule": {"kind": "one-cycle"},
-            "select_by": "f1",
-        },
-    }  # fmt: skip
-    path = folder / "topics.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return edgeformer.train(path, artifacts=folder / "artifacts").folder
+    data = {
+        "parts": {"train": [{"kind": "file", "path": str(reviews(folder)), "label": "topics"}]},
+        "labels": [*LABELS],
+        "label_separator": ",",
+        "max_length": 16,
+    }
+    return train_tiny(folder, "multi-label-classification", data, epochs=14, select_by="f1")
 
 
 def test_training_keeps_the_best_thresholds(trained: Path) -> None:

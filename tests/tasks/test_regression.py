@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
 from sklearn import metrics
 
@@ -24,6 +23,7 @@ from edgeformer.run import Run
 from edgeformer.tasks import get_task
 from edgeformer.tasks.regression import RegressionData, ranking_scores, score
 from tests.cli.run_cli import edgeformer as command
+from tests.tasks.tiny import train_tiny
 
 TASK: Any = get_task("regression")
 
@@ -174,28 +174,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             relevance = 2 * ("soup" in document) + ("pizza" in document)
             lines.append(f"{' '.join(query)} {number},{' '.join(document)} {place},{relevance}")
     (folder / "judged.csv").write_text("\n".join(lines), encoding="utf-8")
-    recipe = {
-        "name": "relevance",
-        "task": "regression",
-        "data": {
-            "parts": {"train": [{"kind": "file", "path": str(folder / "judged.csv"), **PAIRS}]},
-            "split": "stratified",
-            "cleaning": "none",
-            "max_length": 20,
-        },
-        "tokenizer": {"kind": "trained"},
-        "model": {
-            "kind": "encoder", "vocab_size": 120, "hidden_size": 32, "layers": 1, "iterations": 2, "heads": 2,
-            "ffn_size": 48, "residual_scale": 0.5,
-        },
-        "training": {
-            "epochs": 10, "batch_size": 16, "optimizer": {"lr": 4.0e-3}, "schedule": {"kind": "one-cycle"},
-            "select_by": "spearman",
-        },
-    }  # fmt: skip
-    path = folder / "relevance.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return edgeformer.train(path, artifacts=folder / "artifacts").folder
+    data = {"parts": {"train": [{"kind": "file", "path": str(folder / "judged.csv"), **PAIRS}]}, "max_length": 20}
+    return train_tiny(folder, "regression", data, epochs=10, select_by="spearman")
 
 
 def test_a_trained_model_is_scored_as_a_ranking(trained: Path) -> None:

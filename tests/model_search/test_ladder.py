@@ -1,0 +1,42 @@
+"""The models of a search: their order, their teachers, and where further texts are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edgeformer.model_search.ladder import ladder_of_recipe
+from edgeformer.models import load_recipe
+
+TAUGHT = {"linear-distilled", "light-distilled", "folded"}
+UNLABELLED = ["training.teacher=x", "data.unlabelled=[{kind: synthetic-reviews, rows: 9}]"]
+TOPICS = ["task=multi-label-classification", "training={}", "data.label_separator=;"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "source", "expected"),
+    [
+        ("quickstart", UNLABELLED, True,
+         ["linear", "linear-distilled", "small", "light", "light-distilled", "folded", "pretrained"]),
+        ("linear_sst2", TOPICS, True, ["linear", "small", "light", "pretrained"]),
+        ("quickstart", [], False, ["linear", "small", "light"]),
+    ],
+)  # fmt: skip
+def test_models_from_cheap_to_expensive(
+    name: str, changes: list[str], source: bool, expected: list[str], minilm: Path, tmp_path: Path
+) -> None:
+    """Every model is a valid recipe, and only those with a teacher read texts without labels."""
+    ladder = ladder_of_recipe(load_recipe(name, changes), str(minilm) if source else None)
+    assert [model.name for model in ladder] == expected
+    for model in ladder:
+        assert model.has_teacher == (model.name in TAUGHT)
+        sections = {"name": model.name, **model.sections}
+        if model.has_teacher:
+            sections["training"] = {**sections["training"], "teacher": "some-run"}
+        path = tmp_path / f"{model.name}.yaml"
+        path.write_text(yaml.safe_dump(sections), encoding="utf-8")
+        recipe: Any = load_recipe(str(path))
+        assert bool(recipe.data.unlabelled) == (model.has_teacher and changes == UNLABELLED)
