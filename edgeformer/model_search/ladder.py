@@ -32,7 +32,7 @@ _ENCODER_TRAINING = {
 _FINE_TUNING = {
     "epochs": 2, "batch_size": 32, "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear"},
 }  # fmt: skip
-_SOFT_LABELS = {"weight": 1.0, "temperature": 1.0}
+_SOFT_LABELS = {"weight": 1.0, "temperature": 2.0}
 _DISTILLATION = {"weight": 0.7, "temperature": 2.0}
 _ITERATIONS = 2
 _FOLD = {
