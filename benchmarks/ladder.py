@@ -1,11 +1,12 @@
 """The models from a quarter of a megabyte to 90: accuracy, bytes, time of a call and of training, in one table.
 
-    python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER…
-    python -m benchmarks.ladder table FILE PRETRAINED
+    python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
+    python -m benchmarks.ladder table FILE EARLIER…
 
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
-times calls of 1×16 and 1×64 on this host. Runs whose names differ in ``-seedN`` alone are the same model. A run that
---max-steps ended is called -stopped. PRETRAINED: runs of other pages, as sst2_results.py collected them.
+times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
+Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
+EARLIER: runs of other pages, as sst2_results.py collected them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import random
 import re
 import subprocess
 import sys
@@ -58,17 +60,24 @@ def edgeformer(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(process.stdout))
 
 
-def measure(folder: Path, held_out: Path) -> dict[str, Any]:
-    """Export, score and time a run; its record is that of sst2_results.py and more."""
+def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
+    """Export, score and time a run; its record is that of sst2_results.py and more. None: it is not scored."""
     recipe: Any = read_run_recipe(folder)
     edgeformer("export", str(folder), "--int8", "--int4", "--keep-going", "--replace")
-    dev = "validation" if recipe.data.split == "sst-test" else "glue-dev"
-    for split in (dev, "sst-test"):
-        edgeformer("evaluate", str(folder), "--artifact", "all", "--split", split)
-    scores = edgeformer("evaluate", str(folder), "--artifact", "all", "--data", str(held_out))["rows"]
+    scores = {}
+    if held_out is not None:
+        for split in ("validation" if recipe.data.split == "sst-test" else "glue-dev", "sst-test"):
+            edgeformer("evaluate", str(folder), "--artifact", "all", "--split", split)
+        rows = edgeformer("evaluate", str(folder), "--artifact", "all", "--data", str(held_out))["rows"]
+        scores = {row["artifact"]: {"n": row["n"], "accuracy": row["accuracy"]} for row in rows if row["exit"] is None}
     timed = ("profile", str(folder), "--batch", "1", "--seq", ",".join(map(str, LENGTHS)), "--runtime", "onnxruntime")
     times = [
-        {"artifact": row["artifact"], "seq": row["seq"], "ms": row["latency_ms"]["p50"]}
+        {
+            "artifact": row["artifact"],
+            "seq": row["seq"],
+            "ms": row["latency_ms"]["p50"],
+            "stable": row["latency_ms"]["stable"],
+        }
         for row in edgeformer(*timed)["rows"]
         if row["phase"] == "steady" and row["where"] == "host" and row["latency_ms"]["p50"] is not None
     ]
@@ -78,12 +87,9 @@ def measure(folder: Path, held_out: Path) -> dict[str, Any]:
         **record,
         "run": re.sub(r"-\d{3}$", "", folder.name) + ("-stopped" if read_run(folder).reason else ""),
         "seed": recipe.seed,
-        "dev": dev,
         "teacher": None if teacher is None else Path(teacher).name,
         "distillation": None if teacher is None else recipe.training.distillation.model_dump(),
-        "held_out": {
-            row["artifact"]: {"n": row["n"], "accuracy": row["accuracy"]} for row in scores if row["exit"] is None
-        },
+        **({"held_out": scores} if scores else {}),
         "times": times,
     }
 
@@ -93,10 +99,16 @@ def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
     measured, published = by_model(records), by_model(earlier)
     rows = []
     for name, title in MODELS.items():
-        runs = measured.get(name) or published[name]
-        graph = measured[SAME_GRAPH.get(name, name)][0]
-        sizes = {item["id"]: item["size_bytes"] for item in graph["artifacts"] if item["status"] == "built"}
-        times = {(row["artifact"], row["seq"]): row["ms"] for row in graph["times"]}
+        if not (runs := measured.get(name) or published.get(name)):
+            continue
+        graphs = measured.get(SAME_GRAPH.get(name, name), [])[:1]
+        built = [item for graph in graphs for item in graph["artifacts"] if item["status"] == "built"]
+        sizes = {item["id"]: item["size_bytes"] for item in built}
+        times = {
+            (row["artifact"], row["seq"]): f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}"
+            for graph in graphs
+            for row in graph["times"]
+        }
         scores = [
             [(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in runs],
             accuracies(runs, "torch", "sst-test"),
@@ -106,7 +118,7 @@ def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
         rows.append([
             title, f"{runs[0]['parameters']:,}", len(runs), *map(spread, scores),
             *(f"{sizes[artifact] / 1e6:.2f}" if artifact in sizes else "–" for artifact in ARTIFACTS),
-            *(f"{times['onnx-int8', length]:.3f}" for length in LENGTHS),
+            *(times.get(("onnx-int8", length), "–") for length in LENGTHS),
             f"{mean(run['seconds'] for run in runs) / 60:.1f}",
         ])  # fmt: skip
     header = ["model", "parameters", "seeds", "glue-dev", "sst-test", "sst-test, INT8", "Yelp"]
@@ -123,19 +135,25 @@ def main() -> None:
     for command in (collecting, printing):
         command.add_argument("file", type=Path)
     collecting.add_argument("--held-out", type=Path, required=True)
+    collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
+    collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
     collecting.add_argument("runs", nargs="+", type=Path)
-    printing.add_argument("pretrained", type=Path)
+    printing.add_argument("earlier", nargs="+")
     arguments = parser.parse_args()
     if arguments.command == "table":
         document = json.loads(arguments.file.read_text(encoding="utf-8"))
-        print(table(document["runs"], read([str(arguments.pretrained)])))
+        print(table(document["runs"], read(arguments.earlier)))
         return
     with TemporaryDirectory() as folder:  # rows of three stars have no label
         held_out = Path(folder) / "held-out.jsonl"
         with lzma.open(arguments.held_out, "rt", encoding="utf-8") as lines:
             labelled = [line for line in lines if json.loads(line)["label"] is not None]
-        held_out.write_text("".join(labelled), encoding="utf-8")
+        held_out.write_text("".join(random.Random(0).sample(labelled, arguments.rows)), encoding="utf-8")
         records = [measure(run, held_out) for run in arguments.runs]
+    records += [measure(run, None) for run in arguments.graphs]
+    earlier = json.loads(arguments.file.read_text(encoding="utf-8"))["runs"] if arguments.file.is_file() else []
+    names = {record["run"] for record in records}
+    records = [*(record for record in earlier if record["run"] not in names), *records]
     document = {"measured": now(), "host": describe_host(), "held_out": arguments.held_out.name, "runs": records}
     arguments.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
