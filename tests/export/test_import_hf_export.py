@@ -195,7 +195,8 @@ def test_encoders_from_source_to_estimate(tmp_path: Path, kind: str) -> None:
     for id_ in ("onnx-fp32", "onnx-fp16", "onnx-int8"):
         sharing = artifacts[id_].sharing
         assert sharing.stored_parameters == sharing.unique_parameters == run.manifest.parameters
-    products = 2 * (4 if kind == "modernbert" else 6) + 2 + (4 if kind == "deberta-v2" else 0)
+    # DeBERTa projects its relative positions once for both iterations, because they share the weights.
+    products = 2 * (4 if kind == "modernbert" else 6) + 2 + (2 if kind == "deberta-v2" else 0)
     int8 = bundle.folder / "onnx" / "model_int8.onnx"
     if artifacts["onnx-int8"].status == "built":
         assert quantized_nodes(onnx.load(str(int8)))["MatMulInteger"] == products

@@ -137,8 +137,8 @@ def test_a_record_of_another_build_is_stale(run: Path) -> None:
     change(run / "bundle", ENGINE, sha256=sha256_of(engine), size_bytes=len(content))
     report, search = profile(run)
     assert search.pick is None
-    assert any("stale" in note and "built again" in note for note in report.notes)
-    assert "stale" in edgeformer("verify", str(run), cwd=run).out
+    assert any("is ignored" in note and "built again" in note for note in report.notes)
+    assert "is ignored" in edgeformer("verify", str(run), cwd=run).out
 
 
 @pytest.mark.usefixtures("wrong_answers")
