@@ -15,7 +15,6 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_FILE
-from edgeformer.data.byte_pairs import split_name
 from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -130,6 +129,8 @@ def write_gguf(
 
 def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
     """Add tokens and merges of a byte-level BPE tokenizer. Raises EdgeformerError for another one."""
+    from edgeformer.data.byte_pairs import split_name  # imports tokenizers, which other commands do not need
+
     document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
     boundary = json.loads((bundle / CONFIG_FILE).read_text(encoding="utf-8"))["boundary_token_id"]
     model, splits = document["model"], split_name(document)
