@@ -59,7 +59,8 @@ def gguf(
     data: Path | None = Option(
         None,
         metavar="DIR",
-        help="Folder of text for golden inputs and scores (train.txt, valid.txt …). Default: WikiText-2.",
+        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
+        "golden inputs, WikiText-2 for scores.",
     ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,

@@ -192,7 +192,9 @@ class GraphSource:
         smallest, largest = task.input_shapes(data, 1, 1), task.input_shapes(data, 16, max(512, length))
 
         def no_module() -> NoReturn:
-            raise EdgeformerError("an imported graph has no torch module; use --trt without --trt-via torch-tensorrt")
+            raise EdgeformerError(
+                "an imported graph has no torch module, which --gguf and --trt-via torch-tensorrt need; leave these out"
+            )
 
         return BuildJob(
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else self.base[0].precision,

@@ -38,6 +38,9 @@ ARCHITECTURES: Mapping[str, str] = {
 }  # fmt: skip
 """Class in config.json → llama.cpp's name of the architecture."""
 _BASE = "looped_mini"
+_MOST_POSITIONS = 1 << 20
+_CONTROL = 3
+"""llama.cpp's type of special tokens."""
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -187,7 +190,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
         matched = re.fullmatch(r".*attn_([qk])\.(weight|bias)", tensor.name)
         if matched and architecture in ("llama", LOOPED):  # neighbours become halves again
             heads = config.heads if matched[1] == "q" else config.kv_heads
-            rows = rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+            if len(rows) % (2 * heads) == 0:  # else its shape is refused below
+                rows = rows.reshape(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
         weights[tensor.name] = rows
     model = _model(config, weights, str(path))
     given = options.tokenizer
@@ -196,16 +200,21 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
 
 
 def _config(path: Path, **sizes: Any) -> DecoderConfig:
-    """Return the configuration of a model without early exits. Raises ArtifactError: its sizes do not fit."""
+    """Return the configuration of a model without early exits.
+
+    Raises ArtifactError if its sizes do not fit, InputError if it takes too many tokens.
+    """
     try:
-        return DecoderConfig(kind="decoder", exits=(), **sizes)
+        config = DecoderConfig(kind="decoder", exits=(), **sizes)
     except ValidationError as error:
         raise ArtifactError(f"{path}: {first_problem(error)}") from None
+    if config.max_positions > _MOST_POSITIONS:
+        raise InputError(f"{path}: takes {config.max_positions:,} tokens; at most {_MOST_POSITIONS:,} are supported")
+    return config
 
 
 def _model(config: DecoderConfig, weights: Mapping[str, Tensor], source: str) -> DecoderModel:
     """Return a model with weights by llama.cpp's names. Raises ArtifactError: one is missing or of another shape."""
-    model = DecoderModel(config).eval()
     state: dict[str, Tensor] = {}
     try:
         state["tokens.weight"], state["norm.weight"] = weights["token_embd.weight"], weights["output_norm.weight"]
@@ -224,9 +233,14 @@ def _model(config: DecoderConfig, weights: Mapping[str, Tensor], source: str) ->
             state[f"{layer}ffn.w12.weight"] = torch.cat(halves)
     except KeyError as error:
         raise ArtifactError(f"{source}: lacks the weights {error.args[0]}; copy it again") from None
-    for name, tensor in model.state_dict().items():
+    except RuntimeError as error:
+        raise ArtifactError(f"{source}: its weights do not fit together: {error}; copy it again") from None
+    with torch.device("meta"):  # sizes that the file does not fill must not take memory
+        expected = DecoderModel(config).state_dict()
+    for name, tensor in expected.items():
         if (shape := state[name].shape) != tensor.shape:
             raise ArtifactError(f"{source}: {name} is {list(shape)}, not {list(tensor.shape)}; copy it again")
+    model = DecoderModel(config).eval()
     model.load_state_dict(state)
     return model
 
@@ -239,11 +253,14 @@ def _gguf_tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer:
             f"{path}: has the tokenizer {str(kind)[:40]} ({str(splits)[:40]}), which is not read; give the model's "
             "tokenizer.json with --tokenizer"
         )
-    tokens = values["tokenizer.ggml.tokens"]
+    tokens, types = values["tokenizer.ggml.tokens"], values.get("tokenizer.ggml.token_type", ())
     merges = [tuple(merge.split(" ", 1)) for merge in values.get("tokenizer.ggml.merges", ())]
-    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # tokenizers raises plain exceptions
+        raise ArtifactError(f"{path}: its tokenizer is damaged: {error}; copy it again, or use --tokenizer") from None
     tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[splits](), decoders.ByteLevel()
-    special = [token for token, type_ in zip(tokens, values["tokenizer.ggml.token_type"], strict=True) if type_ == 3]
+    special = [token for token, type_ in zip(tokens, types, strict=False) if type_ == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
 

@@ -40,32 +40,32 @@ class Head(Protocol):
         """Return the logits."""
 
 
-class LanguageModel(Protocol):
-    """A module that returns the hidden states after its exits, and the heads that read them."""
+class LanguageModel(nn.Module):
+    """A decoder that returns the hidden states after its exits, and the heads that read them.
+
+    ``forward(input_ids, positions=None, until=None, every=False)`` returns loop → states [B, T, C].
+    """
 
     exits: tuple[int, ...]
     loops: int
     max_positions: int
     checkpointing: Checkpointing
-    training: bool
     tokens: nn.Embedding
-
-    def __call__(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
-    ) -> dict[int, Tensor]:
-        """Return loop → states [B, T, C], see ``forward`` of the models."""
 
     def head_of(self, loop: int) -> Head:
         """Return the head that answers after ``loop``."""
+        raise NotImplementedError
+
+    def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
+        states = self(input_ids, every=True)
+        logits = (self.head_of(loop)(states[loop]).float() for loop in self.exits)
+        return (*logits, *(states[loop].float() for loop in range(1, self.loops + 1)))
 
     def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
-        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last)."""
-
-    def train(self, mode: bool = True) -> nn.Module:
-        """Set training or evaluation mode."""
-
-    def eval(self) -> nn.Module:
-        """Set evaluation mode."""
+        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
+        loop = loop or self.loops
+        return self.head_of(loop)(self(input_ids, until=loop)[loop]).float()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -101,6 +101,9 @@ def test_a_gguf_file_leads_back_to_the_same_model(kind: str, tmp_path: Path) -> 
         ("num_hidden_layers", 3, "lacks the weights blk.2"),
         ("intermediate_size", 100, "is .*, not "),
         ("vocab_size", 10**9, "larger model than its weights"),
+        ("intermediate_size", 10**12, "is .*, not "),
+        ("max_position_embeddings", 10**12, "at most 1,048,576 are supported"),
+        ("num_key_value_heads", 3, "kv_heads must be a divisor"),
     ],
 )
 def test_other_computations_and_damage_are_refused(key: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -119,6 +122,19 @@ def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ArtifactError, match=r"damaged or no GGUF file|lacks|has the architecture"):
             import_gguf(path, ImportOptions(tmp_path / "artifacts"))
+
+
+@pytest.mark.skipif(util.find_spec("gguf") is None, reason="the extra llamacpp is not installed")
+def test_a_gguf_file_with_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    _, folder = written(tmp_path / "model", "llama")
+    run = import_causal_lm(str(folder), ImportOptions(tmp_path / "artifacts"))
+    model: Any = load_model(run)
+    document = json.loads((run / "model" / "tokenizer.json").read_text())
+    document["model"]["merges"] = [["a", "no such token"]]
+    (run / "model" / "tokenizer.json").write_text(json.dumps(document))
+    write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "fp16")
+    with pytest.raises(ArtifactError, match="its tokenizer is damaged"):
+        import_gguf(tmp_path / "model.gguf", ImportOptions(tmp_path / "artifacts", "again"))
 
 
 @pytest.mark.parametrize("name", [*SPLITS])

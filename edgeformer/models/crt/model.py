@@ -14,7 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.models.causal import Attend, Checkpointing, KeyValueCache, cpu_attention, document_mask, recomputed
+from edgeformer.models.causal import (
+    Attend,
+    Checkpointing,
+    KeyValueCache,
+    LanguageModel,
+    cpu_attention,
+    document_mask,
+    recomputed,
+)
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.layers import NORMS
 
@@ -201,7 +209,7 @@ class CausalAttention(nn.Module):
         return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
 
 
-class CRT(nn.Module):
+class CRT(LanguageModel):
     """A decoder with one looped block: x ← norm₁(x + e_l + attention), x ← norm₂(x + TRM(x)) (paper B, eq. 1–3).
 
     Post-norm, as in the released code. The causal model never looks ahead; with ``causal=False`` its convolutions do,
@@ -308,17 +316,6 @@ class CRT(nn.Module):
             if every or loop in self.exits:
                 states[loop] = x
         return states
-
-    def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
-        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
-        states = self(input_ids, every=True)
-        logits = (self.head_of(loop)(states[loop]).float() for loop in self.exits)
-        return (*logits, *(states[loop].float() for loop in range(1, self.loops + 1)))
-
-    def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
-        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
-        loop = loop or self.loops
-        return self.head_of(loop)(self(input_ids, until=loop)[loop]).float()
 
 
 class CachedLoops:

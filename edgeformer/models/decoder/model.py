@@ -17,6 +17,7 @@ from edgeformer.models.causal import (
     Checkpointing,
     Head,
     KeyValueCache,
+    LanguageModel,
     cpu_attention,
     document_mask,
     recomputed,
@@ -102,7 +103,7 @@ class TiedHead:
         return F.linear(x, self.weight)
 
 
-class DecoderModel(nn.Module):
+class DecoderModel(LanguageModel):
     """Token table → R × (N layers, final norm) → head. An exit is an iteration after which the head answers."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -179,17 +180,6 @@ class DecoderModel(nn.Module):
         from edgeformer.models.decoder.gguf import gguf_contents
 
         return gguf_contents(self)
-
-    def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
-        """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every iteration; float32."""
-        states = self(input_ids, every=True)
-        logits = (self.head(states[loop]).float() for loop in self.exits)
-        return (*logits, *(states[loop].float() for loop in range(1, self.loops + 1)))
-
-    def logits(self, input_ids: Tensor, loop: int | None = None) -> Tensor:
-        """Return next-token logits float32 [B, T, V] after ``loop`` (None: the last) for input_ids int64 [B, T]."""
-        loop = loop or self.loops
-        return self.head(self(input_ids, until=loop)[loop]).float()
 
 
 class CachedDecoder:
