@@ -14,7 +14,7 @@ SETTINGS = (
     "training.batch_size=16",
     "training.accumulation=1",
     "training.checkpointing=none",
-    "training.epochs=6",
+    "training.epochs=4",
     # What is stopped goes on from the last checkpoint, which SIGTERM writes as well.
     "training.checkpoint_minutes=2",
 )
