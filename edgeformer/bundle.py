@@ -25,10 +25,12 @@ from edgeformer.artifacts.workspace import (
     CONFIG_FILE,
     MOST_JSON_BYTES,
     REMEDY,
+    TOKENIZER_CONFIG,
     TOKENIZER_FILE,
     parse_manifest,
     read_json_bytes,
     read_manifest,
+    read_tokenizer_config,
 )
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, opener_of
 from edgeformer.system.leftovers import restore_folder
@@ -176,6 +178,15 @@ class Bundle:
             vocabulary = self._config_number(folder, "vocab_size")
             self._readers[folder] = self.task.reader(self._companion(folder, TOKENIZER_FILE), self.data, vocabulary)
         return self._readers[folder]
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Return tokenizer_config.json, in which special tokens are texts; empty: the bundle has none.
+
+        Raises ArtifactError if it was changed or is damaged.
+        """
+        if TOKENIZER_CONFIG not in self.contents.checksums:
+            return {}
+        return read_tokenizer_config(self._companion(".", TOKENIZER_CONFIG))
 
     def golden(self, artifact: ArtifactManifest | None = None) -> Golden:
         """Return an artifact's golden inputs with the expected answers. Raises ArtifactError if they are damaged."""

@@ -125,6 +125,10 @@ class Run:
             raise ArtifactError(f"{self.folder}: has no trained model ({tokenizer.name}); finish its training first")
         return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size)
 
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Return tokenizer_config.json, in which special tokens are texts. Raises ArtifactError if it is damaged."""
+        return workspace.read_tokenizer_config(self.folder / workspace.MODEL_FOLDER / workspace.TOKENIZER_CONFIG)
+
     def session(self, *, every_exit: bool = False, provider: str | None = None) -> Session:
         """Open the weights in torch for scoring.
 

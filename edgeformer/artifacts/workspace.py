@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 RUN_FILE, BUNDLE_FILE, RECIPE_FILE = "run.json", "bundle.json", "recipe.yaml"
 MODEL_FOLDER, BUNDLE_FOLDER, REPORTS_FOLDER = "model", "bundle", "reports"
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "config.json"
+TOKENIZER_FILE, TOKENIZER_CONFIG, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json", "config.json"
 REMEDY = "export the run again, or copy the whole bundle again"
 """Remedy in messages about a bundle whose files differ from the export."""
 
@@ -41,6 +42,16 @@ def read_json_bytes(path: Path) -> bytes:
         return read_at_most(path, MOST_JSON_BYTES)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_tokenizer_config(path: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json, in which special tokens are texts. Raises ArtifactError if it is damaged."""
+    try:
+        document = json.loads(read_json_bytes(path))
+        return {key: value["content"] if isinstance(value, dict) and "content" in value else value
+                for key, value in document.items()}  # fmt: skip
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"{path}: damaged: {error}; {REMEDY}") from None
 
 
 def parse_manifest(model: type[M], path: Path, content: bytes) -> M:

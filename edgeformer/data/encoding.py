@@ -6,8 +6,8 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,7 @@ class Prepared(Generic[RowsT]):
     Attributes:
         train_texts: yields the training texts in the order of the rows; None: one row is not one text.
         teacher_logits: float32 [training rows, C] of ``training.teacher``, which training adds.
+        tokenizer_config: keys of tokenizer_config.json that an imported model brings.
     """
 
     tokenizer: Tokenizer
@@ -88,6 +89,7 @@ class Prepared(Generic[RowsT]):
     summary: DataSummary
     train_texts: Callable[[], Iterator[Text]] | None = None
     teacher_logits: NDArray[np.float32] | None = None
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def count_values(numbers: NDArray[np.integer]) -> Counter[int]:

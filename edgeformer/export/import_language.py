@@ -21,9 +21,16 @@ from torch import Tensor
 
 from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
-from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.files import read_at_most, sha256_of
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_FILE, free_folder
+from edgeformer.artifacts.workspace import (
+    CONFIG_FILE,
+    MOST_JSON_BYTES,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+    free_folder,
+    read_tokenizer_config,
+)
 from edgeformer.data.byte_pairs import SPLITS
 from edgeformer.data.tokenization import embedding_rows, tokenizer_from_file
 from edgeformer.export.import_run import ImportOptions, write_language_run
@@ -138,8 +145,13 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     model = _model(config, renamed, str(folder))
     name = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
     tokenizer = options.tokenizer or folder / TOKENIZER_FILE
+    described = read_tokenizer_config(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        described["chat_template"] = read_at_most(template, MOST_JSON_BYTES).decode("utf-8", "replace")
     return _write(model, name, ImportOptions(options.artifacts, options.name, tokenizer, options.data), progress,
-                  sha256=weights_sha256(folder), tokenizer=_fitting(tokenizer_from_file(tokenizer), model))  # fmt: skip
+                  sha256=weights_sha256(folder), tokenizer=_fitting(tokenizer_from_file(tokenizer), model),
+                  described=described)  # fmt: skip
 
 
 def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
@@ -196,7 +208,12 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     model = _model(config, weights, str(path))
     given = options.tokenizer
     tokenizer = tokenizer_from_file(given) if given is not None else _gguf_tokenizer(values, path)
-    return _write(model, path.stem, options, progress, sha256=sha256_of(path), tokenizer=_fitting(tokenizer, model))
+    described = {"chat_template": values.get("tokenizer.chat_template")}
+    for kind in ("bos", "eos"):
+        number = values.get(f"tokenizer.ggml.{kind}_token_id")
+        described[f"{kind}_token"] = tokenizer.id_to_token(number) if number is not None else None
+    return _write(model, path.stem, options, progress, sha256=sha256_of(path), tokenizer=_fitting(tokenizer, model),
+                  described=described)  # fmt: skip
 
 
 def _config(path: Path, **sizes: Any) -> DecoderConfig:
@@ -277,12 +294,20 @@ def _fitting(tokenizer: Tokenizer, model: DecoderModel) -> Tokenizer:
 
 
 def _write(
-    model: DecoderModel, name: str, options: ImportOptions, progress: Progress, *, sha256: str, tokenizer: Tokenizer
-) -> Path:
+    model: DecoderModel, name: str, options: ImportOptions, progress: Progress, *, sha256: str, tokenizer: Tokenizer,
+    described: Mapping[str, Any],
+) -> Path:  # fmt: skip
+    """Write the run. ``described``: keys of a tokenizer_config.json, of which those about chats are kept."""
+    if isinstance(templates := described.get("chat_template"), list):
+        described = {
+            **described,
+            "chat_template": {each["name"]: each["template"] for each in templates}.get("default"),
+        }
+    kept = {key: described[key] for key in ("bos_token", "eos_token", "chat_template") if described.get(key)}
     slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip("._-")[:60] or "imported"
     free = partial(free_folder, options.artifacts, options.name, slug, or_else="")
     free()  # fails early if the name is taken
     return write_language_run(
         free, _BASE, slug, model, options, progress, description=f"a decoder, imported from {name}", origin=name,
-        sha256=sha256, tokenizer=tokenizer,
+        sha256=sha256, tokenizer=tokenizer, tokenizer_config=kept,
     )  # fmt: skip

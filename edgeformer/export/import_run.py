@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -348,6 +349,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
 def write_language_run(
     free: Callable[[], Path], base: str, name: str, model: Any, options: ImportOptions, progress: Progress, *,
     description: str, origin: str, sha256: str, tokenizer: Tokenizer | None = None,
+    tokenizer_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:  # fmt: skip
     """Write the run of a language model, with the data and the training of a shipped recipe.
 
@@ -357,6 +359,7 @@ def write_language_run(
         name, description: of the run's own recipe.
         origin, sha256: of the file that it was imported from.
         tokenizer: None: the one of ``options``.
+        tokenizer_config: further keys of tokenizer_config.json.
 
     Raises:
         InputError: data or tokenizer do not fit.
@@ -408,7 +411,7 @@ def write_language_run(
         free,
         recipe,
         model,
-        Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA),
+        Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA, tokenizer_config=tokenizer_config),
         origin=origin,
         sha256=sha256,
         golden_origin=golden_origin,

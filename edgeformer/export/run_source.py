@@ -29,7 +29,7 @@ from edgeformer.artifacts.manifest import (
 )
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.tokenization import special_ids
@@ -37,7 +37,7 @@ from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
-from edgeformer.export.previous import SOURCES, TOKENIZER_CONFIG, PreviousBundle
+from edgeformer.export.previous import SOURCES, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,9 @@ from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
+
+if TYPE_CHECKING:
+    from edgeformer.runtimes.decoder import Decoder
 
 DEFAULT_TOKENS = 64
 """Largest number of new tokens if ``max_tokens`` is None."""
@@ -185,86 +191,174 @@ def generate(
         InputError: no causal language model, no such exit or artifact, or a text that is too long.
         ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
     """
-    artifact, runtime = options.artifact or location.artifact, options.runtime
-    model = _select_model(location, artifact)
-    if isinstance(model, Run):
-        exits = model.exits
-        max_positions, trained_length = model.recipe.model.max_positions, model.recipe.data.tokens_at_once
-    else:
-        exits, trained_length = model.manifest.exits, model.manifest.max_length
-        max_positions = model.manifest.max_positions or trained_length
-    if options.exit is not None and options.exit not in exits:
-        raise InputError(f"--exit {options.exit}: {model.name} has exits after the loops {', '.join(map(str, exits))}")
-    # Loop → smallest top probability at which a token answers, in rising order.
-    thresholds = {options.exit or exits[-1]: 0.0}
-    if options.early is not None:
-        if len(exits) == 1:
-            raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
-        thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
-    tokenizer = model.reader().tokenizer
-    plain = PlainText(tokenizer)
-    require_unicode("the prompt", prompt)
-    ids = [plain.boundary, *plain.encode(prompt).ids]
-    if len(ids) > max_positions:
-        raise InputError(f"the prompt has {len(ids)} tokens, and the model takes at most {max_positions}; shorten it")
-    available = max_positions - len(ids) + 1  # the last new token is never read
-    limits = f"the prompt has {len(ids)} of at most {max_positions} tokens, so at most {available} can follow"
-    if options.max_tokens is not None and options.max_tokens > available:
-        raise InputError(f"--max-tokens {options.max_tokens}: {limits}")
-    notes = [limits] if options.max_tokens is None and available < DEFAULT_TOKENS else []
-    max_tokens = options.max_tokens or min(DEFAULT_TOKENS, available)
-    if len(ids) + max_tokens - 1 > trained_length:
-        notes.append(f"the model was trained on {trained_length} tokens at a time; text beyond that is unreliable")
-    if isinstance(model, Run):
-        if runtime is not None and not is_torch_provider(runtime):
-            raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")
-        artifact_id, decoder = TORCH, model.decoder(runtime)
-    else:
-        entry = _select_decoder(location, model, artifact, all_loops=set(thresholds) == {exits[-1]})
-        if runtime == ALL_RUNTIMES:
-            raise InputError(NAME_ONE_RUNTIME)
-        providers = (None,) if runtime is None else requested_providers(entry, runtime)
-        if not providers:
-            raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
-        artifact_id, decoder = entry.id, model.decoder(entry, thresholds, OpenOptions(providers[0]))
-    stream, pieces = TextStream(tokenizer, ids), list[str]()
-
-    def emit(piece: str) -> None:
-        if piece:
+    with closing(Writer(location, options)) as writer:
+        ids = writer.encode(prompt)
+        max_tokens, notes = writer.token_limit(ids, options.max_tokens, DEFAULT_TOKENS)
+        pieces, prompt_seconds, provider = list[Piece](), 0.0, writer.decoder.provider
+        started = time.perf_counter()
+        for piece in writer.write(ids, max_tokens, options.sampling):
             pieces.append(piece)
-            if on_text is not None:
-                on_text(piece)
+            if len(pieces) == 1:
+                prompt_seconds = time.perf_counter() - started
+            if piece.text and on_text is not None:
+                on_text(piece.text)
+        seconds = time.perf_counter() - started
+        loops = tuple(piece.loop for piece in pieces)
+        later_tokens, later_seconds = len(pieces) - 1, seconds - prompt_seconds
+        return Generation(
+            run=location.name, artifact=writer.artifact, prompt=prompt, text="".join(piece.text for piece in pieces),
+            prompt_tokens=len(ids), tokens=tuple(piece.token for piece in pieces), loops=loops,
+            mean_loops=sum(loops) / len(loops), stopped=str(pieces[-1].stopped), provider=provider,
+            prompt_seconds=prompt_seconds, seconds=seconds, notes=tuple(notes),
+            tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
+        )  # fmt: skip
 
-    generator, last_exit = np.random.default_rng(options.sampling.seed), max(thresholds)
-    tokens, loops = list[int](), list[int]()
-    prompt_seconds, unread = 0.0, ids
-    started = time.perf_counter()
-    while len(tokens) < max_tokens:
-        decoder.read(unread)
-        for loop, threshold in thresholds.items():
-            decoder.advance(loop)
-            logits = decoder.logits(loop)
-            if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
-                break
-        token = options.sampling.pick(logits, generator)
-        tokens.append(token)
-        loops.append(loop)
-        if len(tokens) == 1:
-            prompt_seconds = time.perf_counter() - started
-        if token == plain.boundary:
-            break
-        emit(stream.push(token))
-        unread = [token]
-    seconds = time.perf_counter() - started
-    emit(stream.push())
-    later_tokens, later_seconds = len(tokens) - 1, seconds - prompt_seconds
-    return Generation(
-        run=location.name, artifact=artifact_id, prompt=prompt, text="".join(pieces), prompt_tokens=len(ids),
-        tokens=tuple(tokens), loops=tuple(loops), mean_loops=sum(loops) / len(loops),
-        stopped="boundary" if tokens[-1] == plain.boundary else "max_tokens", provider=decoder.provider,
-        prompt_seconds=prompt_seconds, seconds=seconds, notes=tuple(notes),
-        tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
-    )  # fmt: skip
+
+class Piece(NamedTuple):
+    """A new token, the loop that answered, and the text that is complete now.
+
+    ``stopped``: why it is the last one (``boundary``, ``stop`` or ``max_tokens``), or None.
+    """
+
+    token: int
+    loop: int
+    text: str
+    stopped: str | None = None
+
+
+class Writer:
+    """A language model that continues prompts, one after the other.
+
+    Args:
+        location: a run or a bundle.
+        options: which artifact, runtime and exits; length and sampling are those of each text.
+
+    Attributes:
+        artifact: the artifact's id, or ``torch``.
+        ends: tokens that end a text.
+
+    Raises:
+        InputError: no causal language model, or no such exit, artifact or runtime.
+        ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
+    """
+
+    def __init__(self, location: Location, options: GenerateOptions) -> None:
+        artifact, runtime = options.artifact or location.artifact, options.runtime
+        self._model = model = _select_model(location, artifact)
+        if isinstance(model, Run):
+            exits = model.exits
+            self._max_positions, self._trained_length = (
+                model.recipe.model.max_positions,
+                model.recipe.data.tokens_at_once,
+            )
+        else:
+            exits, self._trained_length = model.manifest.exits, model.manifest.max_length
+            self._max_positions = model.manifest.max_positions or self._trained_length
+        if options.exit is not None and options.exit not in exits:
+            listed = ", ".join(map(str, exits))
+            raise InputError(f"--exit {options.exit}: {model.name} has exits after the loops {listed}")
+        # Loop → smallest top probability at which a token answers, in rising order.
+        self._thresholds = {options.exit or exits[-1]: 0.0}
+        if options.early is not None:
+            if len(exits) == 1:
+                raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
+            self._thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
+        self.tokenizer = model.reader().tokenizer
+        self._plain = PlainText(self.tokenizer)
+        self.ends = {self._plain.boundary}
+        end = model.tokenizer_config().get("eos_token")
+        if isinstance(end, str) and (number := self.tokenizer.token_to_id(end)) is not None:
+            self.ends.add(number)
+        if isinstance(model, Run):
+            if runtime is not None and not is_torch_provider(runtime):
+                raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")
+            self.artifact, self._open = TORCH, partial(model.decoder, runtime)
+        else:
+            all_loops = set(self._thresholds) == {exits[-1]}
+            entry = _select_decoder(location, model, artifact, all_loops=all_loops)
+            if runtime == ALL_RUNTIMES:
+                raise InputError(NAME_ONE_RUNTIME)
+            providers = (None,) if runtime is None else requested_providers(entry, runtime)
+            if not providers:
+                raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
+            self.artifact = entry.id
+            self._open = partial(model.decoder, entry, self._thresholds, OpenOptions(providers[0]))
+        self.name = location.name
+
+    @cached_property
+    def decoder(self) -> Decoder[Any]:
+        """The opened model. Raises as :meth:`edgeformer.bundle.Bundle.decoder`."""
+        return self._open()
+
+    def close(self) -> None:
+        """Close the model if it is open."""
+        if "decoder" in self.__dict__:
+            self.decoder.close()
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt behind the end of another text. Raises InputError: invalid Unicode."""
+        require_unicode("the prompt", prompt)
+        return [self._plain.boundary, *self._plain.encode(prompt).ids]
+
+    def token_limit(self, ids: Sequence[int], requested: int | None, default: int | None) -> tuple[int, list[str]]:
+        """Return the number of new tokens that may follow a prompt, and notes for the reader.
+
+        Args:
+            ids: the prompt.
+            requested: a limit; None: ``default``, or as many as fit behind the prompt.
+            default: None: as many as fit.
+
+        Raises:
+            InputError: the prompt is too long, or ``requested`` tokens do not fit behind it.
+        """
+        max_positions, trained_length = self._max_positions, self._trained_length
+        if len(ids) > max_positions:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, and the model takes at most {max_positions}; shorten it"
+            )
+        available = max_positions - len(ids) + 1  # the last new token is never read
+        limits = f"the prompt has {len(ids)} of at most {max_positions} tokens, so at most {available} can follow"
+        if requested is not None and requested > available:
+            raise InputError(f"--max-tokens {requested}: {limits}")
+        default = default or available
+        notes = [limits] if requested is None and available < default else []
+        max_tokens = requested or min(default, available)
+        if len(ids) + max_tokens - 1 > trained_length:
+            notes.append(f"the model was trained on {trained_length} tokens at a time; text beyond that is unreliable")
+        return max_tokens, notes
+
+    def write(
+        self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
+    ) -> Iterator[Piece]:
+        """Yield the continuation of a prompt token by token; the last piece has ``stopped``.
+
+        Args:
+            ids: the prompt, at least one token.
+            max_tokens: as :meth:`token_limit` returns it.
+            stop: texts in front of which the continuation ends.
+        """
+        self.decoder = decoder = self.decoder.fresh()
+        stream, generator = TextStream(self.tokenizer, ids, stop), np.random.default_rng(sampling.seed)
+        unread, last_exit = ids, max(self._thresholds)
+        for count in range(1, max_tokens + 1):
+            decoder.read(unread)
+            for loop, threshold in self._thresholds.items():
+                decoder.advance(loop)
+                logits = decoder.logits(loop)
+                if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
+                    break
+            token = sampling.pick(logits, generator)
+            is_end = token in self.ends
+            text = "" if is_end else stream.push(token)
+            stopped = "boundary" if is_end else "max_tokens" if count == max_tokens else None
+            if stopped is not None:
+                text += stream.push().rstrip(_INCOMPLETE)
+            if stream.stopped:
+                stopped = "stop"
+            yield Piece(token, loop, text, stopped)
+            if stopped is not None:
+                return
+            unread = [token]
 
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
@@ -328,19 +422,26 @@ class TextStream:
 
     Args:
         prompt: tokens before the first new one.
+        stop: texts in front of which the stream ends. What may be the beginning of one is held back.
+
+    Attributes:
+        stopped: whether one of ``stop`` occurred, after which nothing is returned.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
         self._decoded = len(self._ids)
         self._start = max(0, self._decoded - _CONTEXT)
+        self._stop, self._held, self.stopped = tuple(stop), "", False
 
     def push(self, *tokens: int) -> str:
         """Add a token; return the text that is complete now, often a word, sometimes nothing yet.
 
         Without a token: return the rest, where bytes that are no whole character are the replacement character.
         """
+        if self.stopped:
+            return ""
         self._ids += tokens
         windows = [self._ids[self._start : self._decoded], self._ids[self._start :]]
         previous, text = (str(self._tokenizer.decode(window, skip_special_tokens=True)) for window in windows)
@@ -348,4 +449,15 @@ class TextStream:
             return ""
         self._decoded = len(self._ids)
         self._start = max(self._start, self._decoded - _CONTEXT)
-        return text[len(previous) :]
+        text = self._held + text[len(previous) :]
+        places = [place for place in map(text.find, self._stop) if place >= 0]
+        if places:
+            self.stopped = True
+            return text[: min(places)]
+        held = 0
+        if tokens:  # the longest end of the text that a stop text may begin with
+            longest = max(map(len, self._stop), default=1) - 1
+            lengths = range(min(longest, len(text)), 0, -1)
+            held = next((n for n in lengths if any(end.startswith(text[-n:]) for end in self._stop)), 0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]

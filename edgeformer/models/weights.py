@@ -32,7 +32,9 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
     }
     write_json(folder / "config.json", config)
     write_text(folder / "tokenizer.json", prepared.tokenizer.to_str(pretty=True))
-    write_json(folder / "tokenizer_config.json", task.tokenizer_config(prepared, recipe))
+    write_json(
+        folder / "tokenizer_config.json", {**task.tokenizer_config(prepared, recipe), **prepared.tokenizer_config}
+    )
     np.savez(folder / GOLDEN_INPUTS, **task.golden_inputs(prepared, recipe))  # type: ignore[arg-type]
 
 

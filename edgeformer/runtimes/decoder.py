@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import Self
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.session import PAST, PRESENT, Array, Graph, Session
@@ -39,6 +40,9 @@ class LoopEngine(Protocol[State]):
     stops: tuple[int, ...]
     max_positions: int | None
     session: Session | None = None
+
+    def fresh(self) -> Self:
+        """Return an engine without earlier tokens on the same weights or graphs; this one is not used again."""
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> State:
         """Embed new tokens int64 [B, n] from position ``start``; ``keep`` False: do not cache them."""
@@ -61,6 +65,10 @@ class Decoder(Generic[State]):
         # The engine joins states when they advance; joining per token would copy a long waiting prompt each time.
         self._waiting: list[list[State]] = [[] for _ in range(len(engine.stops) + 1)]
         self._newest: State | None = None
+
+    def fresh(self) -> Decoder[State]:
+        """Return a decoder of another text on the same weights or graphs; this one is not used again."""
+        return Decoder(self._engine.fresh())
 
     def read(self, ids: Sequence[int]) -> None:
         """Read the next tokens of one text. Raises InputError if it gets longer than the model takes."""
@@ -295,6 +303,9 @@ class StepEngine(LoopEngine[Array]):
         self._embed = CachedGraph(steps.embed)
         self._loops = [CachedGraph(steps.loop) for _ in self.stops]
 
+    def fresh(self) -> Self:
+        return type(self)(self._steps)
+
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
         calls = self._embed.run(with_positions(ids, start), keep=keep)
         return _concatenate([outputs["state"] for outputs in calls])
@@ -320,10 +331,13 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
     """
 
     def __init__(self, graph: Graph, loops: int) -> None:
-        self.session = graph
+        self.session = self._graph = graph
         self.provider, self.max_positions = graph.provider, graph.max_positions
         self._cached = CachedGraph(graph)
         self.stops = (loops,)
+
+    def fresh(self) -> Self:
+        return type(self)(self._graph, *self.stops)
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> dict[str, Array]:
         return with_positions(ids, start)

@@ -16,6 +16,7 @@ from edgeformer.data.byte_pairs import SPLITS, split_name
 from edgeformer.export.import_language import import_causal_lm, import_gguf, is_language_model
 from edgeformer.export.import_run import ImportOptions
 from edgeformer.models.weights import load_model
+from edgeformer.run import Run
 from edgeformer.runtimes.llamacpp.builder import write_gguf
 
 transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
@@ -113,6 +114,34 @@ def test_other_computations_and_damage_are_refused(key: str, value: Any, message
     with pytest.raises((InputError, ArtifactError), match=message):
         import_causal_lm(str(folder), ImportOptions(tmp_path / "artifacts"))
     assert not (tmp_path / "artifacts").exists() or not [*(tmp_path / "artifacts").iterdir()]
+
+
+TEMPLATE = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.skipif(util.find_spec("gguf") is None, reason="the extra llamacpp is not installed")
+@pytest.mark.parametrize("form", ["text", "list", "file"])
+def test_chat_template_and_end_token_of_the_source_are_kept(form: str, tmp_path: Path) -> None:
+    _, folder = written(tmp_path / "model", "llama")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described: dict[str, Any] = {"eos_token": {"content": "<|im_end|>", "special": True}, "model_max_length": 9}
+    if form == "file":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    else:
+        others = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+        described["chat_template"] = TEMPLATE if form == "text" else others
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    run = import_causal_lm(str(folder), ImportOptions(tmp_path / "artifacts"))
+    expected = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = Run.open(run).tokenizer_config()
+    assert {key: config[key] for key in expected} == expected and config["model_max_length"] > 9
+    model: Any = load_model(run)
+    write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "fp16")
+    again = import_gguf(tmp_path / "model.gguf", ImportOptions(tmp_path / "artifacts", "again"))
+    config = Run.open(again).tokenizer_config()
+    assert {key: config[key] for key in expected} == expected
 
 
 @pytest.mark.skipif(util.find_spec("gguf") is None, reason="the extra llamacpp is not installed")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, MissingDepend
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.tokenization import train_language_tokenizer
-from edgeformer.inference.generate import GenerateOptions, Generation, Sampling, TextStream, generate
+from edgeformer.inference.generate import GenerateOptions, Generation, Sampling, TextStream, Writer, generate
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
 from edgeformer.tasks.early_exit import EarlyExit
@@ -150,6 +151,43 @@ def test_graphs_generate_the_text_of_torch(
     assert generation.text == expected.text
     assert (generation.artifact, generation.provider) == (artifact, "CPUExecutionProvider")
     assert (expected.artifact, expected.provider) == ("torch", "torch-cpu")
+
+
+@pytest.mark.parametrize("artifact", ["torch", "onnx-fp32-decode", "onnx-fp32-step"])
+def test_a_writer_writes_one_text_after_the_other(exported: Path, artifact: str) -> None:
+    expected = run_generate(exported, PROMPT, GREEDY, artifact=artifact).tokens
+    with closing(Writer(locate(str(exported), exported.parent), GenerateOptions(artifact=artifact))) as writer:
+        ids = writer.encode(PROMPT)
+        for _ in writer.write(writer.encode("another text"), 5, SAMPLED.sampling):
+            pass
+        abandoned = writer.write(ids, 60, SAMPLED.sampling)
+        assert next(abandoned).token is not None
+        abandoned.close()
+        pieces = [*writer.write(ids, 64, GREEDY.sampling)]
+    assert tuple(piece.token for piece in pieces) == expected
+    assert [piece.stopped for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+
+
+def test_a_text_ends_in_front_of_a_stop_text(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PlainText(Tokenizer.from_file(str(exported / "model" / "tokenizer.json")))
+    text = "tea ☕\n\nUser: more tea"
+    picked = plain.encode(text).ids
+
+    def written(*stop: str, count: int = len(picked)) -> tuple[str, list[str], str | None]:
+        remaining = iter(picked)
+        monkeypatch.setattr(Sampling, "pick", lambda *_: next(remaining))
+        with closing(Writer(locate(str(exported), exported.parent), GREEDY)) as writer:
+            pieces = [*writer.write([plain.boundary], count, GREEDY.sampling, stop)]
+        return "".join(piece.text for piece in pieces), [piece.text for piece in pieces], pieces[-1].stopped
+
+    assert written() == (text, written()[1], "max_tokens")
+    assert written("\nUser:")[::2] == ("tea ☕\n", "stop")
+    assert written("more", "User")[::2] == ("tea ☕\n\n", "stop")
+    assert written("☕")[::2] == ("tea ", "stop")
+    assert written("\nUser!", "teapot")[::2] == (text, "max_tokens")  # held back, then returned
+    assert not any("U" in piece for piece in written("\nUser:")[1])
+    inside = len(plain.encode("tea ").ids) + 1  # the first byte of the cup
+    assert written(count=inside)[::2] == ("tea ", "max_tokens")
 
 
 WITHOUT_TORCH = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
-from edgeformer.inference.generate import GenerateOptions, Sampling, generate
+from edgeformer.inference.generate import GenerateOptions, Sampling, Writer, generate
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
@@ -79,6 +81,16 @@ def written(folder: Path, **changes: Any) -> tuple[torch.nn.Module, Path]:
     model: Any = load_model(run)
     write_gguf(path, run / "model", model.gguf_contents(), "fp16")
     return model, path
+
+
+def test_a_writer_writes_one_text_after_the_other(run: Path) -> None:
+    location, options = locate(str(run), run.parent), GenerateOptions(artifact="gguf-int8-decode")
+    greedy = Sampling(temperature=0)
+    expected = generate(location, "The town", replace(options, max_tokens=20, sampling=greedy)).tokens
+    with closing(Writer(location, options)) as writer:
+        next(writer.write(writer.encode("Another, longer text"), 9, greedy))  # given up after a token
+        pieces = [*writer.write(writer.encode("The town"), 20, greedy)]
+    assert tuple(piece.token for piece in pieces) == expected
 
 
 def test_bytes_do_not_depend_on_the_number_of_loops(tmp_path: Path) -> None:

@@ -337,6 +337,10 @@ class CachedLoops:
         # Of the embedding, then of each loop.
         self._convolutions: list[Tensor | None] = [None] * (model.loops + 1)
 
+    def fresh(self) -> CachedLoops:
+        """Return the same without tokens."""
+        return CachedLoops(self._model)
+
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
         """Embed the tokens from position ``start`` on, int64 [B, n] → [B, n, C]; ``keep`` stores them in the cache."""

@@ -193,6 +193,10 @@ class CachedDecoder:
         self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
         self._caches = [[KeyValueCache() for _ in model.layers] for _ in range(model.loops)]
 
+    def fresh(self) -> CachedDecoder:
+        """Return the same without tokens."""
+        return CachedDecoder(self._model)
+
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
         """Embed tokens, int64 [B, n] → [B, n, C]; the arguments of the engines' interface are not needed."""

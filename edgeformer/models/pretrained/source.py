@@ -40,6 +40,7 @@ AS_ONNX = (
 _FILES = (
     CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json", "vocab.txt", "*.safetensors", "model.safetensors.index.json",
     "modules.json", "*_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "chat_template.jinja",
 )  # fmt: skip
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
 _ACTIVATIONS: Mapping[str, Literal["identity", "sigmoid"]] = {

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_tokenizer_config
 from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -151,5 +151,9 @@ def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     writer.add_bos_token_id(boundary)
-    writer.add_eos_token_id(boundary)
+    described = read_tokenizer_config(bundle / TOKENIZER_CONFIG)
+    end = described.get("eos_token")
+    writer.add_eos_token_id(tokens.index(end) if end in tokens else boundary)
     writer.add_add_bos_token(True)
+    if template := described.get("chat_template"):
+        writer.add_chat_template(template)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.runtimes.decoder import LoopEngine
@@ -58,9 +59,13 @@ class LlamaEngine(LoopEngine[Array]):
     """
 
     def __init__(self, session: LlamaSession, loops: int) -> None:
-        self.session, self._llama = session, session.llama
+        self.session = self._session = session
+        self._llama = session.llama
         self.provider, self.max_positions, self.stops = PROVIDER, self._llama.max_positions, (loops,)
         self._llama.truncate(0)
+
+    def fresh(self) -> Self:
+        return type(self)(self._session, *self.stops)
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
         if len(ids) > 1:

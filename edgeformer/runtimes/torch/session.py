@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.runtimes.decoder import Decoder, LoopEngine
@@ -56,8 +57,8 @@ class TorchSession(Session):
 class TorchEngine(LoopEngine[torch.Tensor]):
     """Loop engine on a model with caches, whose state is [B, n, C] on its device.
 
-    The model has ``embed(ids [B, n], start, keep=…)``, ``run_loop(number from 0, state, keep=…)``, ``logits(state
-    [B, C], loop)`` → float32 [B, V], ``loops``, ``max_positions`` and ``device``.
+    The model has ``fresh()`` (the same without tokens), ``embed(ids [B, n], start, keep=…)``, ``run_loop(number from 0,
+    state, keep=…)``, ``logits(state [B, C], loop)`` → float32 [B, V], ``loops``, ``max_positions`` and ``device``.
     """
 
     def __init__(self, model: Any) -> None:
@@ -65,6 +66,9 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
+
+    def fresh(self) -> Self:
+        return type(self)(self._model.fresh())
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> torch.Tensor:
         state: torch.Tensor = self._model.embed(torch.from_numpy(ids).to(self._model.device), start, keep=keep)
