@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -11,7 +10,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
@@ -21,6 +19,7 @@ from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
+from edgeformer.runtimes.speculation import Sampling, Speculation, Speculator
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
 
@@ -39,89 +38,6 @@ _INCOMPLETE = "\ufffd"
 _CONTEXT = 8
 """Earlier tokens that are decoded with new ones: enough for the bytes of a character and the space before a word."""
 
-_SORTED_FIRST = 1024
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen: temperature, then ``top_k``, then ``top_p``.
-
-    Attributes:
-        temperature: 0: always the likeliest token; 1: the model's own probabilities.
-        top_k: keep only the k likeliest tokens; None: all.
-        top_p: keep only the smallest set of likeliest tokens whose probability reaches p; None: all.
-        seed: the same seed draws the same text.
-
-    Raises:
-        InputError: a value is out of its range.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"--temperature {self.temperature}: must be 0 (always the most probable token) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"--top-k {self.top_k}: must be at least 1; leave it out to sample from all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(
-                f"--top-p {self.top_p}: must be above 0 and at most 1; leave it out to sample from all tokens"
-            )
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
-
-    def pick(self, logits: NDArray[np.floating], generator: np.random.Generator) -> int:
-        """Draw the next token from logits [V] by inverse transform sampling. Raises ArtifactError."""
-        tokens, probabilities = self.candidates(logits)
-        if len(tokens) == 1:
-            return int(tokens[0])
-        ends = np.cumsum(probabilities)
-        index = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
-        return int(tokens[min(index, len(tokens) - 1)])
-
-    def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the tokens that may be chosen and their probabilities, which sum to 1; logits [V].
-
-        Among equally likely tokens at the limit, those with the smaller numbers are kept.
-
-        Raises:
-            ArtifactError: no logit is finite, or one is NaN.
-        """
-        wide = logits.astype(np.float64)
-        largest = wide.max()
-        if not np.isfinite(largest):
-            raise ArtifactError(
-                f"the largest logit of the model is {largest}; the model is damaged, so export it again"
-            )
-        if self.temperature == 0:
-            return np.array([wide.argmax()], dtype=np.int64), np.ones(1)
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to −∞, as intended
-            scaled = (wide - largest) / self.temperature
-        tokens, k, p = np.arange(len(scaled)), self.top_k, self.top_p
-        if k is not None and k < len(scaled):
-            limit = np.partition(scaled, -k)[-k]
-            above = np.flatnonzero(scaled > limit)
-            equal = np.flatnonzero(scaled == limit)[: k - len(above)]
-            tokens = np.sort(np.concatenate((above, equal)))
-        probabilities = np.exp(scaled[tokens])
-        tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
-        if p is not None and p < 1:  # the fewest likeliest tokens whose shares sum to p or more; at least one
-            shares = probabilities / probabilities.sum()
-            # Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest tokens (with
-            # all ties of the last one) are sorted first, and all tokens only if these do not reach p.
-            limit = np.partition(shares, -_SORTED_FIRST)[-_SORTED_FIRST] if len(shares) > _SORTED_FIRST else 0.0
-            for subset in (np.flatnonzero(shares >= limit), np.arange(len(shares))):
-                order = subset[np.argsort(-shares[subset], kind="stable")]
-                sums = np.cumsum(shares[order])
-                if sums[-1] >= p:
-                    break
-            kept = np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
-            tokens, probabilities = tokens[kept], probabilities[kept]
-        return tokens, probabilities / probabilities.sum()
-
 
 @dataclass(frozen=True)
 class GenerateOptions:
@@ -134,6 +50,7 @@ class GenerateOptions:
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
         runtime: a runtime or one of its providers; None: the usual runtime of the artifact.
+        speculation: an early exit drafts tokens, which all loops verify; the text is that of all loops.
     """
 
     max_tokens: int | None = None
@@ -142,12 +59,15 @@ class GenerateOptions:
     early: EarlyExit | None = None
     artifact: str | None = None
     runtime: str | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"--max-tokens {self.max_tokens}: must be at least 1")
         if self.exit is not None and self.early is not None:
             raise InputError("--exit, --confidence: exclude each other; leave out one of them")
+        if self.speculation is not None and (self.exit is not None or self.early is not None):
+            raise InputError("--speculate: every token is verified with all loops; leave out --confidence")
 
 
 @dataclass(frozen=True)
@@ -160,7 +80,8 @@ class Generation:
         tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
         loops: the loop that answered, for each of ``tokens``.
         prompt_seconds, seconds: time until the first and the last new token, without loading the model.
-        tokens_per_s: new tokens after the first, per second; None where there is only one.
+        tokens_per_s: new tokens after those of the first call, per second; None where there are none.
+        speculation: with speculation: exit that drafted, rounds, tokens drafted and accepted.
     """
 
     run: str
@@ -177,6 +98,7 @@ class Generation:
     seconds: float
     tokens_per_s: float | None
     notes: tuple[str, ...] = ()
+    speculation: dict[str, int] | None = None
 
 
 def generate(
@@ -194,6 +116,7 @@ def generate(
     with closing(Writer(location, options)) as writer:
         ids = writer.encode(prompt)
         max_tokens, notes = writer.token_limit(ids, options.max_tokens, DEFAULT_TOKENS)
+        notes += writer.notes
         pieces, prompt_seconds, provider = list[Piece](), 0.0, writer.decoder.provider
         started = time.perf_counter()
         for piece in writer.write(ids, max_tokens, options.sampling):
@@ -204,13 +127,16 @@ def generate(
                 on_text(piece.text)
         seconds = time.perf_counter() - started
         loops = tuple(piece.loop for piece in pieces)
-        later_tokens, later_seconds = len(pieces) - 1, seconds - prompt_seconds
+        speculator = writer.speculator
+        first_tokens = speculator.accepted_first + 1 if speculator is not None else 1
+        later_tokens, later_seconds = max(0, len(pieces) - first_tokens), seconds - prompt_seconds
         return Generation(
             run=location.name, artifact=writer.artifact, prompt=prompt, text="".join(piece.text for piece in pieces),
             prompt_tokens=len(ids), tokens=tuple(piece.token for piece in pieces), loops=loops,
             mean_loops=sum(loops) / len(loops), stopped=str(pieces[-1].stopped), provider=provider,
             prompt_seconds=prompt_seconds, seconds=seconds, notes=tuple(notes),
             tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
+            speculation=speculator.counts() if speculator is not None else None,
         )  # fmt: skip
 
 
@@ -236,6 +162,8 @@ class Writer:
     Attributes:
         artifact: the artifact's id, or ``torch``.
         ends: tokens that end a text.
+        notes: on the artifact, for the reader.
+        speculator: with ``options.speculation``: the one of the newest text.
 
     Raises:
         InputError: no causal language model, or no such exit, artifact or runtime.
@@ -263,6 +191,11 @@ class Writer:
             if len(exits) == 1:
                 raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
             self._thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
+        self._speculation = options.speculation
+        self.speculator: Speculator | None = None
+        self.notes = list[str]()
+        if self._speculation is not None:
+            self._thresholds = {self._speculation.draft_exit(exits, model.name): 0.0, exits[-1]: 0.0}
         self.tokenizer = model.reader().tokenizer
         self._plain = PlainText(self.tokenizer)
         self.ends = {self._plain.boundary}
@@ -282,6 +215,11 @@ class Writer:
             if not providers:
                 raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
             self.artifact = entry.id
+            if self._speculation is not None and entry.quantized.get("MatMulInteger"):
+                self.notes.append(
+                    f"--speculate: {entry.id} scales activations per call, and a call verifies several tokens, so the "
+                    "text may differ from the text without --speculate"
+                )
             self._open = partial(model.decoder, entry, self._thresholds, OpenOptions(providers[0]))
         self.name = location.name
 
@@ -339,26 +277,34 @@ class Writer:
         """
         self.decoder = decoder = self.decoder.fresh()
         stream, generator = TextStream(self.tokenizer, ids, stop), np.random.default_rng(sampling.seed)
-        unread, last_exit = ids, max(self._thresholds)
-        for count in range(1, max_tokens + 1):
-            decoder.read(unread)
-            for loop, threshold in self._thresholds.items():
-                decoder.advance(loop)
-                logits = decoder.logits(loop)
-                if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
-                    break
-            token = sampling.pick(logits, generator)
-            is_end = token in self.ends
-            text = "" if is_end else stream.push(token)
-            stopped = "boundary" if is_end else "max_tokens" if count == max_tokens else None
-            if stopped is not None:
-                text += stream.push().rstrip(_INCOMPLETE)
-            if stream.stopped:
-                stopped = "stop"
-            yield Piece(token, loop, text, stopped)
-            if stopped is not None:
-                return
-            unread = [token]
+        unread, last_exit, count = ids, max(self._thresholds), 0
+        if self._speculation is not None:
+            draft_exit = min(self._thresholds)
+            self.speculator = Speculator(decoder, draft_exit, self._speculation, sampling, generator)
+        while True:
+            if self.speculator is not None:
+                loop, tokens = last_exit, self.speculator.write(unread, max_tokens - count)
+            else:
+                decoder.read(unread)
+                for loop, threshold in self._thresholds.items():
+                    decoder.advance(loop)
+                    logits = decoder.logits(loop)
+                    if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
+                        break
+                tokens = [sampling.pick(logits, generator)]
+            for token in tokens:
+                count += 1
+                is_end = token in self.ends
+                text = "" if is_end else stream.push(token)
+                stopped = "boundary" if is_end else "max_tokens" if count == max_tokens else None
+                if stopped is not None:
+                    text += stream.push().rstrip(_INCOMPLETE)
+                if stream.stopped:
+                    stopped = "stop"
+                yield Piece(token, loop, text, stopped)
+                if stopped is not None:
+                    return
+            unread = tokens[-1:]
 
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
@@ -402,7 +348,8 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
                 return graph
         instead = f", or write with --artifact {TORCH}" if has_run else ""
         raise ArtifactError(
-            f"--exit, --confidence: {name} has no step artifact, which they need; write one with: {command}{instead}"
+            f"--exit, --confidence, --speculate: {name} has no step artifact, which they need; write one with: "
+            f"{command}{instead}"
         )
     # An engine is used only on request, because it does not run on every machine.
     engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
@@ -413,7 +360,7 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     if entry is not None and entry.role in _DECODER_ROLES:
         if all_loops or entry.role == "step":
             return entry
-        why = "runs all loops for every token, and --exit and --confidence need a step artifact"
+        why = "runs all loops for every token, and --exit, --confidence and --speculate need a step artifact"
     raise InputError(f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}")
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.generate import GenerateOptions, Sampling, generate
+from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.run import Location, find_bundle, locate
+from edgeformer.runtimes.speculation import Sampling
 
 pytestmark = pytest.mark.gpu
 

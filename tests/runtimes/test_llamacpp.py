@@ -18,7 +18,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
-from edgeformer.inference.generate import GenerateOptions, Sampling, Writer, generate
+from edgeformer.inference.generate import GenerateOptions, Writer, generate
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
@@ -26,6 +26,7 @@ from edgeformer.runtimes import OpenOptions, cannot_run
 from edgeformer.runtimes.llamacpp import library as llama_library
 from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
 from edgeformer.runtimes.runtime import BuildJob, Target
+from edgeformer.runtimes.speculation import Sampling
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
 
 pytestmark = pytest.mark.skipif(
