@@ -66,6 +66,7 @@ class Graphs:
         steps: part → graph (embed, loop, readout…); empty if not requested.
         shared_weights: the graphs keep their weights in one common file, instead of one file each.
         has_row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
+        in_blocks: INT8 and INT4 have a scale per block, as llama.cpp's types, for activations as well.
         pieces: traced parts by name, for reuse.
     """
 
@@ -74,6 +75,7 @@ class Graphs:
     decode: onnx_ir.Model | None = None
     shared_weights: bool = False
     has_row_scales: bool = False
+    in_blocks: bool = False
     pieces: Mapping[str, onnx_ir.Model] = field(default_factory=dict)
 
 

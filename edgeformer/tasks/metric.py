@@ -218,6 +218,8 @@ def as_parity(
     """
     finite = bool(np.isfinite(error).all())
     kind, tolerance = TOLERANCES[precision]
+    if kind == "absolute" and tolerance is not None:
+        tolerance *= max(1.0, spread)  # rounding grows with the logits: those of SmolLM2 spread by 6
     return Parity(
         status="measured",
         n=len(agrees),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -22,12 +24,19 @@ from edgeformer.export.graphs import write_graph
 from edgeformer.export.quantize import (
     BLOCK,
     CachedAttention,
+    GroupedAttention,
+    block_codes,
     quantize_int4,
     quantize_int8,
+    quantized_graphs,
     quantized_nodes,
 )
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.tracing import deduplicate_weights, export_graph, extract_outputs, text_spec
+from edgeformer.models.decoder import DecoderConfig
+from edgeformer.models.decoder.adapter import ADAPTER
+from edgeformer.models.decoder.model import DecoderModel
+from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
+from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export.language_run import LOOPS, exported_language_run
 
@@ -305,3 +314,64 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
             assert value is not None
             value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
     assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(other) == 0
+
+
+DECODER = {
+    "kind": "decoder", "vocab_size": 100, "hidden_size": 96, "layers": 2, "iterations": 3, "heads": 6, "kv_heads": 2,
+    "ffn_size": 64, "max_positions": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder_graphs() -> Graphs:
+    torch.manual_seed(0)
+    return ADAPTER.trace(DecoderModel(DecoderConfig(**DECODER)).eval(), ("input_ids",), steps=False)
+
+
+def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:
+    """Logits, keys and values after a prompt, three tokens, and one."""
+    onnx_ir.save(model, path)
+    ids, results = np.arange(9)[None] * 7 % 100, []
+    with OnnxSession(path, threads=1) as session:
+        cached = CachedGraph(session)
+        for start, end in ((0, 5), (5, 8), (8, 9)):
+            (outputs,) = cached.run({"input_ids": ids[:, start:end]}, keep=True)
+            results += [outputs["logits"], outputs["present.5.key"], outputs["present.0.value"]]
+    return results
+
+
+def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, tmp_path: Path) -> None:
+    assert decoder_graphs.decode is not None
+    fused = decoder_graphs.decode.clone()
+    assert RewriteRuleSet([GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
+    expected = decoded(decoder_graphs.decode, tmp_path / "plain.onnx")
+    for result, exact in zip(decoded(fused, tmp_path / "fused.onnx"), expected, strict=True):
+        np.testing.assert_allclose(result, exact, atol=2e-5)
+
+
+@pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
+def test_a_decoders_weights_have_blocks_and_its_head_8_bits(
+    precision: Literal["int8", "int4"], bits: dict[int, int], tolerance: float, decoder_graphs: Graphs, tmp_path: Path
+) -> None:
+    quantized = quantized_graphs(decoder_graphs, precision)
+    assert quantized.decode is not None and decoder_graphs.decode is not None
+    nodes = list(quantized.decode.graph)
+    widths = Counter(node.attributes.get_int("bits", 0) for node in nodes if node.op_type == "MatMulNBits")
+    assert widths == Counter(bits) + Counter({8: 1})  # five products of 2 layers × 3 iterations, and the head
+    assert sum(node.op_type == "GroupQueryAttention" for node in nodes) == 6
+    expected, results = (
+        decoded(graph, tmp_path / f"{number}.onnx")
+        for number, graph in enumerate((decoder_graphs.decode, quantized.decode))
+    )
+    assert np.abs(results[-3] - expected[-3]).max() < tolerance * expected[-3].std()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_of_a_block_are_within_half_a_step(bits: int) -> None:
+    matrix = np.random.default_rng(0).normal(size=(BLOCK + 8, 3)).astype(np.float32)
+    codes, scales = block_codes(matrix, bits)
+    if bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), -1).reshape(3, 2, BLOCK)
+    restored = ((codes.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]).reshape(3, -1)[:, : len(matrix)]
+    steps = np.abs(restored.T - matrix) / np.abs(scales).repeat(BLOCK, 1)[:, : len(matrix)].T
+    assert steps.max() <= 1.0 and np.median(steps) < 0.5  # only the opposite end of a range is clipped

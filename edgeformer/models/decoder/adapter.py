@@ -27,7 +27,8 @@ class DecoderAdapter(LanguageAdapter):
         """A layer is traced once, with and without caches, for all layers and iterations."""
         pieces = trace_pieces(model)
         parts = compose_steps(model, pieces) if steps else {}
-        return Graphs(compose_exits(model, pieces), parts, compose_decode(model, pieces), shared_weights=True)
+        exits, decode = compose_exits(model, pieces), compose_decode(model, pieces)
+        return Graphs(exits, parts, decode, shared_weights=True, in_blocks=True)
 
     def decoder(self, model: DecoderModel) -> CachedDecoder:
         return CachedDecoder(model)
