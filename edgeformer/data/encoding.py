@@ -169,6 +169,11 @@ class PlainText:
         finally:
             self._tokenizer.encode_special_tokens = False
 
+    def encode_marked(self, text: str) -> list[int]:
+        """Return the tokens of a text in which the names of special tokens are these tokens."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
     def encode_all(self, texts: Sequence[str], progress: Progress = SILENT) -> Encoded:
         """Encode texts as :func:`encode` does, with label 0."""
         encoded, _ = encode_texts(self._tokenizer, texts, _UNLIMITED, progress.advance)

@@ -164,6 +164,7 @@ class Writer:
         ends: tokens that end a text.
         notes: on the artifact, for the reader.
         speculator: with ``options.speculation``: the one of the newest text.
+        tokenizer_config: tokenizer_config.json, with the chat template if there is one.
 
     Raises:
         InputError: no causal language model, or no such exit, artifact or runtime.
@@ -199,7 +200,8 @@ class Writer:
         self.tokenizer = model.reader().tokenizer
         self._plain = PlainText(self.tokenizer)
         self.ends = {self._plain.boundary}
-        end = model.tokenizer_config().get("eos_token")
+        self.tokenizer_config = model.tokenizer_config()
+        end = self.tokenizer_config.get("eos_token")
         if isinstance(end, str) and (number := self.tokenizer.token_to_id(end)) is not None:
             self.ends.add(number)
         if isinstance(model, Run):
@@ -237,6 +239,13 @@ class Writer:
         """Return the tokens of a prompt behind the end of another text. Raises InputError: invalid Unicode."""
         require_unicode("the prompt", prompt)
         return [self._plain.boundary, *self._plain.encode(prompt).ids]
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the tokens of a rendered chat template. Raises InputError: invalid Unicode, or no text."""
+        require_unicode("the chat", text)
+        if not (ids := self._plain.encode_marked(text)):
+            raise InputError("the chat template makes no text of these messages; change them")
+        return ids
 
     def token_limit(self, ids: Sequence[int], requested: int | None, default: int | None) -> tuple[int, list[str]]:
         """Return the number of new tokens that may follow a prompt, and notes for the reader.

@@ -11,11 +11,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import uvicorn
 from prometheus_client import generate_latest
@@ -28,16 +28,19 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from typing_extensions import Self
 
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text
+from edgeformer.inference.completions import CompletionService
+from edgeformer.inference.generate import GenerateOptions, Writer
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
-from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, open_served_predictor
+from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, Service, open_served_predictor
+from edgeformer.run import Location
 from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.scoring import TextPredictor, pairs_problem
 from edgeformer.tasks.task import Unanswered
@@ -182,48 +185,94 @@ def _check_texts(rows: Sequence[Text], limits: Limits) -> None:
                 raise RefusedError(422, str(error)) from None
 
 
-def openapi(name: str, limits: Limits) -> dict[str, object]:
-    """Return the OpenAPI 3.1 document of the server of the run ``name``."""
-    messages: list[Any] = [PredictRequest, PredictResponse, RankRequest, RankResponse, Refusal]
+def openapi(service: Service, limits: Limits) -> dict[str, object]:
+    """Return the OpenAPI 3.1 document of the server."""
+    messages: list[Any] = [service.refusal]
+    for request, response, _ in service.posts.values():
+        messages += [request, response]
     _, document = models_json_schema(
         [(message, "validation") for message in messages], ref_template="#/components/schemas/{model}"
     )
 
-    def body(description: str, model: str) -> dict[str, object]:
-        schema = {"$ref": f"#/components/schemas/{model}"}
+    def body(description: str, model: type[BaseModel]) -> dict[str, object]:
+        schema = {"$ref": f"#/components/schemas/{model.__name__}"}
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     refusals = {
         "408": "the body did not arrive in time",
         "413": f"the body is larger than {limits.body_bytes:,} bytes",
         "415": "the Content-Type is not application/json",
-        "422": "the request is invalid or exceeds a limit",
+        **service.refusals,
         "500": "the model failed, e.g. for lack of memory",
         "503": "the server is overloaded or stopping; Retry-After says when to try again",
         "504": f"no answer within {limits.timeout_s:g} s",
     }
-    refused = {status: body(text, "Refusal") for status, text in refusals.items()}
+    refused = {status: body(text, service.refusal) for status, text in refusals.items()}
     paths: dict[str, object] = {}
-    routes = {
-        "/predict": ("Answer one text or many", "Predict", "answers in the order of the texts"),
-        "/rank": ("Rank documents for a query", "Rank", "the best documents, best first"),
-    }
-    for path, (summary, message, answers) in routes.items():
+    for path, (request, response, summary) in service.posts.items():
         operation = {
             "summary": summary,
             "description": f"At most {limits.texts:,} texts of {limits.characters:,} characters.",
-            "requestBody": {**body("texts", f"{message}Request"), "required": True},
-            "responses": {**refused, "200": body(answers, f"{message}Response")},
+            "requestBody": {**body("request", request), "required": True},
+            "responses": {**refused, "200": body("the answer", response)},
         }
         paths[path] = {"post": operation}
-    for path, text in ("/healthz", "Health; 503 while the server stops"), ("/metrics", "Metrics for Prometheus"):
+    gets = {"/healthz": "Health; 503 while the server stops", "/metrics": "Metrics for Prometheus"}
+    for path, text in (*gets.items(), *((path, "The model") for path in service.documents)):
         paths[path] = {"get": {"summary": text, "responses": {"200": {"description": text}}}}
-    info = {"title": f"edgeformer serve: {name}", "version": __version__}
+    info = {"title": f"edgeformer serve: {service.name}", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": document["$defs"]}}
 
 
+class PredictService(Service):
+    """Answers texts with a model that is not a language model, in batches."""
+
+    page = "page"
+    posts: ClassVar = {
+        "/predict": (PredictRequest, PredictResponse, "Answer one text or many, in the order of the texts"),
+        "/rank": (RankRequest, RankResponse, "Rank documents for a query, best first"),
+    }
+    refusal = Refusal
+    refusals: ClassVar = {"422": "the request is invalid or exceeds a limit"}
+
+    def __init__(self, model: Predictor, engine: Engine, limits: Limits, metrics: Metrics) -> None:
+        self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
+        self.name, self.id = model.name, model.id
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine.healthy
+
+    def example(self, address: str) -> str:
+        return f"curl {address}/predict -H 'Content-Type: application/json' -d '{{\"text\": \"TEXT\"}}'"
+
+    def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
+        return {"error": message}
+
+    async def answer(self, request: Request, body: bytes) -> Response:
+        model, limits, ranking = self._model, self._limits, None
+        if request.url.path == "/rank":
+            ranking, texts = read_rank_request(body, limits, model.answering)
+        else:
+            texts = read_request(body, limits, model.answering)
+        try:
+            answers = await asyncio.wait_for(asyncio.wrap_future(self._engine.submit(texts)), limits.timeout_s)
+        except asyncio.TimeoutError:
+            raise RefusedError(504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts") from None
+        self._metrics.texts.inc(len(answers))
+        self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
+        named = {"run": model.name, "artifact": model.id}
+        if ranking is None:
+            return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
+        try:
+            ranked = rank_documents(ranking.documents, answers, ranking.top)
+        except InputError as error:  # a text is empty
+            raise RefusedError(422, str(error)) from None
+        return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
+
+
 _PAGE = files(__package__) / "page"
-_PAGE_FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -233,8 +282,9 @@ _PAGE_HEADERS = {
 
 
 def application(
-    model: Predictor, engine: Engine, limits: Limits, metrics: Metrics, hosts: Sequence[str], origins: Sequence[str]
-) -> Starlette:
+    service: Service, limits: Limits, metrics: Metrics, hosts: Sequence[str],
+    origins: Sequence[str],
+) -> Starlette:  # fmt: skip
     """Return the ASGI application; ``hosts`` (against DNS rebinding) and ``origins`` are as in ``ServeOptions``."""
     running = 0
 
@@ -257,77 +307,66 @@ def application(
                 body = await asyncio.wait_for(read_body(request), limits.timeout_s)
             except asyncio.TimeoutError:
                 raise RefusedError(408, f"the body did not arrive within {limits.timeout_s:g} s") from None
-            ranking = None
-            if request.url.path == "/rank":
-                ranking, texts = read_rank_request(body, limits, model.answering)
-            else:
-                texts = read_request(body, limits, model.answering)
-            try:
-                answers = await asyncio.wait_for(asyncio.wrap_future(engine.submit(texts)), limits.timeout_s)
-            except asyncio.TimeoutError:
-                raise RefusedError(
-                    504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts"
-                ) from None
+            return await service.answer(request, body)
         except RefusedError as error:
             if error.retry_after_s is None:
-                return JSONResponse({"error": str(error)}, error.status)
+                return JSONResponse(service.error(error.status, str(error), error), error.status)
             message = f"{error}; try again in {error.retry_after_s} s"
-            return JSONResponse({"error": message}, error.status, {"Retry-After": str(error.retry_after_s)})
+            headers = {"Retry-After": str(error.retry_after_s)}
+            return JSONResponse(service.error(error.status, message, error), error.status, headers)
         except EdgeformerError as error:  # of the model, for instance too little memory
-            return JSONResponse({"error": str(error)}, 500)
-        metrics.texts.inc(len(answers))
-        metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
-        named = {"run": model.name, "artifact": model.id}
-        if ranking is None:
-            return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
-        try:
-            ranked = rank_documents(ranking.documents, answers, ranking.top)
-        except InputError as error:  # a text is empty
-            return JSONResponse({"error": str(error)}, 422)
-        return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
+            return JSONResponse(service.error(500, str(error)), 500)
 
-    async def predict(request: Request) -> Response:
-        nonlocal running
-        started, status = time.perf_counter(), 500
-        metrics.running.inc()
-        running += 1
-        try:
-            response = await answer(request)
-            status = response.status_code
-        except ClientDisconnect:
-            status = 499  # counted as proxies count it; the response goes to no client
-            response = Response(status_code=400)
-        finally:
-            running -= 1
-            metrics.running.dec()
-            metrics.requests.labels(status).inc()
-            metrics.request_s.observe(time.perf_counter() - started)
-        return response
+    class Post:
+        """ASGI application of a request, which runs until the last byte of its response."""
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal running
+            started, status = time.perf_counter(), 500
+            metrics.running.inc()
+            running += 1
+            try:
+                response = await answer(Request(scope, receive))
+                status = response.status_code
+                await response(scope, receive, send)
+            except ClientDisconnect:
+                status = 499  # counted as proxies count it; the response goes to no client
+                await Response(status_code=400)(scope, receive, send)
+            finally:
+                running -= 1
+                metrics.running.dec()
+                metrics.requests.labels(status).inc()
+                metrics.request_s.observe(time.perf_counter() - started)
 
     async def health(_: Request) -> Response:
-        facts = {"status": "ok" if engine.healthy else "stopping", "run": model.name, "artifact": model.id}
-        return JSONResponse(facts, 200 if engine.healthy else 503)
+        facts = {"status": "ok" if service.healthy else "stopping", "run": service.name, "artifact": service.id}
+        return JSONResponse({**facts, **service.facts}, 200 if service.healthy else 503)
 
     async def show_metrics(_: Request) -> Response:
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def describe(_: Request) -> Response:
-        return JSONResponse(openapi(model.name, limits))
+        return JSONResponse(openapi(service, limits))
 
     async def page(request: Request) -> Response:
-        name = request.url.path.lstrip("/") or "page.html"
-        return Response(_PAGE.joinpath(name).read_bytes(), media_type=_PAGE_FILES[name], headers=_PAGE_HEADERS)
+        name = request.url.path.lstrip("/") or f"{service.page}.html"
+        media_type = _PAGE_TYPES[name.rpartition(".")[2]]
+        return Response(_PAGE.joinpath(name).read_bytes(), media_type=media_type, headers=_PAGE_HEADERS)
+
+    async def document(request: Request) -> Response:
+        return JSONResponse(service.documents[request.url.path])
 
     routes = [
-        *(Route(path, predict, methods=["POST"]) for path in ("/predict", "/rank")),
+        *(Route(path, Post(), methods=["POST"]) for path in service.posts),
         Route("/healthz", health),
         Route("/metrics", show_metrics),
         Route("/openapi.json", describe),
-        *(Route("/" if name == "page.html" else f"/{name}", page) for name in _PAGE_FILES),
+        *(Route(path, document) for path in service.documents),
+        *(Route(f"/{name}", page) for name in ("", "page.css", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
     if origins:
-        methods, headers = ["GET", "POST"], ["content-type"]
+        methods, headers = ["GET", "POST"], ["content-type", "authorization"]
         cors = Middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=methods, allow_headers=headers)
         middleware.append(cors)
     return Starlette(routes=routes, middleware=middleware)
@@ -339,7 +378,9 @@ class ServeOptions:
 
     Attributes:
         port: 0: a free one.
-        artifact: an id; None: the first that runs here.
+        artifact: an id; None: the first that runs here; of a language model as in :class:`GenerateOptions`.
+        runtime: a runtime or one of its providers; None: the usual one.
+        chat_template: of a language model's chats, in Jinja; None: the model's.
         hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
             the loopback address accepts any.
         origins: sites whose pages may read the answers.
@@ -348,12 +389,35 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     artifact: str | None = None
+    runtime: str | None = None
+    chat_template: str | None = None
     limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
 
-def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str], None]) -> int:
+@contextmanager
+def open_service(location: Location, options: ServeOptions, metrics: Metrics) -> Iterator[Service]:
+    """Open the model and start its queue. Raises InputError, ArtifactError."""
+    limits = options.limits
+    if location.open_model().task.writes_text:
+        chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime)
+        with (
+            closing(Writer(location, chosen)) as writer,
+            closing(CompletionService(writer, limits, metrics, options.chat_template)) as completions,
+        ):
+            yield completions
+        return
+    if options.chat_template is not None:
+        raise InputError(f"--chat-template: {location.name} is no language model; leave it out")
+    with (
+        open_served_predictor(location.open_bundle(), options.artifact, options.runtime) as model,
+        closing(Engine(model, limits, metrics)) as engine,
+    ):
+        yield PredictService(model, engine, limits, metrics)
+
+
+def serve(location: Location, options: ServeOptions, ready: Callable[[Service, str], None]) -> int:
     """Answer until SIGTERM or Ctrl-C, finish the accepted requests, and return the number of responses.
 
     ``ready`` is called with the model and the server's address once it listens. Raises InputError, ArtifactError.
@@ -364,13 +428,12 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
     if options.host not in ("127.0.0.1", "localhost", "::1"):
         hosts = (*hosts, options.host) if options.hosts else ()
     with (
-        open_served_predictor(bundle, options.artifact) as model,
+        open_service(location, options, metrics) as service,
         _listen(options.host, options.port) as listener,
-        closing(Engine(model, options.limits, metrics)) as engine,
         switch_threads_often(),
     ):
         config = uvicorn.Config(
-            application(model, engine, options.limits, metrics, hosts, options.origins),
+            application(service, options.limits, metrics, hosts, options.origins),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -379,7 +442,7 @@ def serve(bundle: Bundle, options: ServeOptions, ready: Callable[[Predictor, str
             timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
         )
         host, port = listener.getsockname()[:2]
-        ready(model, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        ready(service, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         server = uvicorn.Server(config)
         if threading.current_thread() is not threading.main_thread():
             server.run([listener])

@@ -1,20 +1,25 @@
-"""Serving without HTTP: limits, metrics, the model of a bundle, and the engine that batches waiting requests."""
+"""Serving: limits, metrics, the model behind a server, and the engine that batches waiting requests."""
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.bundle import Bundle
@@ -32,8 +37,8 @@ class Limits:
 
     Attributes:
         batch: texts per call of the model; 1: no batches.
-        queue: waiting texts; more are refused, with the time after which to try again.
-        timeout_s: from a complete request to its answer; also for a body.
+        queue: waiting texts, or requests to a language model; more are refused, with the time after which to try again.
+        timeout_s: from a complete request to its answer, or to the first token of a language model; also for a body.
         texts, body_bytes: per request.
         characters: per text.
         connections: with a request for predictions; more are refused.
@@ -65,6 +70,7 @@ class Metrics:
             "Time from the first byte of a request to its response.",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
         )
+        self.tokens = counter("edgeformer_tokens_total", "Tokens that a language model wrote.")
         self.texts = counter("edgeformer_texts_total", "Texts in responses.")
         self.unanswered = counter("edgeformer_texts_without_answer_total", "Texts without an answer, e.g. empty ones.")
         self.waiting = gauge("edgeformer_queue_texts", "Texts in the queue.")
@@ -77,21 +83,68 @@ class Metrics:
 
 
 @contextmanager
-def open_served_predictor(bundle: Bundle, artifact: str | None) -> Generator[Predictor]:
+def open_served_predictor(bundle: Bundle, artifact: str | None, runtime: str | None = None) -> Generator[Predictor]:
     """Open an artifact (None: the first that runs here) to answer whole texts. Raises InputError, ArtifactError."""
     location = Location(None, bundle.folder, opened=bundle)
     check_answerable(location, None, pairs=None)
-    with open_predictor(location, artifact) as model:
+    with open_predictor(location, artifact, runtime=runtime) as model:
         model.answer(["a text"])  # the first call allocates memory, which no client should wait for
         yield model
 
 
 class RefusedError(InputError):
-    """A request that gets an error response of this status; ``retry_after_s``: when it may succeed."""
+    """A request that gets an error response of this status.
 
-    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
+    Args:
+        retry_after_s: when it may succeed.
+        param, code: the key that is wrong, and the kind of error, in OpenAI's form.
+    """
+
+    def __init__(
+        self, status: int, message: str, retry_after_s: int | None = None, *, param: str | None = None,
+        code: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.status, self.retry_after_s = status, retry_after_s
+        self.status, self.retry_after_s, self.param, self.code = status, retry_after_s, param, code
+
+
+class Service(ABC):
+    """A model behind a server.
+
+    Attributes:
+        name, id: of the run and of the artifact.
+        page: name of the files of its page.
+        posts: path → messages of request and response, and what it does.
+        documents: path → a JSON document to read.
+        refusal: message of an error; ``refusals``: status → reason, of statuses that other services lack.
+        facts: what /healthz says beside name and id.
+    """
+
+    name: str
+    id: str
+    page: ClassVar[str]
+    posts: ClassVar[Mapping[str, tuple[type[BaseModel], type[BaseModel], str]]]
+    documents: Mapping[str, object] = MappingProxyType({})
+    refusal: ClassVar[type[BaseModel]]
+    refusals: ClassVar[Mapping[str, str]]
+    facts: Mapping[str, object] = MappingProxyType({})
+
+    @property
+    @abstractmethod
+    def healthy(self) -> bool:
+        """Whether it accepts requests."""
+
+    @abstractmethod
+    def example(self, address: str) -> str:
+        """Return a command that asks the server at an address."""
+
+    @abstractmethod
+    def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
+        """Return the body of an error response."""
+
+    @abstractmethod
+    async def answer(self, request: Request, body: bytes) -> Response:
+        """Answer a request. Raises RefusedError, or ClientDisconnect."""
 
 
 class _Request(NamedTuple):

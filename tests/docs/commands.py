@@ -94,6 +94,8 @@ NOT_RUN: dict[str, str] = {
     ): "needs a finished teacher; tests/training/test_distillation.py trains a fold",
     "edgeformer predict --file - --format csv < reviews.txt": _FILES,
     "edgeformer serve path/to/bundle --artifact onnx-int8": "does not end; tests/inference asks servers",
+    "edgeformer serve smollm": "the same",
+    "edgeformer serve smollm --artifact gguf-int8-decode": "the same",
     'edgeformer predict minilm --query "How do I reset my password?" --file answers.csv --top 10': _RANKED,
     'edgeformer predict minilm --query "the machine broke after a week" --file titles.csv --top 3': _RANKED,
     "edgeformer predict minilm --file answers.csv --output vectors.parquet": _RANKED,

@@ -238,7 +238,9 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((str(OLD / "language-v1"),), "has no labels; use edgeformer generate"),
+        ((str(CLASSIFIER), "--chat-template", "chat.jinja"), "--chat-template chat.jinja: cannot be read"),
+        ((str(CLASSIFIER), "--chat-template", __file__), "is no language model; leave it out"),
+        ((str(CLASSIFIER), "--runtime", "fast"), "--runtime fast: "),
         ((str(CLASSIFIER), "--port", "PORT"), "another program uses this port"),
         ((str(CLASSIFIER), "--artifact", "none"), "--artifact none"),
         ((str(CLASSIFIER), "--timeout", "soon"), "is not a quantity"),
