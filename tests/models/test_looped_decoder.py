@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from edgeformer.models.causal import probe_causality
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.models.decoder.model import CachedDecoder, DecoderModel
+from edgeformer.run import Run
+from edgeformer.training.train import TrainOptions, train
+from tests.export.language_run import language_recipe
 
 SIZES: dict[str, Any] = {
     "kind": "decoder", "vocab_size": 100, "hidden_size": 48, "layers": 2, "iterations": 3, "heads": 6, "kv_heads": 2,
@@ -104,3 +108,10 @@ def test_recomputation_changes_no_gradient() -> None:
 
 def test_no_output_depends_on_later_tokens() -> None:
     assert not probe_causality(decoder()).leaks
+
+
+def test_a_decoder_without_early_exits_trains_and_is_scored(tmp_path: Path) -> None:
+    recipe = language_recipe(**{**SIZES, "vocab_size": 300, "iterations": 1}, exits=[])
+    run = Run.open(train(recipe, TrainOptions(tmp_path, name="stacked", max_steps=2)))
+    assert run.exits == (1,) and run.manifest.validation is not None
+    assert [*run.manifest.validation.exits] == ["1"]

@@ -87,7 +87,7 @@ class LoopedDecoder(ModelSpec):
         return config.iterations
 
     def trained_exits(self, config: DecoderConfig) -> tuple[int, ...]:
-        return config.all_exits if len(config.all_exits) > 1 else ()
+        return config.all_exits
 
     def card_line(self, config: DecoderConfig) -> str:
         times = f" × {config.iterations} iterations" if config.iterations > 1 else ""
