@@ -1,12 +1,13 @@
 """The models from a quarter of a megabyte to 90: accuracy, bytes, time of a call and of training, in one table.
 
     python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
-    python -m benchmarks.ladder table FILE EARLIER…
+    python -m benchmarks.ladder table FILE EARLIER… --study STUDY
 
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
 times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
 Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
-EARLIER: runs of other pages, as sst2_results.py collected them.
+EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: the committed table of the study `distilled`, whose
+scores replace theirs.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ SAME_GRAPH = {
     "minilm_sst2": "minilm_sst2-stopped",
 }
 """A model that was not exported here → the run whose graph differs in nothing but the numbers: its bytes and times."""
+STUDIED = {
+    "recurrent_sst2_fast-glue-dev": "light",
+    "recurrent_distilled_sst2": "distilled",
+    "folded-teacher-norms-3-epochs": "folded",
+    "minilm_sst2": "teacher",
+}
+"""A model whose scores are those of a row of the study."""
 
 
 def edgeformer(*arguments: str) -> dict[str, Any]:
@@ -94,8 +102,9 @@ def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
     }
 
 
-def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
+def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: dict[str, Any]) -> str:
     """Markdown: a line per model."""
+    studied = {(row["run"], row["at"]): row["cells"]["accuracy"] for row in study["rows"]}
     measured, published = by_model(records), by_model(earlier)
     rows = []
     for name, title in MODELS.items():
@@ -115,8 +124,12 @@ def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> str:
             accuracies(runs, "onnx-int8", "sst-test"),
             [run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run],
         ]
+        cells, seeds = [*map(spread, scores)], len(runs)
+        if row := STUDIED.get(name):
+            accuracy = [studied[row, split] for split in ("glue-dev", "sst-test")]
+            cells[:2], seeds = [f"{cell['mean']:.4f} ± {cell['sd']:.4f}" for cell in accuracy], accuracy[0]["n"]
         rows.append([
-            title, f"{runs[0]['parameters']:,}", len(runs), *map(spread, scores),
+            title, f"{runs[0]['parameters']:,}", seeds, *cells,
             *(f"{sizes[artifact] / 1e6:.2f}" if artifact in sizes else "–" for artifact in ARTIFACTS),
             *(times.get(("onnx-int8", length), "–") for length in LENGTHS),
             f"{mean(run['seconds'] for run in runs) / 60:.1f}",
@@ -139,10 +152,12 @@ def main() -> None:
     collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
     collecting.add_argument("runs", nargs="+", type=Path)
     printing.add_argument("earlier", nargs="+")
+    printing.add_argument("--study", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.command == "table":
         document = json.loads(arguments.file.read_text(encoding="utf-8"))
-        print(table(document["runs"], read(arguments.earlier)))
+        study = json.loads(arguments.study.read_text(encoding="utf-8"))
+        print(table(document["runs"], read(arguments.earlier), study))
         return
     with TemporaryDirectory() as folder:  # rows of three stars have no label
         held_out = Path(folder) / "held-out.jsonl"

@@ -140,7 +140,7 @@ ROW = Row(
         Column("rows at a time", "batch_size"),
         Column("first loss", "first_loss", "{:.4f}"),
         Column("last loss", "last_loss", "{:.4f}"),
-        Column("error", "error"),
+        Column("error", "error", "{:.37}"),
     ),
     module="out_of_memory",
 )

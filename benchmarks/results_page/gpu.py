@@ -53,6 +53,7 @@ def _section(row: Row, document: dict[str, Any]) -> str:
     if not document["complete"]:
         remaining = ", ".join(document.get("left", []))
         parts.append(f"Not finished{'; next: ' + escaped(remaining) if remaining else ''}.")
+    parts += [document["note"]] if "note" in document else []
     cases = document["cases"]
     parts.append(variants(row.variants, cases) if row.variants is not None else table(row.columns, cases))
     tables = {name: case["figures"] for name, case in document["cases"].items() if "rows" in case.get("figures", {})}
