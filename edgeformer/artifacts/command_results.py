@@ -151,7 +151,9 @@ class GateCheck(Frozen):
         description="undecided: the machine is too noisy, it cannot run the artifact, or there is nothing to "
         "compare; the reason says which. unknown: no longer written; earlier versions passed such checks"
     )
-    phase: Literal["steady", "decode"] | None = Field(None, description="latency and memory: per call or per token")
+    phase: Literal["steady", "prefill", "decode"] | None = Field(
+        None, description="latency and memory: per call or per token"
+    )
     batch: int | None = None
     seq: int | None = None
     provider: str | None = Field(None, description="latency, memory and score: runtime of both, if one was chosen")

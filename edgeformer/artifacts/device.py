@@ -118,7 +118,7 @@ class FittedCase(Frozen):
     run: str
     artifact: str
     precision: str = "fp32"
-    phase: Literal["steady", "decode"] = "steady"
+    phase: Literal["steady", "prefill", "decode"] = "steady"
     batch: int
     seq: int
     measured_ms: float

@@ -78,14 +78,14 @@ class Row(Frozen):
     precision: str
     provider: str
     where: Literal["host", "device"]
-    phase: Literal["cold", "steady", "decode"]
+    phase: Literal["cold", "steady", "prefill", "decode"]
     batch: int
     seq: int = Field(description="tokens per row; 1 if the graph has no such axis, see `inputs`")
     inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")
     latency_ms: Latency
     memory_bytes: Memory
     size_bytes: int
-    throughput_per_s: float | None = None
+    throughput_per_s: float | None = Field(None, description="inputs; of prefill and decode rows: tokens")
     energy_mj: Energy
     load_ms: float | None = Field(None, description="cold rows: time to load the artifact, before the first call")
     threads: int | None = Field(None, description="CPU rows: threads of one operator")
@@ -231,7 +231,7 @@ class EstimateCheck(Frozen):
 
     artifact: str
     precision: str
-    phase: Literal["steady", "decode"]
+    phase: Literal["steady", "prefill", "decode"]
     batch: int
     seq: int
     measured_ms: float

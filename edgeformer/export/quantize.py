@@ -156,9 +156,9 @@ def quantize_blocks(model: onnx_ir.Model, bits: Literal[8, 4]) -> onnx_ir.Model:
             matrix = weight.const_value.numpy()
             width = 8 if matrix.shape[1] in vocabularies else bits
             codes, scales = block_codes(matrix, width)
-            parts = {f"{weight.name}_quantized": codes, f"{weight.name}{SCALE}": scales}
             sizes = {"K": matrix.shape[0], "N": matrix.shape[1], "bits": width, "block_size": BLOCK}
-            stored[weight] = [_store(quantized, *part) for part in parts.items()], sizes
+            names = f"{weight.name}_quantized", f"{weight.name}{SCALE}"
+            stored[weight] = [_store(quantized, names[0], codes), _store(quantized, names[1], scales)], sizes
         values, sizes = stored[weight]
         inputs, attributes = [node.inputs[0], *values], {**sizes, "accuracy_level": _COMPUTE_INT8}
         product = onnx_ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft", name=f"{node.name}_blocks")

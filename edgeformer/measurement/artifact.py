@@ -38,8 +38,8 @@ from edgeformer.tasks import Task, get_task
 Shape = tuple[int, int]
 """(batch, seq)"""
 
-Phase = Literal["steady", "decode"]
-"""Whole inputs in one call; or the next token of a text, with caches of the tokens before it."""
+Phase = Literal["steady", "prefill", "decode"]
+"""Whole inputs in one call; of a graph that writes: a prompt in one call, or the next token behind cached ones."""
 
 Item = tuple[Phase, int, int]
 """(phase, batch, seq): what gets one row."""
@@ -55,11 +55,12 @@ _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
 def items_of(artifact: ArtifactManifest, task: Task, shapes: Iterable[Shape]) -> tuple[Item, ...]:
     """Return what can be measured of an artifact: every phase at every shape, shape by shape.
 
-    A decode graph writes token by token; the step artifact of a language model does that and also takes whole texts.
+    A decode graph reads a prompt and writes token by token; the step artifact of a language model writes, and takes
+    whole texts.
     """
     phases: tuple[Phase, ...] = ("steady",)
     if artifact.role == "decode":
-        phases = ("decode",)
+        phases = ("prefill", "decode")
     elif artifact.role == "step" and task.writes_text:
         phases = ("steady", "decode")
     return tuple((phase, *shape) for shape in shapes for phase in phases)
@@ -288,8 +289,8 @@ def open_workload(
 ) -> Workload:
     """Open an artifact afresh for one item; ``buffers`` of its shape are used in turn.
 
-    A steady call takes a whole input. A decode call takes one more token at the end of the same text every time, its
-    output discarded; the first call reads the tokens before it.
+    A steady call takes a whole input. A prefill call reads a prompt, a decode call one more token at the end of the
+    same text every time; caches and outputs are discarded. The first decode call reads the tokens before it.
     """
     runtime = opener_of(files.artifact, provider)
     options = OpenOptions(provider, threads, repeated_shapes=True)
@@ -309,8 +310,9 @@ def open_workload(
         )
     decoder = runtime.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - start_s) * 1000
-    context = np.ascontiguousarray(buffers[0]["input_ids"][:, :-1])
-    tokens = [np.ascontiguousarray(buffer["input_ids"][:, -1:]) for buffer in buffers]
+    start = item[2] - 1 if item[0] == "decode" else 0
+    context = np.ascontiguousarray(buffers[0]["input_ids"][:, :start])
+    tokens = [np.ascontiguousarray(buffer["input_ids"][:, start:]) for buffer in buffers]
 
     def decode(index: int) -> object:
         return decoder.peek(tokens[index % len(tokens)], decoder.loops)
@@ -360,7 +362,7 @@ def work(document: bytes, send: Send) -> None:
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """Return the row's memory, and other memory figures for the row's conditions."""
         resident = trackers.memory_above(meter, baseline_bytes, since_reset)
-        if "context_tokens" in workload.facts:
+        if workload.facts.get("context_tokens"):
             method = f"{resident.method}, including reading the text before the token"
             resident = resident.model_copy(update={"method": method})
         if not is_gpu:
@@ -370,7 +372,8 @@ def work(document: bytes, send: Send) -> None:
         return memory, facts
 
     def make_row(item: Item, latency: Latency, **figures: Any) -> Row:
-        throughput = item[1] * 1000 / latency.mean if latency.mean and "load_ms" not in figures else None
+        counted = item[1] * item[2] if item[0] == "prefill" else item[1]  # tokens, or inputs of a steady call
+        throughput = counted * 1000 / latency.mean if latency.mean and "load_ms" not in figures else None
         threads, size_bytes = None if is_gpu else job.threads, files.artifact.size_bytes
         figures |= {"latency_ms": latency, "throughput_per_s": throughput, "threads": threads, "size_bytes": size_bytes}
         return row_of(files.artifact, item, provider, "host", **figures)

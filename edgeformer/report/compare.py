@@ -199,7 +199,7 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
         for row in rows:  # newer rows replace older ones
             is_usual = row.provider == (usual.get(row.artifact) or default_provider("cpu"))
             threads = f"{row.threads}threads" if has_several_threads and row.threads is not None else ""
-            parts = [row.artifact, "decode" if row.phase == "decode" else "", f"{row.batch}x{row.seq}"]
+            parts = [row.artifact, "" if row.phase == "steady" else row.phase, f"{row.batch}x{row.seq}"]
             parts += ["" if is_usual else row.provider, threads, "" if row.latency_ms.stable else "unstable"]
             record["_".join([*filter(None, parts), "p50_ms"])] = row.latency_ms.p50
     return records

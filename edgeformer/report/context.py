@@ -31,6 +31,7 @@ NO_REASON = "no reason is recorded"
 _ESTIMATING = "docs/explanation/estimating.md"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
+_PHASES = {"prefill": " prompt", "decode": " per token"}
 _CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
 UNSTABLE = (
     "unstable: the times changed during the measurement or differ in a second process; close other programs and "
@@ -69,7 +70,7 @@ def check_text(check: Check, *, range_only: bool = False) -> Text:
 
 
 def shape_text(row: Row, report: Report) -> str:
-    """Batch × tokens of a row; ``per token`` for decode rows, and the threads if the report compares thread counts.
+    """Batch × tokens of a row, with ``prompt`` or ``per token``, and the threads if the report compares thread counts.
 
     For an imported graph: the sizes of its largest input, and the number of its other inputs.
     """
@@ -80,7 +81,7 @@ def shape_text(row: Row, report: Report) -> str:
     # Host rows and device rows may have different thread counts without a comparison of thread counts.
     counts = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
     threads = f", {thread_text(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
-    return f"{shape}{' per token' if row.phase == 'decode' else ''}{threads}"
+    return f"{shape}{_PHASES.get(row.phase, '')}{threads}"
 
 
 def thread_text(threads: int) -> str:
@@ -123,6 +124,10 @@ def measurement_columns(report: Report) -> Columns[Row]:
         ends = (memory.low, memory.high) if memory.status == "estimated" else None
         return figure_text(memory.peak, "bytes", ends, range_only=range_only)
 
+    def throughput(row: Row) -> str:
+        tokens = " tokens" if row.phase in _PHASES and row.throughput_per_s is not None else ""
+        return f"{format_value(row.throughput_per_s, 'per_s')}{tokens}"
+
     def state(row: Row) -> Text:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
@@ -144,7 +149,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
             Column("n", "latency_ms.n", heading="calls", number=True),
             Column("stable", "latency_ms.stable"),
             Column("device", "device_ms", "ms", "on the card"),
-            Column("throughput", "throughput_per_s", "per_s", "per second", leaves=1),
+            Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
             Column("memory_status", "memory_bytes.status"),
             Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
                    narrow=lambda row: memory(row, range_only=True)),

@@ -49,7 +49,7 @@ def _records(gate: Gate) -> list[Record]:
     """Return the checks as text, worst first."""
     records = []
     for check in sorted(gate.checks, key=lambda check: ("fail", "undecided", "pass").index(check.status)):
-        per_token = " per token" if check.phase == "decode" else ""
+        per_token = {"decode": " per token", "prefill": " of the prompt"}.get(check.phase or "", "")
         unit = _UNITS.get(check.unit, "")
         before, now = (
             format_value(value, unit) if value is None or unit else f"{value:.4g}"

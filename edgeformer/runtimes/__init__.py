@@ -63,7 +63,7 @@ def opener_of(artifact: ArtifactManifest, provider: str | None = None) -> Runtim
     """Return the runtime that opens an artifact with a provider (None or unknown: its format's), or raise as above."""
     if provider is None:  # the common case; does not import the other runtimes
         return runtime_of(artifact)
-    readers = (runtime for runtime in all_runtimes() if artifact.format in runtime.reads)
+    readers = (runtime for runtime in all_runtimes() if runtime.also_opens(artifact))
     return next((reader for reader in readers if reader.provider_facts(provider) is not None), runtime_of(artifact))
 
 
@@ -74,7 +74,7 @@ def requested_providers(artifact: ArtifactManifest, runtime: str) -> tuple[str, 
     """
     runtimes = all_runtimes()
     owners = [candidate for candidate in runtimes if artifact.format in candidate.formats]
-    openers = [*owners, *(candidate for candidate in runtimes if artifact.format in candidate.reads)]
+    openers = [*owners, *(candidate for candidate in runtimes if candidate.also_opens(artifact))]
     if any(candidate.provider_facts(runtime) for candidate in runtimes):
         return (runtime,) if any(candidate.provider_facts(runtime) for candidate in openers) else ()
     shared = {format_ for candidate in runtimes for format_ in candidate.reads}

@@ -255,9 +255,13 @@ class Runtime(ABC):
     fuses: bool = False
     session_modules: tuple[str, ...] = ()
 
+    def also_opens(self, artifact: ArtifactManifest) -> bool:
+        """Return whether it opens an artifact of another runtime's format."""
+        return artifact.format in self.reads
+
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
         """Return why this system cannot run the artifact (package, libraries, driver, GPU, version), or None."""
-        opens = artifact.format in (*self.formats, *self.reads)
+        opens = artifact.format in self.formats or self.also_opens(artifact)
         return None if opens else f"{self.name} does not open the format {artifact.format}"
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:

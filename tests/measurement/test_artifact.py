@@ -82,18 +82,22 @@ def test_a_worker_measures_every_shape(bundle: Path) -> None:
     assert 2 <= progress.advanced <= 4, "and once more for each stable row"
 
 
-def test_a_decode_graph_has_a_row_per_token_at_every_context_and_batch(language: Path) -> None:
+def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and_batch(language: Path) -> None:
     rows = measure_language(language, "onnx-fp32-decode", (1, 1), (3, POSITIONS))
     assert [(row.phase, row.batch, row.seq) for row in rows] == [
-        ("cold", 1, 1), ("decode", 1, 1), ("decode", 3, POSITIONS),
+        ("cold", 1, 1), ("prefill", 1, 1), ("decode", 1, 1), ("prefill", 3, POSITIONS), ("decode", 3, POSITIONS),
     ]  # fmt: skip
-    for row in rows[1:]:
+    prompt = rows[3]
+    assert prompt.conditions["context_tokens"] == 0
+    assert prompt.throughput_per_s == pytest.approx(1000 * 3 * POSITIONS / (prompt.latency_ms.mean or 0))
+    rows = [row for row in rows if row.phase == "decode"]
+    for row in rows:
         assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
         assert row.conditions["context_tokens"] == row.seq - 1, "the timed token is the text's last one"
         assert row.conditions["loops"] >= 1
         assert row.throughput_per_s == pytest.approx(1000 * row.batch / (row.latency_ms.mean or 0))
     # The context is read in one call before; the timed token is much less work.
-    assert (rows[2].latency_ms.p50 or 0) < rows[2].conditions["read_context_ms"]
+    assert (rows[1].latency_ms.p50 or 0) < rows[1].conditions["read_context_ms"]
 
 
 def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(language: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from importlib import util
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.progress import SILENT
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText
 from edgeformer.export.export import export
@@ -25,9 +28,11 @@ from edgeformer.run import locate
 from edgeformer.runtimes import OpenOptions, cannot_run
 from edgeformer.runtimes.llamacpp import library as llama_library
 from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
+from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.speculation import Sampling
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
+from tests.measurement.measuring_child import RULES
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None,
@@ -151,6 +156,29 @@ def test_verify_runs_the_files(bundle: Bundle) -> None:
     assert {name: status for name, status in statuses.items() if name.startswith("gguf")} == dict.fromkeys(
         ["gguf-fp16", "gguf-fp16-decode", "gguf-int8", "gguf-int8-decode", "gguf-int4", "gguf-int4-decode"], "verified"
     )
+
+
+def test_profile_measures_prompt_and_tokens_with_every_runtime(run: Path) -> None:
+    artifacts = ("onnx-fp32-decode", "onnx-int8-decode", "gguf-int8-decode")
+    options = ProfileOptions(seqs=(16,), batches=(1,), artifacts=artifacts, runtime="all", rules=RULES, threads=(1,))
+    report = profile_bundle(locate(str(run), run.parent), load_profile("host"), options)
+    rows = [row for row in report.rows if row.where == "host" and row.seq == 16 and row.phase != "cold"]
+    assert {row.latency_ms.status for row in rows} == {"measured"}
+    measured = {(row.artifact, row.provider): set[str]() for row in rows}
+    for row in rows:
+        measured[row.artifact, row.provider].add(row.phase)
+        tokens = 16 if row.phase == "prefill" else 1
+        assert row.throughput_per_s == pytest.approx(1000 * tokens / (row.latency_ms.mean or 0))
+    assert set(map(frozenset, measured.values())) == {frozenset({"prefill", "decode"})}
+    fp32 = {provider for artifact, provider in measured if artifact == "onnx-fp32-decode"}
+    assert fp32 >= {"torch-cpu", CPU} and ("gguf-int8-decode", "llama.cpp") in measured
+    assert ("onnx-int8-decode", "torch-cpu") not in measured  # the run's weights are FP32
+
+
+def test_torch_needs_the_folder_of_the_run(run: Path, tmp_path: Path) -> None:
+    copy = Bundle.open(Path(shutil.copytree(run / "bundle", tmp_path / "bundle")))
+    with pytest.raises(ArtifactError, match="is no run; torch needs its weights"):
+        copy.decoder(copy.artifact("onnx-fp32-decode"), [3], OpenOptions("torch-cpu", threads=1))
 
 
 def test_tokens_that_are_not_kept_are_forgotten(bundle: Bundle) -> None:

@@ -66,7 +66,7 @@ def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
     assert requested_providers(engine, "openvino") == ()
     # Its tables are an operator of ONNX Runtime's own.
     assert requested_providers(entry.model_copy(update={"precision": "int4"}), "openvino") == ()
-    with pytest.raises(InputError, match="no such runtime; give one of onnxruntime, openvino, all"):
+    with pytest.raises(InputError, match="no such runtime; give one of onnxruntime, openvino, torch, all"):
         requested_providers(entry, "tflite")
 
 

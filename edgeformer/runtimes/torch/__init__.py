@@ -1,12 +1,20 @@
-"""torch: runs the modules of checkpoints. It opens no artifact of a bundle, because bundles do not need torch."""
+"""torch: runs the modules of checkpoints.
+
+Bundles do not need torch. To compare runtimes, it stands in for a language model's FP32 decode graph, with the weights
+of the run in whose folder the bundle lies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-from edgeformer.artifacts.errors import InputError, install_hint
-from edgeformer.runtimes.runtime import ProviderFacts, Runtime
+from edgeformer.artifacts.errors import ArtifactError, InputError, install_hint
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
+from edgeformer.artifacts.workspace import MODEL_FOLDER
+from edgeformer.runtimes.decoder import Decoder
+from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import (
     Answer,
@@ -30,11 +38,38 @@ say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
 
 class TorchRuntime(Runtime):
     name = "torch"
+    reads = (ONNX,)
     distributions = ("torch", "accelerate", "safetensors")
+    session_modules = ("edgeformer.models.weights",)
     facts: ClassVar = {
         "torch-cpu": ProviderFacts("torch-cpu", "cpu"),
         "torch-cuda": ProviderFacts("torch-cuda", "cuda"),
     }
+
+    def also_opens(self, artifact: ArtifactManifest) -> bool:
+        is_full = artifact.precision == "fp32" and not artifact.trimmed
+        return is_full and artifact.role == "decode" and super().also_opens(artifact)
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        absent = None if installed_version("torch") else f"package: torch is not installed ({install_hint('train')})"
+        return super().cannot_run(artifact) or absent
+
+    def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
+        import torch
+
+        from edgeformer.models import model_spec_of, read_run_recipe
+        from edgeformer.models.weights import load_model
+        from edgeformer.runtimes.torch.session import torch_decoder
+
+        run = files.file.parents[len(Path(str(files.artifact.file)).parts)]  # the folder around the bundle's
+        if not (run / MODEL_FOLDER).is_dir():
+            raise ArtifactError(f"{run}: is no run; torch needs its weights, so measure the bundle in its folder")
+        torch.set_num_threads(options.threads or torch.get_num_threads())
+        model: Any = load_model(run).to(self.device(options.provider))
+        return torch_decoder(model_spec_of(read_run_recipe(run)).adapter.decoder(model))
+
+    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
+        return requested if requested in self.facts else "torch-cpu"
 
     def device(self, provider: str | None) -> str:
         """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.
