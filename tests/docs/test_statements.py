@@ -166,6 +166,18 @@ def test_lines_of_a_recipe_are_those_of_the_file(name: str, page: str, kind: str
 
 
 @pytest.mark.slow
+def test_the_plan_in_the_readme_is_the_plan(tmp_path: Path) -> None:
+    parameters, peak, free, budget = stated(
+        "README.md", r"([\d,]+) parameters, bf16.*peak +([\d.]+) GiB.*fits: ([\d.]+) GiB of ([\d.]+) GiB are free"
+    )
+    plan = json.loads(edgeformer("plan", "looped_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path).out)
+    assert plan["status"] == "pass" and plan["parameters"] == int(parameters.replace(",", ""))
+    assert 100e6 < plan["parameters"] < 130e6
+    expected = plan["peak_bytes"], plan["budget_bytes"] - plan["peak_bytes"], plan["budget_bytes"]
+    assert [size / GIB for size in expected] == pytest.approx([float(peak), float(free), float(budget)], abs=0.005)
+
+
+@pytest.mark.slow
 def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
     peak, precision, budget, usable, context, mib = stated(
         "docs/guides/language-models.md",
