@@ -222,18 +222,36 @@ class PageReader(Frozen):
     suffix: int = Field(0, description="special tokens at the end of a text, kept by truncation")
 
 
+class PageCache(Frozen):
+    """Keys, values or convolution inputs of earlier tokens: an output of a decode graph that is its next input."""
+
+    input: str
+    output: str
+    type: Literal["float32", "float16"]
+    shape: tuple[int, ...] = Field(description="for one text without tokens")
+
+
 class PageArtifact(Frozen):
     """A graph of the bundle."""
 
     id: str
     precision: str
-    role: Literal["full", "exit"]
+    role: Literal["full", "exit", "decode"] = Field(description="decode: writes texts, and is not measured")
     exit: int | None = None
     size_bytes: int
     graph: PageFile
     weights: tuple[PageWeights, ...] = ()
     masked: bool = Field(description="the graph takes attention_mask beside input_ids")
+    positions: bool = Field(False, description="decode graphs: takes position_ids beside input_ids")
+    caches: tuple[PageCache, ...] = ()
     reader: str = Field(description="key of `readers`")
+
+
+class PageWriting(Frozen):
+    """How a language model writes."""
+
+    boundary: int = Field(description="token in front of a text")
+    ends: tuple[int, ...] = Field(description="tokens that end a text")
 
 
 class PageProvider(Frozen):
@@ -276,6 +294,7 @@ class PageManifest(Frozen):
     thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
     pairs: bool = Field(False, description="the model reads pairs of texts")
     silent: str | None = Field(None, description="reason why the page takes no text")
+    writing: PageWriting | None = Field(None, description="language models with decode graphs")
     readers: dict[str, PageReader]
     artifacts: tuple[PageArtifact, ...]
     left_out: tuple[LeftOut, ...] = ()

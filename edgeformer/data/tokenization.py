@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -208,6 +208,13 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
             "(gpt2 has one), or tokenizer: {kind: trained, algorithm: bpe}"
         )
     return number
+
+
+def end_ids(tokenizer: Tokenizer, config: Mapping[str, object]) -> tuple[int, ...]:
+    """Return the tokens that end a text: the boundary, and ``eos_token`` of tokenizer_config.json if it is another."""
+    end = config.get("eos_token")
+    number = tokenizer.token_to_id(end) if isinstance(end, str) else None
+    return tuple(dict.fromkeys(each for each in (boundary_id(tokenizer), number) if each is not None))
 
 
 def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:

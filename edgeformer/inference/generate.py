@@ -16,6 +16,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
+from edgeformer.data.tokenization import end_ids
 from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
@@ -199,11 +200,8 @@ class Writer:
             self._thresholds = {self._speculation.draft_exit(exits, model.name): 0.0, exits[-1]: 0.0}
         self.tokenizer = model.reader().tokenizer
         self._plain = PlainText(self.tokenizer)
-        self.ends = {self._plain.boundary}
         self.tokenizer_config = model.tokenizer_config()
-        end = self.tokenizer_config.get("eos_token")
-        if isinstance(end, str) and (number := self.tokenizer.token_to_id(end)) is not None:
-            self.ends.add(number)
+        self.ends = end_ids(self.tokenizer, self.tokenizer_config)
         if isinstance(model, Run):
             if runtime is not None and not is_torch_provider(runtime):
                 raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")

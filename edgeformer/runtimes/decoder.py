@@ -179,18 +179,18 @@ class Decoder(Generic[State]):
             raise InputError(f"the text has {length} tokens, and the model takes at most {max_positions}; shorten it")
 
 
+def present_name(past: str) -> str:
+    """Return the output that becomes an input: past_key → present_key, past_key_values.0.key → present.0.key."""
+    return past.replace("past_key_values", PRESENT).replace(PAST, PRESENT)
+
+
 class CachedGraph:
     """Calls a graph for consecutive tokens and passes each call's ``present…`` outputs to the next call."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._caches: dict[str, Array] | None = None
-        # past_key → present_key, past_key_values.0.key → present.0.key, past_conv.0 → present_conv.0
-        self.outputs = {
-            name: name.replace("past_key_values", PRESENT).replace(PAST, PRESENT)
-            for name in graph.inputs
-            if name.startswith(PAST)
-        }
+        self.outputs = {name: present_name(name) for name in graph.inputs if name.startswith(PAST)}
 
     def run(self, tokens: Mapping[str, Array], *, keep: bool, **others: Array) -> Iterator[dict[str, Array]]:
         """Run tokens [B, n, …] and yield the outputs of every call: several, if the graph takes fewer tokens at once.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,11 +19,13 @@ from edgeformer.artifacts.command_results import (
     SITE_FILE,
     LeftOut,
     PageArtifact,
+    PageCache,
     PageFile,
     PageManifest,
     PageProvider,
     PageReader,
     PageWeights,
+    PageWriting,
 )
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
@@ -33,7 +36,10 @@ from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
 from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
+from edgeformer.data.tokenization import end_ids
 from edgeformer.runtimes import provider_facts
+from edgeformer.runtimes.decoder import present_name
+from edgeformer.runtimes.session import PAST
 from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
@@ -41,6 +47,9 @@ from edgeformer.system.lock import lock_path
 from edgeformer.tasks.scoring import reads_pairs
 from edgeformer.tasks.task import max_call_tokens
 
+_MAX_WRITING_BYTES = 200_000_000
+"""Largest decode graph of a page, which the browser downloads and keeps in memory."""
+_CACHE = re.compile(r"(float32|float16)\[batch, (.*)\]")
 DEFAULT_SHAPES = ((1, 16), (1, 128))
 _TEMPLATE = "index.html"
 # Threads need an isolated page. Hosts that read this file (Netlify, Cloudflare Pages) send the headers for it.
@@ -125,8 +134,13 @@ def _select_artifacts(
             refused[candidate.id] = f"{candidate.status}: {candidate.reason or 'no reason is recorded'}"
         elif not candidate.is_graph:
             refused[candidate.id] = f"browsers run ONNX graphs only, not {candidate.format}"
-        elif candidate.role not in ("full", "exit"):
-            refused[candidate.id] = "step and decode artifacts do not run in a page"
+        elif candidate.role == "step":
+            refused[candidate.id] = "step artifacts do not run in a page"
+        elif candidate.role == "decode" and (bundle.leaks or (candidate.size_bytes or 0) > _MAX_WRITING_BYTES):
+            reason = f"is larger than {_MAX_WRITING_BYTES // 10**6} MB"
+            refused[candidate.id] = "a model that leaks future tokens writes no text" if bundle.leaks else reason
+        elif candidate.role == "decode":
+            selected.append(candidate)
         elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask"}:
             refused[candidate.id] = f"a page has no values for its inputs {', '.join(sorted(unsupported))}"
         else:
@@ -158,7 +172,12 @@ class _PageBuilder:
             if name not in (WASM, WEBGPU):
                 raise InputError(f"--provider {name}: is unknown; give {WASM} or {WEBGPU}")
         bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
+        writing = None
+        if any(artifact.role == "decode" for artifact in selected):
+            ends = end_ids(bundle.reader().tokenizer, bundle.tokenizer_config())
+            writing = PageWriting(boundary=ends[0], ends=ends)
         answers = task.predicts in ("labels", "spans")
+        reads = answers or writing is not None
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
         page_providers = tuple(
             PageProvider(
@@ -176,7 +195,18 @@ class _PageBuilder:
         artifacts = []
         for artifact in selected:
             bundle.check(artifact)
-            assert artifact.file is not None and artifact.role in ("full", "exit")
+            assert artifact.file is not None and artifact.role != "step"
+            shapes_of = {name: _CACHE.fullmatch(shape) for name, shape in artifact.inputs.items()}
+            caches = tuple(
+                PageCache(
+                    input=name,
+                    output=present_name(name),
+                    type=cast(Any, match[1]),
+                    shape=(1, *(int(axis) if axis.isdigit() else 0 for axis in match[2].split(", "))),
+                )
+                for name, match in shapes_of.items()
+                if match is not None and name.startswith(PAST)
+            )
             weights = sorted(external_files(bundle.contents.path(artifact.file)))
             folder = PurePosixPath(artifact.file).parent
             artifacts.append(
@@ -190,6 +220,8 @@ class _PageBuilder:
                     weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
                     masked="attention_mask" in artifact.inputs or not artifact.inputs,
                     reader=artifact.companions,
+                    positions="position_ids" in artifact.inputs,
+                    caches=caches,
                 )
             )
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
@@ -207,12 +239,13 @@ class _PageBuilder:
             pieces=getattr(bundle.data, "pieces", None),
             thresholds=thresholds if answers else None,
             pairs=reads_pairs(task, bundle.data) is True,
-            silent=None if answers else f"a page can measure a {task.noun}, but not answer texts with it",
-            readers={artifact.companions: self._reader(artifact, answers=answers) for artifact in selected},
+            silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
+            writing=writing,
+            readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},
             artifacts=tuple(artifacts),
             left_out=left_out,
             providers=page_providers,
-            tokenizers=self._library(TOKENIZER_LIBRARY) if answers else None,
+            tokenizers=self._library(TOKENIZER_LIBRARY) if reads else None,
             versions=self.versions,
             offline=self.libraries is not None,
             shapes=shapes,
@@ -236,13 +269,13 @@ class _PageBuilder:
             ),
         )
 
-    def _reader(self, artifact: ArtifactManifest, *, answers: bool) -> PageReader:
-        """Copy an artifact's golden inputs and, if the page answers texts, its tokenizer."""
+    def _reader(self, artifact: ArtifactManifest, *, reads: bool) -> PageReader:
+        """Copy an artifact's golden inputs and, if the page reads texts, its tokenizer."""
         prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
         rows = [row.tolist() for row in self.bundle.golden(artifact).texts()]
         golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
         max_tokens = self.bundle.data.tokens_at_once
-        if not answers:
+        if not reads:
             return PageReader(golden=golden, max_tokens=max_tokens)
         config = f"{prefix}tokenizer_config.json"
         has_config = config in self.bundle.contents.checksums

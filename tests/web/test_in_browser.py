@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from edgeformer.artifacts.report import MeasureRules, Report
 from edgeformer.bundle import Bundle, seal
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import predict
 from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.models import load_recipe
 from edgeformer.run import locate
+from edgeformer.runtimes.speculation import Sampling
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers
 from edgeformer.training.train import TrainOptions, train
@@ -258,10 +261,67 @@ def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -
     publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
     with served(tmp_path / "site") as address:
         tab.open(address + SHORT)
-        assert "not answer texts" in tab.run("document.getElementById('try').textContent")
         report = measure(tab, ["onnx-int8-exit2"], "16")
     assert {row.latency_ms.status for row in report.rows} == {"measured"}
     assert report.subject is not None and report.subject.task == "language-modeling"
+
+
+def written(tab: Tab, artifact: str, text: str, tokens: int, temperature: float = 0) -> dict[str, str]:
+    """Type a text, press the button, and return what was written, and the line below it."""
+    values = {"artifact": artifact, "text": text, "tokens": tokens, "temperature": temperature}
+    tab.run(
+        f"""(() => {{
+          const form = document.querySelector("#try form");
+          for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;
+          delete document.getElementById("answer").dataset.state;
+          form.requestSubmit();
+        }})()"""
+    )
+    tab.wait("document.getElementById('answer').dataset.state === 'done' || document.querySelector('#answer .caution')")
+    answer: dict[str, str] = tab.run(
+        """(() => {
+          const [line, note] = document.getElementById("answer").children;
+          return { text: line.textContent, prompt: line.firstChild.textContent, note: note.textContent };
+        })()"""
+    )
+    return answer
+
+
+def test_language_model_writes_as_generate_does(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+    """Caches of attention and convolutions, in every precision; greedily the same text, and it can be stopped."""
+    bundle = Bundle.open(LANGUAGE)
+    manifest = publish(bundle, tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
+    writers = [artifact.id for artifact in manifest.artifacts if artifact.role == "decode"]
+    assert writers == ["onnx-fp32-decode", "onnx-int8-decode", "onnx-fp16-decode"]
+    location, greedy = locate(str(LANGUAGE), LANGUAGE), Sampling(temperature=0)
+    with served(tmp_path / "site") as address:
+        tab.open(address)
+        options = tab.run("[...document.querySelector('#try form').artifact.options].map(({ value }) => value)")
+        assert options == writers and "decode" not in tab.run("document.getElementById('artifacts').textContent")
+        for artifact, prompt in itertools.product(writers, ("a warm film", "", "Käse 👩‍🚀 don't")):
+            expected = generate(location, prompt, GenerateOptions(max_tokens=12, sampling=greedy, artifact=artifact))
+            displayed = written(tab, artifact, prompt, 12)
+            assert displayed["prompt"] == prompt and displayed["text"] == prompt + expected.text, (artifact, prompt)
+            counts = [f"{n} token{'s' * (n > 1)}" for n in (len(expected.tokens), expected.prompt_tokens)]
+            assert displayed["note"].startswith("; ".join(counts) + " read in"), (artifact, prompt)
+        assert "Shorten it" in written(tab, "onnx-fp32-decode", "a b " * 60, 5)["note"]
+        assert written(tab, "onnx-fp32-decode", "a", 5, temperature=1.5)["text"].startswith("a")
+        assert all(request.startswith((address, "blob:", "data:")) for request in tab.requests)
+    assert tab.complaints == []
+
+
+def test_writing_can_be_stopped(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+    """The second press of the button arrives while the model is opened, so the text ends after its first token."""
+    publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
+    with served(tmp_path / "site") as address:
+        tab.open(address)
+        for _ in range(2):
+            tab.run("document.querySelector('#try form').requestSubmit()")
+        tab.wait("document.getElementById('answer').dataset.state === 'done'")
+        assert tab.run("document.querySelector('#answer').lastElementChild.textContent").startswith("1 token; 1 token ")
+        assert tab.run("document.querySelector('#try button').textContent") == "Write"
+        assert "tokens; 2 tokens read" in written(tab, "onnx-fp32-decode", "a", 9)["note"]
+    assert tab.complaints == []
 
 
 def test_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None:

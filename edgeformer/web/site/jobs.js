@@ -47,6 +47,10 @@ export class Answerer {
   constructor(job) {
     this.#job = job;
     this.#worker.onmessage = ({ data }) => {
+      if (data.kind === "piece") {
+        this.#asked.get(data.number)?.hear(data);
+        return;
+      }
       if (data.kind === "answer") this.#asked.get(data.number)?.resolve(data);
       if (data.kind === "failed") this.#asked.get(data.number)?.reject(new Error(data.reason));
       this.#asked.delete(data.number);
@@ -59,10 +63,24 @@ export class Answerer {
 
   /** What the model says of a text, or of two that it reads together. */
   answer(text, pair = null) {
+    return this.#ask({ kind: "answer", text, pair });
+  }
+
+  /** Continues a text; `hear` is given the pieces. The promise has counts and times. */
+  write(text, settings, hear) {
+    return this.#ask({ kind: "write", text, ...settings }, hear);
+  }
+
+  /** Ends the text that is being written. */
+  stop() {
+    this.#worker.postMessage({ kind: "stop", number: this.#count });
+  }
+
+  #ask(what, hear = () => {}) {
     const number = (this.#count += 1);
     return new Promise((resolve, reject) => {
-      this.#asked.set(number, { resolve, reject });
-      this.#worker.postMessage({ ...this.#job, kind: "answer", number, text, pair, base: BASE });
+      this.#asked.set(number, { resolve, reject, hear });
+      this.#worker.postMessage({ ...this.#job, ...what, number, base: BASE });
     });
   }
 

@@ -24,7 +24,9 @@ class Page {
     const { site, facts, form } = this;
     byId("facts").textContent = `${site.parameters.toLocaleString("en")} parameters · ${site.noun} · made ${site.created.slice(0, 10)}`;
     byId("cautions").append(...site.cautions.map((text) => make("p", { class: "caution" }, make("strong", {}, text))));
-    byId("artifacts").append(...site.artifacts.map((one, index) =>
+    this.measured = site.artifacts.filter(({ role }) => role !== "decode");
+    byId("measure").hidden = !this.measured.length;
+    byId("artifacts").append(...this.measured.map((one, index) =>
       checkbox("artifact", one.id, one.id, { checked: index === 0 || one.precision === "int8", hint: bytes(one.size_bytes) })));
     byId("providers").append(...site.providers.map((one) => {
       const why = one.counts_threads ? null : whyNoWebGpu(facts);
@@ -49,10 +51,11 @@ class Page {
   }
 
   jobOf(artifact, provider, threads) {
-    const { tokenizers, readers } = this.site;
+    const { tokenizers, readers, writing } = this.site;
+    const longest = this.site.max_positions ?? Infinity;
     const caveats = provider.counts_threads ? [] : [MIXED, ...(this.facts.gpu_in_software ? [SOFTWARE] : [])];
     const { thresholds, pieces, labels: classes } = this.site;
-    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], several: thresholds !== null, pieces, classes, caveats };
+    return { artifact, provider, threads, tokenizers, reader: readers[artifact.reader], several: thresholds !== null, pieces, classes, writing, longest, caveats };
   }
 
   /** What the form says; throws with what is wrong. */
@@ -65,7 +68,7 @@ class Page {
     if (!artifacts.size || !providers.size) throw new Error("Choose at least one artifact and one runtime.");
     if (Math.max(...seqs) > longest) throw new Error(`The model takes at most ${longest} tokens.`);
     const shapes = batches.flatMap((batch) => seqs.map((seq) => [batch, seq]));
-    const pairs = site.artifacts.filter((one) => artifacts.has(one.id)).flatMap((artifact) =>
+    const pairs = this.measured.filter((one) => artifacts.has(one.id)).flatMap((artifact) =>
       site.providers.filter((one) => providers.has(one.name)).map((provider) => [artifact, provider]));
     return { shapes, pairs, threads: Number(form.threads.value) || 1, title: form.elements.title.value, strict: form.strict.checked };
   }

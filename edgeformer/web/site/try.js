@@ -1,6 +1,6 @@
 // The box to try a text.
 import { Answerer } from "./jobs.js";
-import { make, visible } from "./show.js";
+import { make, milliseconds, number, visible } from "./show.js";
 
 /**
  * @param {object} site site.json
@@ -8,6 +8,10 @@ import { make, visible } from "./show.js";
  */
 export function setUpTrying(site, jobFor) {
   const section = document.getElementById("try");
+  if (site.writing !== null) {
+    setUpWriting(section.querySelector("form"), site, jobFor);
+    return;
+  }
   if (site.labels === null) {
     section.querySelector("form").remove();
     section.append(make("p", { class: "soft" }, site.silent));
@@ -44,6 +48,50 @@ export function setUpTrying(site, jobFor) {
       place.replaceChildren(make("p", { class: "caution" }, error.message));
     }
     form.send.disabled = false;
+  });
+}
+
+/** A language model continues the text; the button stops it. */
+function setUpWriting(form, site, jobFor) {
+  const place = document.getElementById("answer");
+  const writers = site.artifacts.filter(({ role }) => role === "decode");
+  const say = (text, kind = "soft") => place.lastElementChild.replaceWith(make("p", { class: kind }, text));
+  const counted = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
+  let [answerer, opened, running] = [null, null, false];
+  form.querySelector("label").textContent = "Text to continue";
+  document.getElementById("writing").hidden = false;
+  form.artifact.append(...writers.map((one) => make("option", { value: one.id }, one.id)));
+  form.send.textContent = "Write";
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (running) return answerer.stop();
+    const artifact = writers.find((one) => one.id === form.artifact.value);
+    const text = form.text.value;
+    const line = make("p", { class: "written" }, make("strong", {}, text));
+    place.replaceChildren(line, make("p", {}));
+    if (opened !== artifact.id) {
+      answerer?.close();
+      answerer = new Answerer(jobFor(artifact));
+      opened = artifact.id;
+      say("Downloading and opening the model …");
+    }
+    running = true;
+    form.send.textContent = "Stop";
+    const settings = { tokens: form.tokens.valueAsNumber, temperature: form.temperature.valueAsNumber };
+    try {
+      const { tokens, firstMs, ms, prompt } = await answerer.write(text, settings, (piece) => {
+        line.append(visible(piece.text));
+        say(`${counted(piece.tokens)} …`);
+      });
+      const speed = tokens > 1 ? `, then ${number((tokens - 1) / ((ms - firstMs) / 1000))} tokens per second` : "";
+      say(`${counted(tokens)}; ${counted(prompt)} read in ${milliseconds(firstMs)}${speed}`);
+      place.dataset.state = "done";
+    } catch (error) {
+      opened = null; // what failed is opened anew
+      say(error.message, "caution");
+    }
+    running = false;
+    form.send.textContent = "Write";
   });
 }
 

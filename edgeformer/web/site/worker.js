@@ -6,12 +6,19 @@ import { clockDoubt, coldRow, steadyRow, unavailableRow } from "./rows.js";
 import { feeds, openArtifact, startRuntime } from "./runtime.js";
 import { locate, spansOf, windowsOf } from "./spans.js";
 import { encode, openReader, probabilities } from "./text.js";
+import { write } from "./write.js";
 
 let answering = null;
+let stopped = 0; // the text that is to end
 
 onmessage = async ({ data }) => {
   try {
+    if (data.kind === "stop") {
+      stopped = data.number;
+      return;
+    }
     if (data.kind === "measure") await measureAll(data);
+    else if (data.kind === "write") postMessage({ kind: "answer", number: data.number, ...(await writeText(data)) });
     else if (data.kind === "answer") postMessage({ kind: "answer", number: data.number, ...(await answer(data)) });
     postMessage({ kind: "done", number: data.number });
   } catch (error) {
@@ -19,15 +26,27 @@ onmessage = async ({ data }) => {
   }
 };
 
-/** What the model says of one text; the first one opens it. */
-async function answer(job) {
+/** The opened model with its tokenizer; the first text opens them. */
+function open(job) {
   answering ??= Promise.all([
     startRuntime(job.provider, job.threads, job.base).then(async (runtime) => ({
       runtime, ...(await openArtifact(runtime, job.artifact, job.base)),
     })),
     openReader(job.tokenizers, job.reader, job.base),
   ]);
-  const [{ runtime, session }, reader] = await answering;
+  return answering;
+}
+
+/** Writes a text, and tells every piece of it. */
+async function writeText(job) {
+  const [{ runtime, session }, { tokenizer }] = await open(job);
+  const hear = (text, tokens) => postMessage({ kind: "piece", number: job.number, text, tokens });
+  return write(job, { ort: runtime.ort, session, tokenizer }, hear, () => stopped === job.number);
+}
+
+/** What the model says of one text. */
+async function answer(job) {
+  const [{ runtime, session }, reader] = await open(job);
   if (job.pieces !== null) return { spans: await findSpans(job, runtime, session, reader), lastRead: null };
   const read = encode(reader, job.text, job.pair);
   const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids]));
