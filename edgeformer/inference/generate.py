@@ -182,7 +182,7 @@ class Writer:
                 model.recipe.data.tokens_at_once,
             )
         else:
-            exits, self._trained_length = model.manifest.exits, model.manifest.max_length
+            exits, self._trained_length = model.manifest.exits or (model.loops,), model.manifest.max_length
             self._max_positions = model.manifest.max_positions or self._trained_length
         if options.exit is not None and options.exit not in exits:
             listed = ", ".join(map(str, exits))

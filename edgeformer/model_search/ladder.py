@@ -58,7 +58,10 @@ class LadderModel:
 
 
 def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: Progress) -> list[LadderModel]:
-    """Return the models for a file of labelled texts as for ``init``. Raises InputError: unusable data or source."""
+    """Return the models for a file of labelled texts as for ``init``.
+
+    Raises InputError: unusable data or source, or labels that are no classes of whole texts.
+    """
     with TemporaryDirectory() as folder:
 
         def drafted(name: str, start: str | None) -> dict[str, Any]:
@@ -72,7 +75,17 @@ def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: P
         if source is not None:
             pretrained = drafted("pretrained", source)
             pretrained["model"]["source"] = _absolute(source)
+    _require_classifier(scratch["task"], str(data), f"edgeformer init {data}, then edgeformer train RECIPE.yaml")
     return _ladder(scratch, pretrained)
+
+
+def _require_classifier(task: str, place: str, remedy: str) -> None:
+    """Raise InputError if a model of that task has no ladder."""
+    if task not in ("classification", "multi-label-classification"):
+        raise InputError(
+            f"{place}: is data of the task {task}, and search trains classifiers of whole texts only; train one model: "
+            f"{remedy}"
+        )
 
 
 def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
@@ -80,8 +93,7 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
 
     Raises InputError: the recipe does not train a classifier.
     """
-    if recipe.task not in ("classification", "multi-label-classification"):
-        raise InputError(f"{recipe.name}: search trains classifiers, and this recipe's task is {recipe.task}")
+    _require_classifier(recipe.task, recipe.name, "edgeformer train RECIPE")
     content = recipe.model_dump(mode="json", exclude_unset=True)
     for key in DistilledTraining.model_fields:
         content["training"].pop(key, None)

@@ -24,6 +24,7 @@ from edgeformer.runtimes.speculation import Sampling
 from tests.docs.document import ROOT, programs
 from tests.export.language_run import language_recipe, write_language_run
 from tests.inference.test_server import request, serving
+from tests.web.browser import headless
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -32,8 +33,8 @@ from edgeformer.inference.completions import ChatMessage, ChatTemplate, WritingQ
 from edgeformer.inference.serving_engine import Limits, Metrics, RefusedError  # noqa: E402
 
 SIZES: dict[str, Any] = {
-    "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 2, "heads": 4, "kv_heads": 2, "ffn_size": 96,
-    "max_positions": 4096,
+    "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 1, "exits": [], "heads": 4, "kv_heads": 2,
+    "ffn_size": 96, "max_positions": 4096,
 }  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] | trim }}\n{% endfor %}"
@@ -206,6 +207,24 @@ def test_the_document_describes_the_interface(port: int) -> None:
     assert set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document))) == set(schemas)
     page = request(port, "/")
     assert "default-src 'none'" in page[1]["content-security-policy"] and 'src="write.js"' in page[2]
+
+
+@pytest.mark.node
+def test_the_page_shows_the_stream_and_can_stop_it(run: Path, port: int) -> None:
+    with headless() as browser:
+        tab = browser.new_tab()
+        tab.open(f"http://127.0.0.1:{port}/")
+        tab.wait("document.getElementById('label').textContent === 'Message'")
+        tab.run("document.getElementById('tokens').value = 3; document.getElementById('form').requestSubmit()")
+        tab.wait("/^[1-3] tokens?/.test(document.getElementById('note').textContent)")
+        tab.run(
+            """document.getElementById('tokens').value = 3900; document.getElementById('temperature').value = 0;
+            document.getElementById('form').requestSubmit()"""
+        )
+        tab.wait("document.getElementById('written').textContent.length > 20")
+        tab.run("document.getElementById('form').requestSubmit()")
+        tab.wait("document.getElementById('note').textContent === 'stopped'")
+        assert tab.run("document.getElementById('send').textContent") == "Write" and tab.complaints == []
 
 
 def written_tokens(port: int) -> int:

@@ -53,13 +53,19 @@ def test_a_linear_model_is_found_and_kept(tmp_path: Path) -> None:
 
 def test_unusable_requests_are_refused(tmp_path: Path) -> None:
     write_tickets(tmp_path / "tickets.csv")
+    sentence = "Ada B-PER\nlived O\nin O\nUlm{} B-LOC\n\n"
+    (tmp_path / "names.conll").write_text("".join(sentence.format(number) for number in range(40)), encoding="utf-8")
     for arguments, message in (
         (("nowhere.csv",), "nowhere.csv"),
         (("tickets.csv", "--models", "linaer"), "there is no linaer; available: linear, small, light"),
         (("tickets.csv", "--models", "folded"), "those that need a pretrained encoder need --source"),
         (("tickets.csv", "--tokenizer", "tickets.csv"), "are of a recipe"),
         (("quickstart", "--text", "x"), "a recipe names its columns itself"),
-        (("crt_mini",), "search trains classifiers"),
+        (
+            ("crt_mini",),
+            "crt_mini: is data of the task language-modeling, and search trains classifiers of whole texts",
+        ),
+        (("names.conll",), "names.conll: is data of the task token-classification, and search trains classifiers"),
         (("tickets.csv", "--budget", "2"), "--budget"),
         (("tickets.csv", "--device", "nokia"), "nokia"),
         (("tickets.csv", "--name", "../x"), "use letters, digits"),
