@@ -78,7 +78,7 @@ class Row(Frozen):
     precision: str
     provider: str
     where: Literal["host", "device"]
-    phase: Literal["cold", "steady", "prefill", "decode"]
+    phase: Literal["cold", "steady", "prefill", "decode", "speculate"]
     batch: int
     seq: int = Field(description="tokens per row; 1 if the graph has no such axis, see `inputs`")
     inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")

@@ -112,7 +112,10 @@ def profile_bundle(
         device_rows: list[Row] = []
         for files in [check_artifact(bundle, artifact) for artifact in request.artifacts]:
             artifact = files.artifact
-            items = items_of(artifact, bundle.task, request.shapes)
+            speculates = request.speculation is not None
+            items = items_of(artifact, bundle.task, request.shapes, request.phase, speculates=speculates)
+            if not items:
+                continue
             measured = _measure(profiling, files, items)
             rows += measured
             artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else []
@@ -125,7 +128,8 @@ def profile_bundle(
                         reason += f"{default_provider(device.kind)}"
                     notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
                 with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
-                    artifact_device_rows = estimate(bundle, artifact, device, items)
+                    estimable = tuple(item for item in items if item[0] != "speculate")
+                    artifact_device_rows = estimate(bundle, artifact, device, estimable)
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
         notes += card_notes(device, target, rows)
@@ -156,7 +160,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
         for threads in request.threads:
             job = MeasureJob(
                 files=files, provider=provider, threads=threads, items=items, rules=request.rules,
-                gpu_uuid=profiling.target.gpu_uuid,
+                gpu_uuid=profiling.target.gpu_uuid, speculation=request.speculation,
             )  # fmt: skip
             try:
                 measured = measure_artifact(job, profiling.progress)

@@ -81,7 +81,10 @@ def shape_text(row: Row, report: Report) -> str:
     # Host rows and device rows may have different thread counts without a comparison of thread counts.
     counts = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
     threads = f", {thread_text(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
-    return f"{shape}{_PHASES.get(row.phase, '')}{threads}"
+    per_call = _PHASES.get(row.phase, "")
+    if row.phase == "speculate":
+        per_call = f" per {row.conditions.get('tokens_per_round', 1):.2f} tokens"
+    return f"{shape}{per_call}{threads}"
 
 
 def thread_text(threads: int) -> str:

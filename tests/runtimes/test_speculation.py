@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Generation, generate
+from edgeformer.report.context import shape_text
 from edgeformer.run import locate
 from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.speculation import Candidates, Sampling, Speculation, Speculator, accept, draw
@@ -178,3 +183,42 @@ def test_the_command_counts_drafts_and_warns_of_int8(run: Path) -> None:
     assert any("scales activations per call" in note for note in generation["notes"])
     result = edgeformer(*arguments, "--artifact", "onnx-fp32-step", cwd=run)
     assert "drafted tokens accepted in" in result.err and "note" not in result.err
+
+
+def test_profile_measures_rounds(run: Path) -> None:
+    short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.1, max_s=0.5, idle_s=0.01, energy_s=0.01)
+    location, host = locate(str(run), run.parent), load_profile("host")
+    options = ProfileOptions(
+        (1,), (16,), rules=short, phase="decode", speculation=Speculation(3), artifacts=("onnx-fp32", "onnx-int4-step")
+    )
+    report = profile_bundle(location, host, options)
+    assert {row.artifact for row in report.rows} == {"onnx-int4-step"}
+    assert [row.phase for row in report.rows if row.seq == 16] == ["cold", "decode", "speculate"]
+    row = next(row for row in report.rows if row.phase == "speculate")
+    facts, p50, mean = row.conditions, row.latency_ms.p50, row.latency_ms.mean
+    assert p50 and mean and row.throughput_per_s
+    assert facts["drafts"] == 3 and facts["exit"] == 1 and 1 <= facts["tokens_per_round"] <= 4
+    assert row.throughput_per_s == pytest.approx(1000 * facts["tokens_per_round"] / mean)
+    assert f"1 × 16 per {facts['tokens_per_round']:.2f} tokens" in shape_text(row, report)
+    assert report.question == "phase-decode-speculate-3-onnx-fp32-onnx-int4-step"
+    for changes, message in (
+        ({"phase": "steady"}, "--speculate: the step artifact of a language model speculates, in phase decode"),
+        ({"artifacts": ("onnx-fp32",)}, "has onnx-fp32; write one with"),
+        ({"speculation": None, "artifacts": ("onnx-fp32",)}, "--phase decode: needs a decode graph or step artifact"),
+        ({"speculation": Speculation(2, exit=4)}, "drafted at an exit before the last: 1, 2, 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            profile_bundle(location, host, replace(options, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("artifact", ["onnx-fp32-decode", "onnx-int4-decode"])
+def test_a_decode_graph_takes_several_tokens_behind_others(run: Path, artifact: str) -> None:
+    bundle = Bundle.open(run / "bundle")
+    ids = np.random.default_rng(0).integers(0, 300, (2, 24))
+    expected = bundle.session(bundle.artifact(artifact)).run({"input_ids": ids})["logits"]  # token by token
+    decoder = bundle.decoder(bundle.artifact(artifact), [4], OpenOptions(threads=1))
+    for piece in np.split(ids, [7, 8, 13], axis=1):
+        decoder.read_rows(piece)
+        decoder.advance(4)
+        difference = np.abs(decoder.row_logits(4) - expected[:, decoder.length - 1]).max()
+        assert difference < (1e-4 if "fp32" in artifact else 0.02)
