@@ -2,9 +2,10 @@
 
 For a bundle with a step artifact (``export --exit all``) and a text: how often the first choice of each exit is that of
 all loops; then every prompt, the first tokens of a paragraph, is continued by every variant in turns: the decode graph
-and the step artifact without drafts, and speculation for every exit and number of drafts. For each one: texts that are
-the same token for token (greedy), accepted drafts, tokens per round, and its speed over the decode graph's, per prompt,
-by the clock and by the processor's time, which other processes disturb less: median, 10th and 90th percentile.
+and the step artifact without drafts, and speculation for every exit and number of drafts. For each one: greedy texts
+that are the same token for token, and the largest difference in log-probability where they first differ; accepted
+drafts, tokens per round; and its speed over the decode graph's, per prompt, by the clock and by the processor's time,
+which other processes disturb less: median, 10th and 90th percentile.
 
 ``--untrained KEY=VALUE…`` measures the shape of looped_mini with these changes instead, with random weights: the time
 of a round by exit and drafts, the tokens per round from which it is faster than a token after the other, and the most
@@ -80,6 +81,15 @@ def continue_text(
     return text, ((time.perf_counter() - began) / later, (time.process_time() - began_cpu) / later), speculator
 
 
+def gap_of_difference(decoder: Decoder[Any], prompt: Sequence[int], first: list[int], second: list[int]) -> float:
+    """The difference of the log-probabilities of the first tokens in which two greedy texts differ."""
+    place = next(place for place, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+    decoder.read([*prompt, *first[:place]])
+    decoder.advance(decoder.loops)
+    logits = decoder.logits(decoder.loops)
+    return abs(float(logits[first[place]] - logits[second[place]]))
+
+
 def agreement(bundle: Bundle, precision: str, exits: Sequence[int], ids: Sequence[int]) -> dict[str, float]:
     """Share of the tokens whose first choice at an exit is that of all loops, in windows of a text."""
     length = bundle.manifest.max_length
@@ -140,6 +150,12 @@ def measure_bundle(arguments: argparse.Namespace) -> dict[str, Any]:
             row[kind] = spread([plain[place] / own[place] for plain, own in pairs])
         if not arguments.temperature:
             row["same_texts"] = sum(a == b for a, b in zip(texts[name], texts[_STEPS], strict=True))
+            gaps = [
+                gap_of_difference(openers["step"].fresh(), prompt, plain_text, text)
+                for prompt, plain_text, text in zip(prompts, texts[_STEPS], texts[name], strict=True)
+                if plain_text != text
+            ]
+            row["largest_gap"] = round(max(gaps, default=0.0), 4)
         if speculation is not None:
             row |= {
                 "exit": speculation.exit,

@@ -215,10 +215,10 @@ class Writer:
             if not providers:
                 raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
             self.artifact = entry.id
-            if self._speculation is not None and entry.quantized.get("MatMulInteger"):
+            if self._speculation is not None and entry.quantized:
                 self.notes.append(
-                    f"--speculate: {entry.id} scales activations per call, and a call verifies several tokens, so the "
-                    "text may differ from the text without --speculate"
+                    f"--speculate: {entry.id} rounds activations to 8 bits, which depends on the number of tokens in a "
+                    "call, so the text may differ from that without --speculate where two tokens are almost as likely"
                 )
             self._open = partial(model.decoder, entry, self._thresholds, OpenOptions(providers[0]))
         self.name = location.name

@@ -32,7 +32,8 @@ SIZES: dict[str, Any] = {
     "kind": "decoder", "hidden_size": 64, "layers": 1, "iterations": 4, "heads": 4, "kv_heads": 2, "ffn_size": 96,
 }  # fmt: skip
 GREEDY = Sampling(temperature=0)
-ARTIFACTS = ("torch", "onnx-fp32-step", "onnx-int4-step")
+ARTIFACTS = ("torch", "onnx-fp32-step")
+"""Quantized artifacts round activations by the tokens of a call, so that near ties may be decided otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_greedy_text_is_that_of_all_loops(run: Path, artifact: str) -> None:
     assert accepted > 5 and rejected > 5, "else the test shows nothing"
 
 
-@pytest.mark.parametrize("artifact", ARTIFACTS)
+@pytest.mark.parametrize("artifact", [*ARTIFACTS, "onnx-int4-step"])
 def test_caches_hold_the_written_tokens_only(run: Path, artifact: str) -> None:
     def decoder() -> Any:
         opened = locate(str(run), run.parent)
@@ -174,13 +175,13 @@ def test_a_model_with_one_loop_or_with_convolutions_cannot_speculate(tmp_path: P
         Speculator(decoder, 2, Speculation(2), GREEDY, np.random.default_rng(0))
 
 
-def test_the_command_counts_drafts_and_warns_of_int8(run: Path) -> None:
+def test_the_command_counts_drafts_and_warns_of_quantized_graphs(run: Path) -> None:
     arguments = ("generate", str(run), "the staff", "--temperature", "0", "--speculate", "3", "--max-tokens", "12")
     result = edgeformer(*arguments, "--artifact", "onnx-int8-step", "--json", cwd=run)
     generation = json.loads(result.out)
     assert result.code == 0 and len(generation["tokens"]) == 12
     assert {*generation["speculation"]} == {"exit", "rounds", "drafted", "accepted"}
-    assert any("scales activations per call" in note for note in generation["notes"])
+    assert any("rounds activations to 8 bits" in note for note in generation["notes"])
     result = edgeformer(*arguments, "--artifact", "onnx-fp32-step", cwd=run)
     assert "drafted tokens accepted in" in result.err and "note" not in result.err
 
@@ -214,7 +215,7 @@ def test_profile_measures_rounds(run: Path) -> None:
 @pytest.mark.parametrize("artifact", ["onnx-fp32-decode", "onnx-int4-decode"])
 def test_a_decode_graph_takes_several_tokens_behind_others(run: Path, artifact: str) -> None:
     bundle = Bundle.open(run / "bundle")
-    ids = np.random.default_rng(0).integers(0, 300, (2, 24))
+    ids = np.random.default_rng(0).integers(0, 300, (1, 24))
     expected = bundle.session(bundle.artifact(artifact)).run({"input_ids": ids})["logits"]  # token by token
     decoder = bundle.decoder(bundle.artifact(artifact), [4], OpenOptions(threads=1))
     for piece in np.split(ids, [7, 8, 13], axis=1):
