@@ -160,12 +160,11 @@ def resolve(
                 f"has {', '.join(entry.id for entry in artifacts)}; write one with: edgeformer export --exit all"
             )
         speculation = replace(speculation, exit=speculation.draft_exit(manifest.exits, repr(manifest.run)))
-    needed = {"prefill": "a decode graph", "decode": "a decode graph or step artifact"}
     if options.phase and not any(items_of(entry, task, [(1, 1)], options.phase) for entry in artifacts):
+        needed = {"prefill": "a decode graph", "decode": "a decode graph or step artifact"}
+        graph = needed.get(options.phase, "a graph that reads whole texts")
         ids = ", ".join(entry.id for entry in artifacts)
-        raise InputError(
-            f"--phase {options.phase}: needs {needed.get(options.phase, 'a graph that reads whole texts')}, and {manifest.run!r} has {ids}"
-        )
+        raise InputError(f"--phase {options.phase}: needs {graph}, and {manifest.run!r} has {ids}")
 
     notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
     if manifest.leaks:

@@ -462,7 +462,8 @@ def check_estimates(bundle: Bundle, device: DeviceProfile, rows: Sequence[Row]) 
     checks: list[EstimateCheck] = []
     if device.peaks.fp32 is None:
         return checks
-    measured = [row for row in rows if row.where == "host" and row.phase != "cold" and row.latency_ms.p50]
+    phases = ("steady", "prefill", "decode")
+    measured = [row for row in rows if row.where == "host" and row.phase in phases and row.latency_ms.p50]
     for id_ in dict.fromkeys(row.artifact for row in measured):
         by_item: dict[Any, Row] = {(row.phase, row.batch, row.seq): row for row in measured if row.artifact == id_}
         for estimated in estimate(bundle, bundle.artifact(id_), device, [*by_item]):
