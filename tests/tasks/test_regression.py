@@ -19,9 +19,12 @@ from edgeformer.data.encoding import Encoded, decode_labels
 from edgeformer.data.rows import LabelledTexts, query_numbers
 from edgeformer.data.sources import Columns, load_parts
 from edgeformer.data.splits import split
+from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.models import load_recipe
 from edgeformer.run import Run
 from edgeformer.tasks import get_task
 from edgeformer.tasks.regression import RegressionData, ranking_scores, score
+from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer as command
 from tests.tasks.tiny import train_tiny
 
@@ -194,6 +197,30 @@ def test_a_trained_model_is_scored_as_a_ranking(trained: Path) -> None:
     assert row["ndcg"] == pytest.approx(run.manifest.test.ndcg, abs=1e-6) and row["mrr"] > 0.5  # type: ignore[union-attr]
     table = command("evaluate", str(trained), "--artifact", "torch", cwd=trained)
     assert "nDCG@10" in table.out and "accuracy" not in table.out
+
+
+def test_an_imported_model_with_one_output_is_trained_further(tmp_path: Path) -> None:
+    """Training starts from the imported head, and improves on it."""
+    pytest.importorskip("transformers")
+    from tests.export.hf_models import make_model
+
+    make_model(tmp_path / "source", "bert", ("LABEL_0",))
+    (tmp_path / "data").mkdir()
+    generator = random.Random(2)
+    for part, rows in (("train", 120), ("validation", 30), ("test", 30)):
+        lines = [f"{generator.choice(['warm', 'cold'])} soup {part} {number}" for number in range(rows)]
+        table = "".join(f"{line},{float('warm' in line)}\n" for line in lines)
+        (tmp_path / "data" / f"{part}.csv").write_text("text,score\n" + table, encoding="utf-8")
+    imported = import_hf(str(tmp_path / "source"), HfOptions(tmp_path, "imported", data=tmp_path / "data"))
+    losses = []
+    for name, rate in (("unchanged", 1e-12), ("tuned", 3e-3)):
+        recipe = load_recipe(str(imported / "recipe.yaml"), [f"training.optimizer.lr={rate}", "training.batch_size=8"])
+        manifest = Run.open(train(recipe, TrainOptions(tmp_path, name=name))).manifest
+        assert manifest.task == "regression" and manifest.test is not None
+        losses.append(manifest.test.loss)
+    before = json.loads(command("evaluate", str(imported), "--artifact", "torch", "--json", cwd=tmp_path).out)
+    loss = next(row["loss"] for row in before["rows"] if row["split"] == "test" and row["exit"] is None)
+    assert losses[0] == pytest.approx(loss, rel=1e-4) and losses[1] < losses[0] / 2
 
 
 def test_a_trained_model_ranks_documents(trained: Path, tmp_path: Path) -> None:
