@@ -220,9 +220,8 @@ def unlabelled_texts(data: DataConfig, known: Iterable[Text]) -> list[Text]:
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of :data:`_SENTENCE_WORDS` words of a text, without markup."""
-    plain = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
-    pieces = (piece.strip() for piece in re.split(r"(?<=[.!?])\s+", plain))
-    return [piece for piece in pieces if len(piece.split()) in _SENTENCE_WORDS]
+    plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    return [piece for piece in re.split(r"(?<=[.!?]) ", plain) if piece.count(" ") + 1 in _SENTENCE_WORDS]
 
 
 def encode_stored(texts: LabelledTexts, tokenizer: Tokenizer, data: DataConfig, progress: Progress = SILENT) -> Encoded:
