@@ -255,8 +255,10 @@ class WritingQueue:
         def work() -> None:
             try:
                 for piece in self._writer.write(ids, max_tokens, sampling, stop):
-                    if stopped.is_set() or self._closing.is_set():
+                    if stopped.is_set():
                         return
+                    if not self.healthy:
+                        raise RefusedError(503, "the server is stopping", 1)
                     self._metrics.tokens.inc()
                     loop.call_soon_threadsafe(events.put_nowait, piece)
             except Exception as error:  # for the client; the queue goes on
@@ -288,9 +290,13 @@ class WritingQueue:
         self._unfinished += change
         self._metrics.waiting.set(max(0, self._unfinished - 1))
 
+    def expire(self) -> None:
+        """Accept no more requests, and end every text behind its current token, with an error."""
+        self._closing.set()
+
     def close(self) -> None:
         """Stop writing, and end the thread."""
-        self._closing.set()
+        self.expire()
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -325,7 +331,7 @@ class CompletionService(Service):
         self.facts = {"chat": self._template is not None}
         self._writer, self._limits = writer, limits
         self._queue = WritingQueue(writer, limits, metrics)
-        self.close = self._queue.close
+        self.close, self.expire = self._queue.close, self._queue.expire  # type: ignore[method-assign]
 
     @property
     def healthy(self) -> bool:

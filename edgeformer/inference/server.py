@@ -417,6 +417,17 @@ def open_service(location: Location, options: ServeOptions, metrics: Metrics) ->
         yield PredictService(model, engine, limits, metrics)
 
 
+class _Server(uvicorn.Server):
+    """Gives accepted requests ``timeout_s`` when it stops, and one second more for their last bytes."""
+
+    service: Service
+    timeout_s: float
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self.timeout_s, self.service.expire)
+        await super().shutdown(sockets)
+
+
 def serve(location: Location, options: ServeOptions, ready: Callable[[Service, str], None]) -> int:
     """Answer until SIGTERM or Ctrl-C, finish the accepted requests, and return the number of responses.
 
@@ -443,7 +454,8 @@ def serve(location: Location, options: ServeOptions, ready: Callable[[Service, s
         )
         host, port = listener.getsockname()[:2]
         ready(service, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        server = uvicorn.Server(config)
+        server = _Server(config)
+        server.service, server.timeout_s = service, options.limits.timeout_s
         if threading.current_thread() is not threading.main_thread():
             server.run([listener])
         else:

@@ -142,6 +142,9 @@ class Service(ABC):
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         """Return the body of an error response."""
 
+    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
+        """End the requests that still run: the server stops, and their time is over."""
+
     @abstractmethod
     async def answer(self, request: Request, body: bytes) -> Response:
         """Answer a request. Raises RefusedError, or ClientDisconnect."""

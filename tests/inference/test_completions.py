@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +250,19 @@ def test_a_client_that_disconnects_stops_its_text(port: int, stream: bool) -> No
     assert request(port, "/v1/completions", {"prompt": "a", "max_tokens": 2, "temperature": 0})[0] == 200
     assert written_tokens(port) - before < 3000
     assert "edgeformer_queue_texts 0.0" in request(port, "/metrics")[2]
+
+
+def test_sigterm_ends_a_text_whose_time_is_over(run: Path) -> None:
+    with serving("--timeout", "1s", bundle=run) as (child, port), connected(port) as client:
+        chunks = client.completions.create(model="looped", prompt=PROMPT, max_tokens=4000, temperature=0, stream=True)
+        next(iter(chunks))
+        child.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            for _ in chunks:
+                pass
+        assert child.wait(60) == 0 and child.stderr is not None
+        printed = child.stderr.read()
+        assert "stopped after 1 answered requests" in printed and "Traceback" not in printed
 
 
 def test_concurrent_clients_get_their_own_texts(port: int) -> None:
