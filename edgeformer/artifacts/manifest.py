@@ -375,6 +375,9 @@ class Sharing(Frozen):
     stored_parameters: int = Field(description="parameter elements that the file stores")
     constant_elements: int = Field(0, description="other stored numbers: rotary table, shapes, scalars")
     weight_bytes: int = Field(description="bytes of all stored tensors")
+    resident_bytes: int | None = Field(
+        None, description="memory that the opened weights take, anonymous and mapped from the file; None: not measured"
+    )
 
 
 class Vocabulary(Frozen):

@@ -301,7 +301,8 @@ class Judge:
 def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int) -> dict[str, Any]:
     """Audit the graphs of one artifact, part → graph: fields of its entry. See :func:`audit_portability`."""
     # The parts of a step artifact hold different parameters; together they must hold each once.
-    audits = [audit_sharing(graph, needed).model_dump(exclude={"unique_parameters"}) for graph in graphs.values()]
+    uncounted = {"unique_parameters", "resident_bytes"}
+    audits = [audit_sharing(graph, needed).model_dump(exclude=uncounted) for graph in graphs.values()]
     portability = audit_portability(list(paths.values()))
     tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]
     is_fp16 = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in tensors)

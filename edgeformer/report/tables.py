@@ -100,6 +100,7 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
 
     stored = {
         artifact.id: f"{artifact.sharing.stored_parameters:,} of {artifact.sharing.unique_parameters:,}"
+        + (f", {format_bytes(artifact.sharing.resident_bytes)} in memory" if artifact.sharing.resident_bytes else "")
         for artifact in bundle.artifacts
         if artifact.sharing is not None
     }

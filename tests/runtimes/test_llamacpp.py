@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.progress import SILENT
+from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText
@@ -24,6 +27,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
+from edgeformer.report.tables import artifact_table
 from edgeformer.run import locate
 from edgeformer.runtimes import OpenOptions, cannot_run
 from edgeformer.runtimes.llamacpp import library as llama_library
@@ -72,11 +76,16 @@ def opened(bundle: Bundle, name: str) -> Any:
 
 
 def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundle) -> None:
+    console = Console(file=io.StringIO(), width=400)
+    console.print(artifact_table(bundle.manifest))
+    table = console.file.getvalue()
     entries = {artifact.id: artifact for artifact in bundle.artifacts if artifact.format == "gguf"}
     assert {*entries} == {f"gguf-{p}{role}" for p in ("fp16", "int8", "int4") for role in ("", "-decode")}
     for entry in entries.values():
         assert entry.status == "built" and entry.parity is not None and entry.parity.status == "measured"
         assert entry.sharing is not None and entry.sharing.stored_parameters == bundle.manifest.parameters
+        assert entry.sharing.resident_bytes
+        assert f"{entry.sharing.stored_parameters:,}, {format_bytes(entry.sharing.resident_bytes)} in memory" in table
     sizes = [entries[f"gguf-{precision}"].size_bytes or 0 for precision in ("fp16", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
 
@@ -97,6 +106,16 @@ def test_a_writer_writes_one_text_after_the_other(run: Path) -> None:
         next(writer.write(writer.encode("Another, longer text"), 9, greedy))  # given up after a token
         pieces = [*writer.write(writer.encode("The town"), 20, greedy)]
     assert tuple(piece.token for piece in pieces) == expected
+
+
+def test_the_audit_counts_the_weights_in_memory(tmp_path: Path) -> None:
+    """Once, whatever the loops: 3 layers × 4 loops of 8 MB each would take 90 MB more if every loop had its own."""
+    _, path = written(tmp_path, hidden_size=512, ffn_size=2048, layers=3, iterations=4, heads=8)
+    size = path.stat().st_size
+    resident = llama_library.measure_resident(path)
+    assert size > 20e6 and resident is not None and 0.8 * size < resident < 1.1 * size
+    path.write_bytes(path.read_bytes()[: size // 2])
+    assert llama_library.measure_resident(path) is None
 
 
 def test_bytes_do_not_depend_on_the_number_of_loops(tmp_path: Path) -> None:
