@@ -207,7 +207,9 @@ class DistilledTraining(Frozen):
     folders: ClassVar[tuple[str, ...]] = ("teacher",)
 
     teacher: str | None = Field(
-        None, description="teacher for distillation: a finished run of a classifier with the same labels, or its folder"
+        None,
+        description="teacher for distillation: a finished run, or its folder, of a classifier with the same labels, or "
+        "of a language model with the same tokenizer",
     )
     teacher_sha256: str | None = Field(None, description="sha256 of the teacher's weights; set when training starts")
     distillation: Distillation = Distillation()

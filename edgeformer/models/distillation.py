@@ -99,9 +99,6 @@ def _teacher_states(recipe: Any, prepared: Prepared | None) -> nn.Module:
     teacher: Any = read_run_recipe(folder)
     if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
         raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
-    positions = teacher.model.max_positions
-    if positions < recipe.data.max_length:
-        raise RecipeError(f"{where}: accepts at most {positions} tokens; set data.max_length: {positions}, or {remedy}")
     (states, width), (student_states, student_width) = (
         (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
     )
@@ -110,10 +107,35 @@ def _teacher_states(recipe: Any, prepared: Prepared | None) -> nn.Module:
             f"{where}: its {states} states of width {width} do not match {student_states} of width {student_width}; "
             f"{remedy}, or fold into another number of layers"
         )
+    return load_teacher(recipe, prepared, f", or {remedy}")
+
+
+def load_teacher(recipe: Any, prepared: Prepared | None, remedy: str = "") -> nn.Module:
+    """Return the teacher of a recipe, which reads the student's tokens; its weights are random without ``prepared``.
+
+    Args:
+        recipe: of the student.
+        prepared: its data.
+        remedy: what else a user can do, for errors.
+
+    Raises:
+        RecipeError: it does another task, has another tokenizer, or accepts fewer tokens.
+    """
+    folder = Path(recipe.training.teacher)
+    where, teacher = f"training.teacher: {folder}", read_run_recipe(folder)
+    if teacher.task != recipe.task or teacher.model.vocab_size != recipe.model.vocab_size:
+        raise RecipeError(
+            f"{where}: does {teacher.task} with {teacher.model.vocab_size:,} tokens; the student does {recipe.task} "
+            f"with {recipe.model.vocab_size:,} (model.vocab_size){remedy}"
+        )
+    positions = teacher.model.max_positions
+    if positions < recipe.data.tokens_at_once:
+        key = recipe.data.length_key
+        raise RecipeError(f"{where}: accepts at most {positions} tokens; set data.{key}: {positions}{remedy}")
     model = model_spec_of(teacher).adapter.build(teacher).eval().requires_grad_(False)
     if prepared is not None:
         tokenizer = tokenizer_from_file(folder / MODEL_FOLDER / TOKENIZER_FILE)
         if fingerprint(with_current_cleaning(tokenizer)) != fingerprint(prepared.tokenizer):
-            raise RecipeError(f"{where}: tokenizes differently; use its tokenizer and its data.cleaning, or {remedy}")
+            raise RecipeError(f"{where}: tokenizes differently; use its tokenizer and its data.cleaning{remedy}")
         load_weights(model, folder / MODEL_FOLDER / WEIGHTS)
     return model

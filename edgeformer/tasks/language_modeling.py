@@ -15,7 +15,7 @@ from edgeformer.artifacts.data_config import Probability, TextConfig
 from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.recipe import Recipe, TrainingConfig
+from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EarlyExitScore, ExitScore, Score
 from edgeformer.data.batching import IGNORED, TextRows, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
@@ -38,7 +38,7 @@ from edgeformer.tasks.metric import (
 from edgeformer.tasks.task import Float64s, Int64s, Task, TextReader
 
 
-class LanguageTraining(TrainingConfig):
+class LanguageTraining(DistilledTraining, TrainingConfig):
     """Training settings of language modelling. The checkpoint with the best validation loss is kept."""
 
     exit_weight: Probability = Field(
@@ -69,9 +69,11 @@ class LanguageRecipe(Recipe):
     )
 
     @model_validator(mode="after")
-    def _padding_exists(self) -> Self:
+    def _settings_have_effect(self) -> Self:
         if self.training.score_padding and self.data.mode == "packed":
             raise ValueError("training.score_padding: packed rows have no padding; use data.mode: paragraphs")
+        if self.training.distillation.states:
+            raise ValueError("training.distillation.states: exists for pretrained encoders only; remove it")
         return self
 
 

@@ -148,7 +148,8 @@ def planned_data(
         notes += [warning for warning in (data.row_count_warning(rows),) if warning is not None]
         notes += [finding.message for finding in prepared.summary.findings]
         teacher_s = 0.0
-        if logits_cache is not None and getattr(training, "teacher", None) is not None:
+        has_logits = task.unit != "tokens" and getattr(training, "teacher", None) is not None
+        if logits_cache is not None and has_logits:
             from edgeformer.training.teacher import Teacher  # which imports torch
 
             with bar(progress, "Timing the teacher", None, ""):
@@ -337,8 +338,8 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
         if number >= WARM_UP_STEPS:
             timed_s, timed_tokens, steps = timed_s + time.perf_counter() - mark, timed_tokens + tokens[step], steps + 1
     token_s = timed_s / timed_tokens
-    compares_states = has_teacher and training.distillation.states
-    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * bool(compares_states))
+    runs_teacher = has_teacher and (objective.per_token or training.distillation.states)
+    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * bool(runs_teacher))
     scored = prepared.validation.lengths.sum() * epochs + sum(rows.lengths.sum() for rows in prepared.tests.values())
     return float(starting_s + training_s + _FORWARD_SHARE * token_s * scored), steps
 

@@ -66,7 +66,8 @@ class Objective:
                 "with --allow-leak, which marks all results"
             )
         has_teacher = getattr(recipe.training, "teacher", None) is not None
-        teacher = Teacher(recipe, device) if has_teacher else None
+        # Logits for every token would not fit: the loss of a language model computes them batch by batch.
+        teacher = Teacher(recipe, device) if has_teacher and not self.per_token else None
         self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
         logits = teacher.logits(self.prepared, cache, progress) if teacher is not None else None
         # Without the texts, which would stay in memory.

@@ -71,8 +71,8 @@ def without_teacher(recipe: Recipe) -> Recipe:
     A student that starts with layers of its teacher starts with those of the source, which have the same size.
     """
     model: Any = recipe.model
-    fold = getattr(model, "fold", None)
-    if fold is not None and fold.weights == "teacher":
+    fold: Any = getattr(model, "fold", None)
+    if getattr(fold, "weights", None) == "teacher":
         model = model.model_copy(update={"fold": fold.model_copy(update={"weights": "source"})})
     training = recipe.training.model_copy(update={"teacher": None})
     return recipe.model_copy(update={"model": model, "training": training})

@@ -29,6 +29,11 @@ class DecoderConfig(ModelConfig):
     exits: Annotated[tuple[PositiveInt, ...] | None, Field(strict=False)] = Field(
         None, description="iterations after which the model can answer, besides the last one; null: all"
     )
+    fold: Literal["stepwise", "average"] | None = Field(
+        None,
+        description="begin with layers of training.teacher, a decoder without iterations: every n-th one, or the mean "
+        "of those that a layer replaces; null: random weights",
+    )
     tied: bool = Field(True, description="the head is the token table")
     qkv_bias: bool = Field(False, description="biases of queries, keys and values, as in Qwen2")
     qk_norm: bool = Field(False, description="RMSNorm of every query and key, as in Qwen3")
@@ -68,6 +73,8 @@ class DecoderConfig(ModelConfig):
         """Raise ValueError for settings that have no effect."""
         if getattr(training, "exit_weight", 0) and len(self.all_exits) == 1:
             raise ValueError("training.exit_weight has no effect without early exits; set it to 0")
+        if self.fold is not None and getattr(training, "teacher", None) is None:
+            raise ValueError("model.fold needs training.teacher, the decoder whose layers are folded")
         if getattr(training, "checkpointing", "none") == "cycles":
             raise ValueError("training.checkpointing: cycles exists for model.kind: crt only; use loop")
 
