@@ -6,7 +6,7 @@
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
 times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
 Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
-EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: the committed table of the study `distilled`, whose
+EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: the committed table of `distilled`, whose
 scores replace theirs.
 """
 

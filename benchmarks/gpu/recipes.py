@@ -67,7 +67,17 @@ TINY_CLASSES = (
     "training.epochs=1",
     "training.precision=fp32",
 )
-_TINY = {"language-modeling": TINY_TEXT, "classification": TINY_CLASSES}
+TINY_DECODER = (
+    *(record for record in TINY_TEXT if not record.startswith("model.")),
+    "model.vocab_size=300",
+    "model.hidden_size=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn_size=32",
+    "model.max_positions=64",
+    "model.rope_theta=10000.0",
+)
+_TINY = {"crt": TINY_TEXT, "decoder": TINY_DECODER, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
 
 
 def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny: Sequence[str] = ()) -> Recipe:
@@ -89,7 +99,7 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
         recipe = with_local_data(load_recipe(name, [*overrides]), [session.options.data], load_local_data())
     if session.tiny:  # after the recipe itself: a dry run is to find out that its data is not here
         local = [record for record in overrides if not record.startswith("data.parts=")]
-        return load_recipe(name, [*_TINY[load_recipe(name).task], *local, *tiny])
+        return load_recipe(name, [*_TINY[load_recipe(name).model.kind], *local, *tiny])
     if recipe is None:
         raise InputError("no data here: bring it (benchmarks/gpu/pack.py), or say --data DIR")
     return recipe

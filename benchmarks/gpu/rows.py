@@ -9,6 +9,7 @@ from benchmarks.gpu import (
     encoder_tables,
     energy,
     estimates,
+    folded_language,
     folding,
     levers,
     marked_tests,
@@ -20,6 +21,6 @@ from benchmarks.gpu.session import Row
 
 _MODULES = (
     six_gigabytes, levers, encoder_tables, early_exit, causal_crt, estimates, number_formats, energy, marked_tests,
-    folding, batch_sizes, out_of_memory,
+    folding, batch_sizes, out_of_memory, folded_language,
 )  # fmt: skip
 ROWS: tuple[Row, ...] = tuple(sorted((module.ROW for module in _MODULES), key=lambda row: row.number))

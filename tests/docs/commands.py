@@ -138,6 +138,10 @@ NOT_RUN: dict[str, str] = {
     "edgeformer train looped_rtx4050": "takes hours on a card; tests/training trains small ones",
     "edgeformer profile --runtime all": "tests/runtimes/test_llamacpp.py runs it",
     "edgeformer profile --seq 512 --runtime all": "the same",
+    "edgeformer import hf HuggingFaceTB/SmolLM2-135M-Instruct --name smollm2": (
+        "reads the hub; tests/export/test_import_language.py imports small ones"
+    ),
+    "edgeformer train smollm2_folded": "needs that run; tests/models/test_folded_decoder.py trains a small one",
     "edgeformer train looped_mini": "reads WikiText-2 from the hub; tests/runtimes/test_llamacpp.py has a small one",
     "edgeformer export --fp16 --int8 --gguf": "tests/runtimes/test_llamacpp.py runs it",
     'edgeformer generate "The history of the town" --artifact gguf-int8-decode': "the same",
