@@ -14,6 +14,7 @@ that it can bring (every draft accepted).
 Usage:
     python -m benchmarks.speculation BUNDLE --text valid.txt [--precision fp32] [--temperature 0] [--json FILE]
     python -m benchmarks.speculation --untrained model.hidden_size=1024 model.layers=6 [--precision int8] [--json FILE]
+    python -m benchmarks.speculation --table FILE
 """
 
 from __future__ import annotations
@@ -270,8 +271,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128, help="tokens before the timed ones, untrained shapes")
     parser.add_argument("--rounds", type=int, default=15, help="of untrained shapes")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only print the tables of a --json file")
     parser.add_argument("--json", type=Path, help="add the figures to this file, by model, precision and temperature")
     arguments = parser.parse_args()
+    if arguments.table is not None:
+        for name, result in json.loads(arguments.table.read_text(encoding="utf-8")).items():
+            print(f"{name}\n\n{table(result)}\n")
+        return
     if (arguments.bundle is None) == (arguments.untrained is None):
         parser.error("give either a BUNDLE or --untrained")
     if arguments.bundle is not None and arguments.text is None:

@@ -9,7 +9,7 @@ own first loops (LoopSpec, arXiv 2609.17184). The states of drafted tokens wait 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,10 @@ class Sampling:
             above = np.flatnonzero(scaled > limit)
             equal = np.flatnonzero(scaled == limit)[: k - len(above)]
             tokens = np.sort(np.concatenate((above, equal)))
-        probabilities = np.exp(scaled[tokens])
-        tokens, probabilities = tokens[probabilities > 0], probabilities[probabilities > 0]
+        probabilities = np.exp(scaled if k is None else scaled[tokens])
+        possible = probabilities > 0
+        if not possible.all():
+            tokens, probabilities = tokens[possible], probabilities[possible]
         if p is not None and p < 1:  # the fewest likeliest tokens whose shares sum to p or more; at least one
             shares = probabilities / probabilities.sum()
             # Sorting a large vocabulary takes longer than many a model's forward pass, so the likeliest tokens (with
@@ -123,7 +125,7 @@ def probabilities_of(tokens: NDArray[np.int64], candidates: Candidates) -> NDArr
 def accept(
     drafts: Sequence[int],
     proposals: Sequence[Candidates],
-    targets: Sequence[Candidates],
+    targets: Iterable[Candidates],
     generator: np.random.Generator,
 ) -> list[int]:
     """Return the accepted drafts and one more token, whose joint distribution is that of ``targets``.
@@ -133,10 +135,11 @@ def accept(
 
     Args:
         proposals: q, of which each draft was drawn.
-        targets: p, of each draft's place and of the one after the last.
+        targets: p, of each draft's place and of the one after the last; read up to the first rejection.
     """
-    tokens = list[int]()
-    for draft, proposal, target in zip(drafts, proposals, targets, strict=False):
+    tokens, remaining = list[int](), iter(targets)
+    for draft, proposal in zip(drafts, proposals, strict=True):
+        target = next(remaining)
         p, q = (float(probabilities_of(np.array([draft]), which)[0]) for which in (target, proposal))
         if p >= q or generator.random() * q < p:
             tokens.append(draft)
@@ -145,7 +148,7 @@ def accept(
         residual = np.maximum(probabilities - probabilities_of(choices, proposal), 0.0)
         # Of equal distributions nothing is left but rounding.
         return [*tokens, draw(choices, residual if residual.any() else probabilities, generator)]
-    return [*tokens, draw(*targets[len(drafts)], generator)]
+    return [*tokens, draw(*next(remaining), generator)]
 
 
 @dataclass(frozen=True)
@@ -222,8 +225,7 @@ class Speculator:
             decoder.read(drafts[-1:])
         decoder.advance(decoder.loops)
         logits = decoder.newest_logits(len(drafts) + 1)[0]
-        targets = [self._sampling.candidates(row) for row in logits]
-        tokens = accept(drafts, proposals, targets, self._generator)
+        tokens = accept(drafts, proposals, map(self._sampling.candidates, logits), self._generator)
         decoder.forget(len(drafts) + 1 - len(tokens))
         self.rounds += 1
         self.drafted += len(drafts)

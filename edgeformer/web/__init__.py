@@ -139,6 +139,8 @@ def _select_artifacts(
         elif candidate.role == "decode" and (bundle.leaks or (candidate.size_bytes or 0) > _MAX_WRITING_BYTES):
             reason = f"is larger than {_MAX_WRITING_BYTES // 10**6} MB"
             refused[candidate.id] = "a model that leaks future tokens writes no text" if bundle.leaks else reason
+        elif candidate.role == "decode" and any(type_.startswith("int8") for type_ in candidate.inputs.values()):
+            refused[candidate.id] = "a page keeps no keys and values in INT8"
         elif candidate.role == "decode":
             selected.append(candidate)
         elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask"}:

@@ -210,16 +210,3 @@ def test_profile_measures_rounds(run: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             profile_bundle(location, host, replace(options, **changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("artifact", ["onnx-fp32-decode", "onnx-int4-decode"])
-def test_a_decode_graph_takes_several_tokens_behind_others(run: Path, artifact: str) -> None:
-    bundle = Bundle.open(run / "bundle")
-    ids = np.random.default_rng(0).integers(0, 300, (1, 24))
-    expected = bundle.session(bundle.artifact(artifact)).run({"input_ids": ids})["logits"]  # token by token
-    decoder = bundle.decoder(bundle.artifact(artifact), [4], OpenOptions(threads=1))
-    for piece in np.split(ids, [7, 8, 13], axis=1):
-        decoder.read_rows(piece)
-        decoder.advance(4)
-        difference = np.abs(decoder.row_logits(4) - expected[:, decoder.length - 1]).max()
-        assert difference < (1e-4 if "fp32" in artifact else 0.02)
