@@ -16,6 +16,7 @@ from edgeformer.inference.verify import verify
 from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.decoder import DecodeSession
+from edgeformer.web import PageOptions, publish
 from tests.export.language_run import WORDS, language_recipe, write_language_run
 
 LOOPS = 2
@@ -80,3 +81,9 @@ def test_the_head_of_the_step_artifact_has_8_bits_as_in_the_other_graphs() -> No
         if graph is not None
     }
     assert bits == {"embed": set(), "loop": {4}, "readout": {8}, "decode": {4, 8}}
+
+
+def test_a_page_leaves_keys_and_values_in_int8_out(bundle: Bundle, tmp_path: Path) -> None:
+    options = PageOptions(artifacts=("onnx-int8-decode",))
+    with pytest.raises(InputError, match="onnx-int8-decode: a page keeps no keys and values in INT8"):
+        publish(bundle, tmp_path / "page", options)
