@@ -20,8 +20,8 @@ def standard_error(score: dict[str, float]) -> float:
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **classifiers(), **pretrained(), **ladder(), **language_models(), **bundles(), **quantization(), **leaving(),
-        **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
+        **classifiers(), **pretrained(), **ladder(), **language_runtimes(), **language_models(), **bundles(),
+        **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
     }  # fmt: skip
 
 
@@ -78,6 +78,24 @@ def ladder() -> dict[str, str]:
         "ladder_teacher_sst_test": f"{runs['minilm_sst2-stopped']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
         "ladder_teacher_steps": f"{runs['minilm_sst2-stopped']['steps']:,}",
+    }
+
+
+def language_runtimes() -> dict[str, str]:
+    """Ratios of ONNX Runtime to llama.cpp with one thread, and settings of the comparison."""
+    document = result("2026-11-26-language-runtimes")
+    variants = document["speed"]["threads"]["1"]
+    facts = {}
+    for bits, rival in (("INT8", "Q8_0"), ("INT4", "Q4_0")):
+        ours, theirs = variants[f"ONNX Runtime {bits}"], variants[f"llama.cpp {rival}"]
+        for kind in ("pp", "tg"):
+            ratios = (b / a for a, b in zip(ours[kind], theirs[kind], strict=True))
+            facts[f"runtimes_{bits.lower()}_{kind}"] = f"{statistics.median(ratios):.2f}"
+    return {
+        **facts,
+        "runtimes_rounds": f"{len(variants['llama.cpp Q8_0']['tg'])}",
+        "runtimes_loop_tokens": f"{document['loops'][0]['tokens']}",
+        "runtimes_cache": f"{int(document['last_level_cache'][:-1]) // 1024} MiB",
     }
 
 

@@ -54,11 +54,15 @@ STATED = {
     "The 92M language model": "the size of the model",
     "for an RTX 4050": "a device",
     "with status 503": "a status of HTTP",
+    "in blocks of 32, as": "a setting",
+    "The targets are 0.8 for pp and 0.9 for tg": "targets of the project",
+    "five layers of width 1,024": "a setting",
+    "differ by less than 0.02 are ties": "a setting",
     "planted slowdown of 10%, the candidate computes 11 calls in the time that is compared with 10 calls of the "
     "baseline; for 3%, 34 against 33": "a setting",
 }
 """Text with a number that is no measurement → the meaning of the number."""
-NAMES = re.compile(r"SST-2|FP32|FP16|INT8|INT4|AVX2|float32|fp32|bf16")
+NAMES = re.compile(r"SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")
 
 
 def prose() -> str:
