@@ -138,7 +138,6 @@ NOT_RUN: dict[str, str] = {
     "edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm": "the same",
     "edgeformer export smollm --int8 --int4 --gguf": "the same",
     "edgeformer plan looped_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
-    "edgeformer train crt_deep_rtx4050": "the same",
     "edgeformer train looped_rtx4050": "takes hours on a card; tests/training trains small ones",
     "edgeformer profile --runtime all": "tests/runtimes/test_llamacpp.py runs it",
     "edgeformer profile --seq 512 --runtime all": "the same",

@@ -1,0 +1,84 @@
+"""A folded language model beside its teacher: perplexity before and after its training, and bytes as GGUF.
+
+    python -m benchmarks.folded_decoder RUN --out FILE
+
+RUN: a finished run of a recipe with ``model.fold``. All perplexities are of its validation rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.models import model_spec_of, read_run_recipe
+from edgeformer.models.adapter import count_parameters
+from edgeformer.models.language_loss import TokenLosses
+from edgeformer.models.weights import load_model
+from edgeformer.run import read_run
+from edgeformer.runtimes.llamacpp.builder import write_gguf
+from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.tasks import get_task
+
+ROWS = 8
+
+
+@torch.inference_mode()
+def perplexity(model: Any, rows: Any, task: Any, pad: int) -> float:
+    """Of all rows of the validation set, in float32."""
+    scorer, total, count = TokenLosses(model).eval(), 0.0, 0
+    for start in range(0, len(rows), ROWS):
+        numbers = list(range(start, min(start + ROWS, len(rows))))
+        batch = {name: torch.from_numpy(array) for name, array in task.batch(rows, numbers, pad).items()}
+        inputs = {name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch}
+        total += float(scorer(**inputs)[f"loss_exit{model.loops}"].double().sum())
+        count += task.weight({name: tensor.numpy() for name, tensor in batch.items()})
+    return math.exp(total / count)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="a record is added to its list")
+    arguments = parser.parse_args()
+    run: Path = arguments.run
+    recipe: Any = read_run_recipe(run)
+    task, manifest = get_task(recipe.task), read_run(run)
+    prepared = task.prepare(recipe, run / "cache", SILENT)
+    start = model_spec_of(recipe).adapter.build(recipe).eval()
+    model_spec_of(recipe).adapter.start(start, recipe)
+    models: dict[str, Any] = {
+        "teacher": load_model(Path(recipe.training.teacher)),
+        "before": start,
+        "after": load_model(run),
+    }
+    scores = {name: perplexity(model, prepared.validation, task, prepared.pad) for name, model in models.items()}
+    record: dict[str, Any] = {
+        "layers": recipe.model.layers, "iterations": recipe.model.iterations, "fold": recipe.model.fold,
+        "parameters": {name: count_parameters(model) for name, model in models.items()}, "perplexity": scores,
+        "validation_tokens": int(prepared.validation.lengths.sum()), "steps": manifest.steps,
+        "training_tokens": int(prepared.train.sizes(range(len(prepared.train))).sum()),
+        "minutes": manifest.seconds / 60, "precision": manifest.precision,
+    }  # fmt: skip
+    with TemporaryDirectory() as folder:
+        for name in ("teacher", "after"):
+            for precision in ("fp16", "int8", "int4"):
+                path = Path(folder) / "model.gguf"
+                write_gguf(path, run / "model", models[name].gguf_contents(), precision)
+                record.setdefault("bytes", {}).setdefault(name, {})[precision] = path.stat().st_size
+    record |= {"host": describe_host(), "code_version": code_version(), "measured": now()}
+    known = json.loads(arguments.out.read_text(encoding="utf-8"))["runs"] if arguments.out.is_file() else []
+    write_json(arguments.out, {"runs": [*known, record]})
+    print(json.dumps(record["perplexity"]))
+
+
+if __name__ == "__main__":
+    main()
