@@ -116,7 +116,7 @@ def test_a_token_leaves_at_the_first_confident_exit(exported: Path) -> None:
         (PROMPT, {"artifact": "onnx-fp32-decode", "exit": EXIT}, "runs all loops for every .* need a step artifact"),
         (PROMPT, {"exit": 9}, "--exit 9: tiny has exits after the loops 1, 2"),
         (PROMPT, {"max_tokens": 90}, "of at most 80 tokens, so at most 72 can follow"),
-        (PROMPT, {"runtime": "torch-cpu"}, "--runtime torch-cpu: does not open onnx-fp32-decode"),
+        (PROMPT, {"runtime": "torch-cpu", "artifact": "onnx-fp32-step"}, "torch-cpu: does not open onnx-fp32-step"),
         (PROMPT, {"runtime": "all"}, "--runtime all: this command uses one runtime; give its name"),
         (PROMPT, {"runtime": "fast"}, "--runtime fast: .*no such"),
     ],

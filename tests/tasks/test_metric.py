@@ -90,7 +90,11 @@ def test_errors_that_are_not_finite_are_out_of_tolerance() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "kind", "tolerance", "spread"),
-    [("fp32", "absolute", FP32_ABSOLUTE, 100.0), ("fp16", "relative", FP16_RELATIVE, 1.0)],
+    [
+        ("fp32", "absolute", FP32_ABSOLUTE, 0.5),
+        ("fp32", "absolute", 100 * FP32_ABSOLUTE, 100.0),
+        ("fp16", "relative", FP16_RELATIVE, 1.0),
+    ],
 )
 def test_an_error_up_to_the_tolerance_passes(precision: Any, kind: str, tolerance: float, spread: float) -> None:
     for error, rejected in ((0.0, False), (tolerance, False), (np.nextafter(tolerance, 1), True)):
