@@ -1,4 +1,4 @@
-"""Row 13: SmolLM2 folded into a half and a third of its layers, and repaired by its own answers on WikiText-2."""
+"""Row 13: SmolLM2 folded into a half and a third of its layers, and trained on its own answers on WikiText-2."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _fold(session: Session, teacher: Path, layers: int, iterations: int) -> Figu
 ROW = Row(
     number=13,
     topic="folded-language",
-    question="what perplexity does SmolLM2 keep when its layers are folded and repaired?",
+    question="what perplexity does SmolLM2 keep when its layers are folded and trained?",
     wanted="perplexity of WikiText-2 after three epochs, beside the teacher's own",
     measure=measure,
     columns=(

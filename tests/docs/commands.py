@@ -136,7 +136,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export crt_mini-001 --fp16 --exit all": "tests/export/test_export_language.py exports a smaller one",
     "edgeformer import hf path/to/SmolLM2-135M": "needs the model; tests/export/test_import_language.py imports others",
     "edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm": "the same",
-    "edgeformer export smollm --int8 --int4 --gguf": "the same",
+    "edgeformer export smollm --int8 --gguf": "the same",
     "edgeformer plan looped_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
     "edgeformer train looped_rtx4050": "takes hours on a card; tests/training trains small ones",
     "edgeformer profile --runtime all": "tests/runtimes/test_llamacpp.py runs it",
