@@ -176,7 +176,7 @@ def test_vectors_in_files(folder: Path, tmp_path: Path, kind: Any, dtype: str, w
 
 
 def test_quantised_vectors_rank(folder: Path) -> None:
-    options = ("--query", SENTENCES[3], "--file", "documents.csv", "--json", "--vectors")
+    options = ("--query", SENTENCES[3], "--file", "documents.csv", "--top", "41", "--json", "--vectors")
     for kind in ("int8", "binary"):
         document = json.loads(predict(folder, "encoder", *options, kind).out)
         assert document["vectors"]["kind"] == kind and document["vectors"]["texts"] == 40
