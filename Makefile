@@ -77,7 +77,7 @@ $(VENV)/.train: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[train,rtx,openvino,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[train,rtx,openvino,litert,executorch,coreml,dev]"
 	touch $@ $(VENV)/.train
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python

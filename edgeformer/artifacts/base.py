@@ -27,6 +27,10 @@ class Recognised(Frozen):
 
     called: ClassVar[str]
 
+    def model_post_init(self, context: object, /) -> None:
+        """Complete the class: until pydantic 2.12, SerializeAsAny fails on a class whose build is deferred."""
+        type(self).model_rebuild()
+
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: "CoreSchema", handler: "GetJsonSchemaHandler"

@@ -191,7 +191,7 @@ class GraphSource:
         best = task.input_shapes(data, 1, length)  # empty for text, whose shapes the builder knows
         smallest, largest = task.input_shapes(data, 1, 1), task.input_shapes(data, 16, max(512, length))
 
-        def no_module() -> NoReturn:
+        def no_module(graph: ArtifactManifest) -> NoReturn:
             raise EdgeformerError(
                 "an imported graph has no torch module, which --gguf and --trt-via torch-tensorrt need; leave these out"
             )

@@ -44,7 +44,7 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.layers import convert_weights_to_fp16
-from edgeformer.models.tracing import Exits
+from edgeformer.models.tracing import Exits, Piece
 from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
@@ -357,10 +357,18 @@ class RunSource:
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else "fp32",
             max_length=subject.recipe.data.tokens_at_once, max_positions=subject.recipe.model.max_positions,
             progress=self.progress, note=self.notes.append,
-            module=lambda: subject.adapter.whole(subject.model).eval(),
+            module=self.module,
             calibration=self.calibration_calls,
             judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
         )  # fmt: skip
+
+    def module(self, graph: ArtifactManifest) -> nn.Module:
+        """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""
+        model, exits = self.subject.model, self.subject.exits
+        if graph.exit in (None, exits[-1]):
+            whole: nn.Module = self.subject.adapter.whole(model)
+            return whole.eval()
+        return Piece(model, lambda *inputs: model.every_exit(*inputs)[exits.index(graph.exit)]).eval()
 
     @property
     def calibration_problem(self) -> str | None:

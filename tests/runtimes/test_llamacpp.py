@@ -229,7 +229,7 @@ def test_what_a_gguf_cannot_hold_is_rejected_with_a_reason(tmp_path: Path, bundl
         write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "int8")
     job = BuildJob(
         bundle=tmp_path, graphs=bundle.artifacts, precision="fp32", max_length=8, max_positions=8, progress=SILENT,
-        note=lambda text: None, module=lambda: torch.nn.Linear(2, 2),
+        note=lambda text: None, module=lambda graph: torch.nn.Linear(2, 2),
     )  # fmt: skip
     reasons = {entry.reason for entry in GGUFBuilder().build(Target("gguf"), job)}
     assert reasons == {"GGUF holds language models of model.kind: decoder only; leave out --gguf"}

@@ -71,7 +71,7 @@ def job_of(bundle: Path, notes: list[str]) -> BuildJob:
         max_positions=POSITIONS,
         progress=Silent(),
         note=notes.append,
-        module=lambda: pytest.fail("this builder takes graphs"),
+        module=lambda graph: pytest.fail("this builder takes graphs"),
     )
 
 

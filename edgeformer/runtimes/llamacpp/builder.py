@@ -67,7 +67,7 @@ class GGUFBuilder(Builder):
             ]
             file = f"{ENGINES_FOLDER}/model-{_TYPES[precision].lower()}.gguf"
             try:
-                model: Any = getattr(job.module(), "model", None)
+                model: Any = getattr(job.module(sources[0]), "model", None)
                 if not hasattr(model, "gguf_contents"):
                     raise EdgeformerError("GGUF holds language models of model.kind: decoder only; leave out --gguf")
                 with bar(job.progress, f"Writing {file}", None):

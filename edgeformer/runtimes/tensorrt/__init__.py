@@ -211,7 +211,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
         start_s = time.perf_counter()
         try:
             with bar(job.progress, "Compiling with torch-tensorrt", None):
-                built_for = compile_engine(tuple(graph.inputs), job.bundle / file, target, job)
+                built_for = compile_engine(graph, job.bundle / file, target, job)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return

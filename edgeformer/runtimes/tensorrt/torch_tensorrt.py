@@ -17,18 +17,20 @@ from torch import nn
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.tensorrt.engine import axis_sizes
 from edgeformer.runtimes.tensorrt.state import measured_on
 
 
-def compile_engine(inputs: tuple[str, ...], file: Path, target: Target, job: BuildJob) -> dict[str, str]:
-    """Compile a job's module for this system's GPU, write the engine, and return its ``built_for``.
+def compile_engine(graph: ArtifactManifest, file: Path, target: Target, job: BuildJob) -> dict[str, str]:
+    """Compile a graph's module for this system's GPU, write the engine, and return its ``built_for``.
 
-    ``inputs`` are the module's arguments, all int64 [batch, sequence]. The engine's outputs are called ``output0``…
+    Its inputs are all int64 [batch, sequence]. The engine's outputs are called ``output0``…
     """
     torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
-    module: nn.Module = job.module()
+    inputs = tuple(graph.inputs)
+    module: nn.Module = job.module(graph)
     sizes = axis_sizes(job)
     dims = [torch.export.Dim(name, min=min_size, max=max_size) for name, (min_size, _, max_size) in sizes.items()]
     smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
