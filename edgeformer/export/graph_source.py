@@ -192,9 +192,7 @@ class GraphSource:
         smallest, largest = task.input_shapes(data, 1, 1), task.input_shapes(data, 16, max(512, length))
 
         def no_module(graph: ArtifactManifest) -> NoReturn:
-            raise EdgeformerError(
-                "an imported graph has no torch module, which --gguf and --trt-via torch-tensorrt need; leave these out"
-            )
+            raise EdgeformerError("an imported graph has no torch module, from which this format is made; leave it out")
 
         return BuildJob(
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else self.base[0].precision,

@@ -364,9 +364,12 @@ class RunSource:
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""
-        model, exits = self.subject.model, self.subject.exits
+        # The subject's own model has FP16 weights by now if the export writes FP16.
+        model = load_model(self.run.folder) if self.options.fp16 and graph.precision != "fp16" else self.subject.model
+        adapter, exits = self.subject.adapter, self.subject.exits
+        model = adapter.exported(model)
         if graph.exit in (None, exits[-1]):
-            whole: nn.Module = self.subject.adapter.whole(model)
+            whole: nn.Module = adapter.whole(model)
             return whole.eval()
         return Piece(model, lambda *inputs: model.every_exit(*inputs)[exits.index(graph.exit)]).eval()
 

@@ -102,6 +102,10 @@ class ModelAdapter(ABC):
                 one before :meth:`trim` in the same precision, where the results must be bit-identical.
         """
 
+    def exported(self, model: Any) -> Any:
+        """Return a model on the same weights in the operators that :meth:`trace` writes; ``model`` is not changed."""
+        return model
+
     def whole(self, model: Any) -> Any:
         """Return the model as one module from inputs to the last exit's logits."""
         return model

@@ -135,7 +135,7 @@ class BuildJob:
         precision: requested precision of the source graphs.
         max_length, max_positions: tokens of the recipe's longest text, and of the model's longest sequence.
         note: adds a line to the bundle's notes.
-        module: returns the torch module behind a full, exit or decode graph, in evaluation mode.
+        module: returns the torch module that a full, exit or decode graph was traced from, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
         calibration: returns rows of the training split; raises DataError if there are none.
         judge: scores an artifact and returns fields of its manifest entry, with a ``reason`` if it misses a target.

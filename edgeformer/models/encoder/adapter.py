@@ -44,6 +44,9 @@ class EncoderAdapter(ModelAdapter):
     def build(self, recipe: Any) -> EncoderClassifier:
         return EncoderClassifier(recipe.model, recipe.classes, per_token=recipe.per_token)
 
+    def exported(self, model: EncoderClassifier) -> EncoderClassifier:
+        return exported_form(model)
+
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)
         trimmed.tokens = nn.Embedding(len(kept), model.tokens.embedding_dim)

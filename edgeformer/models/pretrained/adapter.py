@@ -151,6 +151,9 @@ class PretrainedAdapter(ModelAdapter):
             graphs |= {part: export_graph(spec) for part, spec in specs.items()}
         return Graphs(graphs.pop("exits"), graphs, has_row_scales=True)
 
+    def exported(self, model: PretrainedEncoder) -> PretrainedEncoder:
+        return exported_form(model)
+
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         trimmed = sharing_copy(model)
         trimmed.embeddings.words = table_of(model.embeddings.words.weight[kept])
