@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import typer
@@ -109,7 +110,7 @@ def command(
             int8=int8,
             int4=int4,
             int8_cache=int8_cache,
-            build=builder_names(trt, trt_via, build or [], gguf=gguf),
+            build=builder_names(trt, trt_via, build or [], {"--gguf": gguf}),
             joining=True,
             exits=loops,
             target=target,
@@ -174,19 +175,24 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
-def builder_names(trt: bool, via: str, names: list[str], *, gguf: bool = False) -> tuple[str, ...]:
-    """Return the builders selected by --trt, --trt-via, --gguf and --build, each once. Raises InputError."""
+def builder_names(
+    trt: bool, via: str, names: list[str], flags: Mapping[str, bool] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return the builders selected by --trt, --trt-via, ``flags`` (flag → is set) and --build, each once.
+
+    Raises InputError.
+    """
     from edgeformer.artifacts.manifest import ONNX
     from edgeformer.runtimes import all_builders
 
     by_flag = {builder.flag: builder.name for builder in all_builders()}
     prefix = "--trt --trt-via "
-    flags = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
-    if via not in flags:
-        raise InputError(f"--trt-via {via!r}: give {' or '.join(flags)}")
-    if flags[via] is not None and not trt:
+    vias = {ONNX: None, **{flag.removeprefix(prefix): flag for flag in by_flag if flag.startswith(prefix)}}
+    if via not in vias:
+        raise InputError(f"--trt-via {via!r}: give {' or '.join(vias)}")
+    if vias[via] is not None and not trt:
         raise InputError("--trt-via: has no effect without --trt; add --trt")
     # torch-tensorrt is built in addition to TensorRT's own engine, so that profile can compare the two.
-    requested = (flags[via], "--trt" if trt else None, "--gguf" if gguf else None)
+    requested = (vias[via], "--trt" if trt else None, *(flag for flag, is_set in flags.items() if is_set))
     selected = [flag for flag in requested if flag is not None]
     return tuple(dict.fromkeys([*(by_flag[flag] for flag in selected), *names]))
