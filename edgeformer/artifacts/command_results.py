@@ -95,6 +95,8 @@ class ArtifactCheck(Frozen):
     parity: Parity | None = Field(None, description="parity with torch FP32, measured on this machine")
     tolerance: str | None = Field(None, description="tolerance that was applied")
     notes: tuple[str, ...] = Field((), description="warnings of its portability audit for this machine")
+    resident_bytes: int | None = Field(None, description="memory measured on this machine, as at export")
+    resident_ratio: float | None = Field(None, description="`resident_bytes` over the weights' bytes, each stored once")
 
 
 class Recorded(Frozen):

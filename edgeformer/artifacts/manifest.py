@@ -17,6 +17,9 @@ class LoopDrift(Frozen):
     loop: int
     rms_error: float | None = Field(description="root mean square of the difference over that of the reference")
     max_error: float | None = Field(description="largest difference over the reference's root mean square")
+    rms_interval: tuple[float, float] | None = Field(
+        None, description="95% interval of rms_error, by bootstrap over the golden inputs"
+    )
 
 
 class Drift(Frozen):
@@ -368,6 +371,9 @@ class Rounded(Frozen):
     reason: str | None = Field(None, description="reason for a missed target")
 
 
+SMALLEST_RESIDENT_BYTES = 4 << 20
+
+
 class Sharing(Frozen):
     """Sharing audit: parameters stored in the artifact's file, compared with the model's."""
 
@@ -376,8 +382,23 @@ class Sharing(Frozen):
     constant_elements: int = Field(0, description="other stored numbers: rotary table, shapes, scalars")
     weight_bytes: int = Field(description="bytes of all stored tensors")
     resident_bytes: int | None = Field(
-        None, description="memory that the opened weights take, anonymous and mapped from the file; None: not measured"
+        None,
+        description="memory of the opened artifact on the processor after one short call, without the runtime's "
+        "library: anonymous, and pages mapped from its files; None: not measured",
     )
+    mapped_bytes: int | None = Field(None, description="of `resident_bytes`, pages mapped from the artifact's files")
+
+    @property
+    def unique_bytes(self) -> float:
+        """Bytes of the file's weights if each were stored once."""
+        return self.weight_bytes * self.unique_parameters / max(1, self.stored_parameters)
+
+    @property
+    def resident_ratio(self) -> float | None:
+        """Memory over :attr:`unique_bytes`; None: not measured, or so small that other buffers are most of it."""
+        if self.resident_bytes is None or self.unique_bytes < SMALLEST_RESIDENT_BYTES:
+            return None
+        return self.resident_bytes / self.unique_bytes
 
 
 class Vocabulary(Frozen):

@@ -14,13 +14,14 @@ from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
-from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
-from edgeformer.bundle import seal
+from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
 from edgeformer.export.variants import ExportOptions
+from edgeformer.measurement.resident import with_resident
 from edgeformer.run import Run
 from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, find_builder
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
@@ -109,7 +110,10 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             manifest = source.manifest(new_folder, merged, previous)
             if (records := previous.records.of(manifest)).records:  # of target devices, on artifacts that stay
                 write_json(new_folder / TARGETS_FILE, records)
-            return seal(new_folder, manifest)
+            seal(new_folder, manifest)
+            with bar(progress, "Measuring memory", None):
+                entries = with_resident(Bundle.open(new_folder), manifest.artifacts)
+            return seal(new_folder, manifest.model_copy(update={"artifacts": tuple(entries)}))
 
 
 def _build_engines(

@@ -301,7 +301,7 @@ class Judge:
 def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto], needed: int) -> dict[str, Any]:
     """Audit the graphs of one artifact, part → graph: fields of its entry. See :func:`audit_portability`."""
     # The parts of a step artifact hold different parameters; together they must hold each once.
-    uncounted = {"unique_parameters", "resident_bytes"}
+    uncounted = {"unique_parameters", "resident_bytes", "mapped_bytes"}
     audits = [audit_sharing(graph, needed).model_dump(exclude=uncounted) for graph in graphs.values()]
     portability = audit_portability(list(paths.values()))
     tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]
@@ -332,16 +332,22 @@ def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> d
     return fields
 
 
+BOOTSTRAPS = 1000
+
+
 def measure_drift(states: Mapping[int, Array], references: Mapping[int, Array], precision: Precision) -> Drift:
     """Compare states of the golden inputs, loop → float32 [B, S, C], with those of torch FP32."""
-    tolerance = DRIFT_TOLERANCE[precision]
+    tolerance, rng = DRIFT_TOLERANCE[precision], np.random.default_rng(0)
     loops = []
     for loop, reference in sorted(references.items()):
         error = states[loop].astype(np.float64) - reference
-        scale, rms = (float(np.sqrt(np.square(array, dtype=np.float64).mean())) for array in (reference, error))
+        squares = np.stack([np.square(a, dtype=np.float64).mean(tuple(range(1, a.ndim))) for a in (error, reference)])
+        rms, scale = np.sqrt(squares.mean(1)).tolist()
         if np.isfinite(error).all() and scale > 0:
+            sample = squares[:, rng.integers(0, len(error), (BOOTSTRAPS, len(error)))].mean(2)
+            low, high = np.quantile(np.sqrt(sample[0] / sample[1]), (0.025, 0.975)).tolist()
             max_error = float(np.abs(error).max()) / scale
-            loops.append(LoopDrift(loop=loop, rms_error=rms / scale, max_error=max_error))
+            loops.append(LoopDrift(loop=loop, rms_error=rms / scale, max_error=max_error, rms_interval=(low, high)))
         else:
             loops.append(LoopDrift(loop=loop, rms_error=None, max_error=None))
     beyond = [row.loop for row in loops if row.rms_error is None or row.rms_error > tolerance]

@@ -20,6 +20,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
+from edgeformer.measurement.resident import measure_resident
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     OpenOptions,
@@ -82,7 +83,7 @@ def verify(
                     for provider in requested_providers(entry, runtime)
                     if provider_facts(provider).rounds_to is None or provider in entry.rounded
                 )
-            checks += [_check_artifact(bundle, entry, provider) for provider in providers]
+            checks += [_with_memory(bundle, entry, _check_artifact(bundle, entry, p)) for p in providers]
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -95,6 +96,17 @@ def verify(
         asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
         stale=stale,
     )
+
+
+def _with_memory(bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck) -> ArtifactCheck:
+    """Measure the memory of an artifact that computed here, by the provider that computed it."""
+    if artifact.sharing is None or check.parity is None:
+        return check
+    found = measure_resident(bundle, [artifact], check.parity.provider)[artifact.id]
+    if found.reason is not None:
+        return check
+    sharing = artifact.sharing.model_copy(update={"resident_bytes": found.bytes})
+    return check.model_copy(update={"resident_bytes": found.bytes, "resident_ratio": sharing.resident_ratio})
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import psutil
 from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
@@ -396,6 +397,24 @@ def input_buffers(files: ArtifactFiles, shape: Shape) -> Sequence[Mapping[str, A
     return golden_calls(files, shape, max(_FEWEST_BUFFERS, count))
 
 
+def own_memory(files: ArtifactFiles) -> tuple[int, int] | None:
+    """Return this process's anonymous bytes, and its resident pages of files in the artifact's folder.
+
+    None on systems that do not tell the two apart, which is all but Linux.
+    """
+    if not psutil.LINUX:
+        return None
+    maps, folder = psutil.Process().memory_maps(grouped=False), f"{files.file.parent}{os.sep}"
+    mapped = sum(area.rss - area.anonymous for area in maps if area.path.startswith(folder))
+    return sum(area.anonymous for area in maps), mapped
+
+
+def grown(before: tuple[int, int], after: tuple[int, int] | None) -> tuple[int, int]:
+    """Return by how much both figures of :func:`own_memory` grew."""
+    assert after is not None
+    return max(0, after[0] - before[0]), max(0, after[1] - before[1])
+
+
 def work(document: bytes, send: Send) -> None:
     """Measure the items of a MeasureJob. An item that the artifact refuses does not stop the others."""
     job = MeasureJob.model_validate_json(document, strict=False)
@@ -404,7 +423,7 @@ def work(document: bytes, send: Send) -> None:
     # The imported runtime and the speed probe are part of the memory baseline.
     speed_probe = None if is_gpu else SpeedProbe()
     buffers = {shape: input_buffers(files, shape) for shape in dict.fromkeys(item[1:] for item in job.items)}
-    gpu_memory_before = trackers.gpu_memory_in_use(gpu_uuid)
+    gpu_memory_before, resident_before = trackers.gpu_memory_in_use(gpu_uuid), own_memory(files)
     meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
@@ -484,6 +503,8 @@ def work(document: bytes, send: Send) -> None:
                         energy = Energy(status="unavailable", reason="one call is too short for the energy counter")
                         memory, facts = read_memory(workload, since_reset=True)
                         facts |= {**conditions.describe(job.threads, gpu_uuid), **workload.facts}
+                        if resident_before is not None and not is_gpu:
+                            facts["resident_bytes"] = sum(grown(resident_before, own_memory(files)))
                         facts["file_cache"] = "warm"  # the parent has just hashed the file
                         figures = {"memory_bytes": memory, "energy_mj": energy, "conditions": facts}
                         cold = make_row(item, latency, load_ms=workload.load_ms, **figures)

@@ -95,11 +95,12 @@ def thread_text(threads: int) -> str:
 # First what a narrow window shows without scrolling. In HTML a status is in the cell of its figure.
 LAYOUTS = {
     "csv": "artifact precision provider where phase batch seq threads status p50 low high p90 p95 p99 mean cv n stable "
-    "device throughput memory_status memory_peak memory_low memory_high energy size reason",
+    "device throughput memory_status memory_peak memory_low memory_high energy size reason resident",
     "markdown": "artifact shape where phase status p50_status p90 memory_peak size",
-    "html host": "artifact phase shape p50_status provider precision p90 p99 memory_peak throughput cv n energy size",
+    "html host": "artifact phase shape p50_status provider precision p90 p99 resident memory_peak throughput cv n energy "
+    "size",
     "html device": "artifact phase shape p50_status precision memory_peak why_unavailable",
-    "terminal host": "artifact size provider shape first_call p50 p90 throughput memory_peak state",
+    "terminal host": "artifact size provider shape first_call resident p50 p90 throughput memory_peak state",
     "terminal device": "artifact shape p50 memory_peak",
 }
 """Columns of each document, which :func:`measurement_columns` defines. Those of the CSV are an interface for scripts;
@@ -108,14 +109,21 @@ its ``status`` and ``reason`` are the latency's."""
 
 def measurement_columns(report: Report) -> Columns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
-    first_ms: dict[int, float | None] = {}  # a process's first call, in the first row that the process measured
-    cold_ms: dict[tuple[str, str, int | None], float | None] = {}
+    first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
+    cold: dict[tuple[str, str, int | None], Row] = {}
     for row in sorted(report.rows, key=lambda row: row.phase != "cold"):
         process = row.artifact, row.provider, row.threads
         if row.where == "host" and row.phase == "cold":
-            cold_ms[process] = row.latency_ms.p50
-        elif row.where == "host":
-            first_ms[id(row)] = cold_ms.pop(process, None)
+            cold[process] = row
+        elif row.where == "host" and process in cold:
+            first[id(row)] = cold.pop(process)
+
+    def first_call(row: Row, unit: str) -> Any:
+        """Return the time of the process's first call, or its memory behind that call."""
+        cold_row = first.get(id(row))
+        if cold_row is None:
+            return None
+        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.get("resident_bytes")
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -142,7 +150,8 @@ def measurement_columns(report: Report) -> Columns[Row]:
             Column("shape", lambda row: shape_text(row, report), number=True,
                    heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
             Column("status", "latency_ms.status"),
-            Column("first_call", lambda row: first_ms.get(id(row)), "ms", leaves=2, dash=""),
+            Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
+            Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
             Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
                    narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
             Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),

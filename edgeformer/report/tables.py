@@ -13,7 +13,15 @@ from rich.text import Text
 
 from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
 from edgeformer.artifacts.device import Calibration
-from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, ExitGuarantee, RunManifest, cautions
+from edgeformer.artifacts.manifest import (
+    LEAKS,
+    ArtifactManifest,
+    BundleManifest,
+    ExitGuarantee,
+    RunManifest,
+    Sharing,
+    cautions,
+)
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
@@ -93,6 +101,14 @@ def _agreement(task: str) -> str:
     return "same nearest text" if get_task(task).predicts == "vectors" else "top-1 agreement"
 
 
+def _memory_text(measured: Sharing | ArtifactCheck | None) -> str | None:
+    """Return ``48.1 MiB (1.3×)``: memory, and how many times the weights' bytes that is if it is mostly weights."""
+    if measured is None or measured.resident_bytes is None:
+        return None
+    ratio = f" ({measured.resident_ratio:.2f}×)" if measured.resident_ratio is not None else ""
+    return f"{format_bytes(measured.resident_bytes)}{ratio}"
+
+
 def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
     metric = get_task(bundle.task).metric
@@ -100,7 +116,6 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
 
     stored = {
         artifact.id: f"{artifact.sharing.stored_parameters:,} of {artifact.sharing.unique_parameters:,}"
-        + (f", {format_bytes(artifact.sharing.resident_bytes)} in memory" if artifact.sharing.resident_bytes else "")
         for artifact in bundle.artifacts
         if artifact.sharing is not None
     }
@@ -112,6 +127,7 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
             Column("file", leaves=2),
             Column("size", "size_bytes", "bytes"),
             Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
+            Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
             Column("max_error", "parity.max_abs_error", "error", heading),
             Column("agreement", "parity.top1_agreement", "share", _agreement(bundle.task)),
             _score_column(score_column, lambda artifact: scores.get(artifact.id)),
@@ -303,6 +319,7 @@ def print_verification(verification: Verification, task: str, console: Console) 
             Column("relative", "parity.relative_error", "error"),
             Column("agreement", "parity.top1_agreement", "share", _agreement(task)),
             Column("tolerance", lambda check: check.tolerance or None),
+            Column("in memory", _memory_text, number=True),
             Column("status", mark=True),
         ]
     )  # fmt: skip

@@ -15,7 +15,7 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_tokenizer_config
-from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE, measure_resident, missing
+from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -79,7 +79,6 @@ class GGUFBuilder(Builder):
             size = (job.bundle / file).stat().st_size
             sharing = Sharing(
                 unique_parameters=unique, stored_parameters=stored, constant_elements=0, weight_bytes=size,
-                resident_bytes=None if missing() else measure_resident(job.bundle / file),
             )  # fmt: skip
             for entry in entries:
                 yield built_entry(entry, job.bundle, file, ("gguf", "torch"), sharing=sharing)

@@ -6,8 +6,6 @@ The package's own Python interface answers with text and the likeliest tokens on
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import util
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
@@ -211,29 +208,6 @@ class Llama:
         if self._model:
             self._library.llama_model_free(self._model)
         self._context = self._model = None
-
-
-def measure_resident(path: Path) -> int | None:
-    """Return the memory that the weights of a GGUF file take in a process of their own; None: llama.cpp fails there.
-
-    Pages of the file count if they are mapped and resident, and so do the copies that llama.cpp makes for its kernels.
-    """
-    command = [sys.executable, "-c", f"from {__name__} import print_resident; print_resident()", str(path)]
-    process = subprocess.run(command, capture_output=True, check=False)
-    return int(process.stdout) if process.returncode == 0 else None
-
-
-def print_resident() -> None:
-    """Print what :func:`measure_resident` returns: of a second load, because the first one allocates more."""
-    before = after = 0
-    for _ in range(2):
-        before = psutil.Process().memory_info().rss
-        model = library().llama_model_load_from_file(sys.argv[1].encode(), library().llama_model_default_params())
-        after = psutil.Process().memory_info().rss
-        if not model:
-            sys.exit(_reason())
-        library().llama_model_free(model)
-    print(after - before)
 
 
 def _reason() -> str:

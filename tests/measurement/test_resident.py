@@ -1,0 +1,112 @@
+"""Memory of opened artifacts: a matrix that a runtime repacks once per loop takes its memory once per loop."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeformer.artifacts.manifest import Sharing
+from edgeformer.artifacts.report import MeasureRules
+from edgeformer.bundle import Bundle
+from edgeformer.inference.verify import verify
+from edgeformer.measurement import worker
+from edgeformer.measurement.artifact import MeasureJob, check_artifact
+from edgeformer.measurement.resident import Resident, ResidentJob, measure_resident, with_resident
+from edgeformer.measurement.worker import run_job
+from tests.cli.run_cli import edgeformer
+from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle, write_manifest
+
+WIDTH = 1100
+WEIGHTS = VOCABULARY * WIDTH + WIDTH * WIDTH + WIDTH * 2
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells memory from mapped files")
+
+
+def looped_graph(loops: int) -> onnx.ModelProto:
+    """The same matrix of 4.8 MB, applied ``loops`` times."""
+    rng = np.random.default_rng(0)
+
+    def weights(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.normal(0, 0.03, shape).astype(np.float32), name)
+
+    nodes = [helper.make_node("Gather", ["table", "input_ids"], ["h0"])]
+    for loop in range(loops):
+        nodes.append(helper.make_node("MatMul", [f"h{loop}", "shared"], [f"product{loop}"]))
+        nodes.append(helper.make_node("Tanh", [f"product{loop}"], [f"h{loop + 1}"]))
+    nodes += [
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+        helper.make_node("Mul", [f"h{loops}", "column"], ["masked"]),
+        helper.make_node("ReduceMean", ["masked", "first"], ["pooled"], keepdims=0),
+        helper.make_node("MatMul", ["pooled", "head"], ["logits"]),
+    ]
+    constants = [numpy_helper.from_array(np.array([axis]), name) for name, axis in (("last", -1), ("first", 1))]
+    stored = [weights("table", VOCABULARY, WIDTH), weights("shared", WIDTH, WIDTH), weights("head", WIDTH, 2)]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"])
+        for name in ("input_ids", "attention_mask")
+    ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "classes"])]
+    graph = helper.make_graph(nodes, "looped", inputs, outputs, [*stored, *constants])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = write_bundle(
+        tmp_path_factory.mktemp("resident") / "bundle", {"one": looped_graph(1), "four": looped_graph(4)}
+    )
+    sharing = Sharing(unique_parameters=WEIGHTS, stored_parameters=WEIGHTS, weight_bytes=4 * WEIGHTS)
+    entries = [entry.model_copy(update={"sharing": sharing}) for entry in Bundle.open(folder).artifacts]
+    write_manifest(folder, entries)
+    return Bundle.open(folder)
+
+
+def test_a_matrix_counts_once_per_node_that_packs_it(bundle: Bundle) -> None:
+    one, four = (entry.sharing for entry in with_resident(bundle, bundle.artifacts))
+    assert one is not None and four is not None and four.mapped_bytes is not None
+    assert one.resident_ratio is not None and four.resident_ratio is not None
+    assert 0.9 < one.resident_ratio < 1.8
+    assert 1.5 < four.resident_ratio - one.resident_ratio < 3.5  # ONNX Runtime packs it again for every node
+    small = four.model_copy(update={"weight_bytes": 1 << 20})
+    assert small.resident_ratio is None  # other buffers would be most of it
+
+
+def test_verify_and_profile_repeat_it(bundle: Bundle) -> None:
+    expected = [entry.sharing.resident_bytes for entry in with_resident(bundle, bundle.artifacts) if entry.sharing]
+    checks = verify(bundle).artifacts
+    assert [check.resident_bytes for check in checks] == pytest.approx(expected, rel=0.15)
+    assert checks[1].resident_ratio is not None and checks[1].resident_ratio > 3
+    table = edgeformer("verify", str(bundle.folder), cwd=bundle.folder.parent).out
+    assert f"({checks[1].resident_ratio:.0f}" in table.replace("in memory", "")
+    rules = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.2, idle_s=0.01, energy_s=0.01)
+    files, item = check_artifact(bundle, bundle.artifact("four")), ("steady", 1, 16)
+    rows: list[Any] = []
+    run_job(MeasureJob(threads=1, files=files, items=(item,), rules=rules), rows.append)
+    (cold,) = [row.conditions["resident_bytes"] for row in rows if getattr(row, "phase", None) == "cold"]
+    assert cold == pytest.approx(expected[1], rel=0.3)
+
+
+def test_why_nothing_was_measured(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = bundle.artifacts[:1]
+    assert "GPU" in str(measure_resident(bundle, entries, "tensorrt-rtx")["one"].reason)
+    monkeypatch.setattr("psutil.LINUX", False)
+    assert "only Linux" in str(measure_resident(bundle, entries)["one"].reason)
+    assert with_resident(bundle, entries)[0].sharing == entries[0].sharing
+
+
+def test_a_process_that_dies_is_reported(bundle: Bundle) -> None:
+    entry = bundle.artifact("one")
+    job = ResidentJob(threads=1, files=(check_artifact(bundle, entry),) * 2, provider="CPUExecutionProvider")
+    messages: list[Resident] = []
+    kill = "import os, signal; os.fork = lambda fork=os.fork: fork() or os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"{kill}; from edgeformer.measurement.worker import run_worker; run_worker()"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", code])
+        end = run_job(job, messages.append)
+    assert end.reason is None and [message.index for message in messages] == [0, 1]
+    assert all("ended early" in str(message.reason) and message.bytes == 0 for message in messages)
