@@ -97,8 +97,8 @@ LAYOUTS = {
     "csv": "artifact precision provider where phase batch seq threads status p50 low high p90 p95 p99 mean cv n stable "
     "device throughput memory_status memory_peak memory_low memory_high energy size reason resident",
     "markdown": "artifact shape where phase status p50_status p90 memory_peak size",
-    "html host": "artifact phase shape p50_status provider precision p90 p99 resident memory_peak throughput cv n energy "
-    "size",
+    "html host": "artifact phase shape p50_status provider precision p90 p99 resident memory_peak throughput cv n "
+    "energy size",
     "html device": "artifact phase shape p50_status precision memory_peak why_unavailable",
     "terminal host": "artifact size provider shape first_call resident p50 p90 throughput memory_peak state",
     "terminal device": "artifact shape p50 memory_peak",
