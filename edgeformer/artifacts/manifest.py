@@ -413,7 +413,7 @@ class Vocabulary(Frozen):
 
 
 class Engine(Frozen):
-    """Build report of a TensorRT engine. None or empty: this builder or machine does not report the value."""
+    """Build report of an engine or program. None or empty: this builder or machine does not report the value."""
 
     builder: str = Field(description="package and version")
     seconds: float = Field(description="build time, parsing included")
@@ -426,6 +426,8 @@ class Engine(Frozen):
     weight_elements: dict[str, int] = Field({}, description="precision → elements, once per layer that reads them")
     weight_bytes: int | None = Field(None, description="all weights, each counted once")
     activation_bytes: int | None = Field(None, description="device memory beside the weights, at the largest shape")
+    delegated: int | None = Field(None, description="programs: operators that the accelerated kernels compute")
+    not_delegated: dict[str, int] = Field({}, description="programs: operator → nodes that other kernels compute")
     graph_bytes: int = Field(description="source ONNX graph, weights included")
     shapes: dict[str, tuple[tuple[int, ...], ...]] = Field(description="input → min, opt and max shape")
     warnings: tuple[str, ...] = Field((), description="warnings of the parser and the builder")
@@ -463,7 +465,7 @@ class ArtifactManifest(Frozen):
     portability: Portability | None = Field(None, description="ONNX: portability audit")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with quantized weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
-    engine: Engine | None = Field(None, description="TensorRT engines")
+    engine: Engine | None = Field(None, description="engines and programs, which take a range of shapes")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions that they need")
     built_with: dict[str, str] = Field({}, description="library → version")
 
