@@ -39,6 +39,9 @@ def command(
         "--gguf",
         help="Also write a language model (model.kind: decoder) as GGUF files for llama.cpp, in the same precisions.",
     ),
+    executorch: bool = Option(
+        False, "--executorch", help="Also write programs for ExecuTorch on phones, in FP32 and, with --int8, in INT8."
+    ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
@@ -110,7 +113,7 @@ def command(
             int8=int8,
             int4=int4,
             int8_cache=int8_cache,
-            build=builder_names(trt, trt_via, build or [], {"--gguf": gguf}),
+            build=builder_names(trt, trt_via, build or [], {"--gguf": gguf, "--executorch": executorch}),
             joining=True,
             exits=loops,
             target=target,

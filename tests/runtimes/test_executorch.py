@@ -1,0 +1,225 @@
+"""ExecuTorch: programs of any batch and length, exits, INT8, shared layers stored and packed once, refusals."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.bundle import Bundle
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.verify import verify
+from edgeformer.run import Run
+from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts, requested_providers
+from edgeformer.runtimes.executorch import ExecuTorchBuilder
+from edgeformer.runtimes.executorch import session as runtime
+from edgeformer.runtimes.executorch.builder import MAX_BATCH, write_program
+from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
+
+pytestmark = pytest.mark.skipif(
+    runtime.missing() is not None, reason="the extra executorch is not installed, which writes and runs programs"
+)
+
+INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 32
+
+
+class Looped(torch.nn.Module):
+    """A classifier whose only layer runs ``loops`` times; with ``stacked`` a copy of it for each loop."""
+
+    def __init__(self, loops: int, width: int = WIDTH, *, stacked: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.loops = loops
+        self.table = torch.nn.Embedding(VOCABULARY, width)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(loops if stacked else 1))
+        self.head = torch.nn.Linear(width, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        state = self.table(input_ids) * attention_mask[..., None].float()
+        for loop in range(self.loops):
+            state = state + torch.sigmoid(self.layers[loop % len(self.layers)](state))
+        return self.head(state[:, 0])
+
+    def count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def entry(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
+    types = dict.fromkeys(INPUTS, "int64[batch, sequence]")
+    return ArtifactManifest(
+        id=f"executorch-{precision}", file="engines/model.pte", format="executorch", precision=precision,
+        status="built", inputs=types, outputs={"scores": "float32[batch, 3]"}, **changes,
+    )  # fmt: skip
+
+
+def texts(batch: int, length: int) -> dict[str, np.ndarray]:
+    ids = np.random.default_rng(batch * length).integers(0, VOCABULARY, (batch, length))
+    mask = np.ones_like(ids)
+    mask[-1, length // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def expected(module: torch.nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    with torch.inference_mode():
+        answers: torch.Tensor = module(*(torch.from_numpy(inputs[name]) for name in INPUTS))
+    return answers.numpy()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Looped, Path, Any]:
+    module = Looped(loops=3).eval()
+    path = tmp_path_factory.mktemp("executorch") / "model.pte"
+    return module, path, write_program(module, INPUTS, LENGTH, path)
+
+
+def test_it_takes_any_batch_and_length_up_to_the_largest(program: tuple[Looped, Path, Any]) -> None:
+    module, path, _ = program
+    with runtime.ExecuTorchSession(path, entry(), threads=1) as session:
+        for batch, length in ((1, 1), (MAX_BATCH, LENGTH), (3, 5), (1, LENGTH), (2, 1)):
+            inputs = texts(batch, length)
+            outputs = session.run(inputs)
+            assert list(outputs) == ["scores"] and outputs["scores"].dtype == np.float32
+            np.testing.assert_allclose(outputs["scores"], expected(module, inputs), atol=1e-4)
+        assert session.settings() == {"threads": 1, "shares_packed_weights": runtime.share_packed_weights()}
+
+
+def test_other_inputs_are_refused(program: tuple[Looped, Path, Any]) -> None:
+    good = texts(2, 5)
+    with runtime.ExecuTorchSession(program[1], entry(), threads=1) as session:
+        usual = session.run(good)["scores"]
+        for broken, why in (
+            (texts(MAX_BATCH + 1, 5), r"int64\[1 to 16, 1 to 12\]"),
+            (texts(2, LENGTH + 1), r"int64\[1 to 16, 1 to 12\]"),
+            ({**good, "attention_mask": good["attention_mask"][:, :4]}, "same shape"),
+            ({**good, "input_ids": good["input_ids"].astype(np.int32)}, "must be int64"),
+            ({**good, "input_ids": np.full_like(good["input_ids"], VOCABULARY)}, "does not accept"),
+            ({**good, "input_ids": np.full_like(good["input_ids"], -1)}, "does not accept"),
+        ):
+            with pytest.raises(InputError, match=why):
+                session.run(broken)
+        np.testing.assert_array_equal(session.run(good)["scores"], usual)
+    with pytest.raises(EdgeformerError, match="closed"):
+        session.run(good)
+
+
+def test_damaged_files_are_refused_with_the_cause(program: tuple[Looped, Path, Any], tmp_path: Path) -> None:
+    path, contents = tmp_path / "cut.pte", program[1].read_bytes()
+    for size in (0, 100, len(contents) // 2, len(contents) - 1):
+        path.write_bytes(contents[:size])
+        with pytest.raises(ArtifactError, match=r"cut\.pte: cannot be opened by ExecuTorch .*export the run again"):
+            runtime.ExecuTorchSession(path, entry(), threads=1)
+    two_inputs = entry().model_copy(update={"inputs": {"input_ids": "int64[batch, sequence]"}})
+    with pytest.raises(ArtifactError, match=r"takes 2 inputs, and bundle\.json names 1"):
+        runtime.ExecuTorchSession(program[1], two_inputs, threads=1)
+
+
+def test_sessions_with_other_threads_may_alternate(program: tuple[Looped, Path, Any]) -> None:
+    inputs = texts(4, 8)
+    reference = expected(program[0], inputs)
+    sessions = [runtime.ExecuTorchSession(program[1], entry(), threads) for threads in (1, 2, 1)]
+    for session in (*sessions, *sessions):
+        np.testing.assert_allclose(session.run(inputs)["scores"], reference, atol=1e-4)
+        assert runtime.library()._threadpool_get_thread_count() == session.threads
+    for session in sessions:
+        session.close()
+
+
+def test_a_shared_layer_is_stored_once(program: tuple[Looped, Path, Any], tmp_path: Path) -> None:
+    module, path, written = program
+    assert written.stored_parameters == module.count()
+    assert 4 * module.count() <= written.weight_bytes < path.stat().st_size
+    stacked = Looped(loops=3, stacked=True).eval()
+    assert write_program(stacked, INPUTS, LENGTH, tmp_path / "stacked.pte").stored_parameters == stacked.count()
+    quantized = write_program(module, INPUTS, LENGTH, tmp_path / "int8.pte", "int8")
+    assert quantized.stored_parameters == module.count() and quantized.quantized == 4
+    assert quantized.weight_bytes < written.weight_bytes
+    inputs = texts(5, 7)
+    with runtime.ExecuTorchSession(tmp_path / "int8.pte", entry("int8"), threads=1) as session:
+        difference = np.abs(session.run(inputs)["scores"] - expected(module, inputs)).max()
+    assert 0 < difference < 0.1
+
+
+def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) -> None:
+    written = program[2]
+    assert written.delegated >= 3 * 3 and written.not_delegated["embedding_default"] == 1
+    job = job_for(program[1].parent)
+    (built,) = ExecuTorchBuilder().build(Target("executorch", precision="fp32"), job)
+    assert built.engine is not None and built.engine.not_delegated == written.not_delegated
+    assert built.engine.shapes["input_ids"][-1] == (MAX_BATCH, LENGTH)
+    with runtime.ExecuTorchSession(program[1].parent / str(built.file), built, threads=1) as session:
+        (caveat,) = [text for text in session.caveats() if "outside XNNPACK's kernels" in text]
+    outside = sum(written.not_delegated.values())
+    assert f"{outside} of {outside + written.delegated} operators" in caveat and "embedding_default (1)" in caveat
+
+
+def job_for(bundle: Path, **changes: Any) -> BuildJob:
+    (bundle / "engines").mkdir(exist_ok=True)
+    (bundle / "model.onnx").write_bytes(b"graph")
+    graph = entry().model_copy(update={"id": "onnx-fp32", "format": "onnx", "file": "model.onnx"})
+    job = BuildJob(
+        bundle=bundle, graphs=(graph,), precision="fp32", max_length=LENGTH, max_positions=2 * LENGTH,
+        progress=SILENT, note=print, module=lambda graph: Looped(loops=3).eval(),
+    )  # fmt: skip
+    return replace(job, **changes)
+
+
+def test_what_cannot_be_built_says_why(tmp_path: Path) -> None:
+    def no_module(graph: ArtifactManifest) -> Any:
+        raise EdgeformerError("an imported graph has no torch module")
+
+    builder, target = ExecuTorchBuilder(), Target("executorch", precision="fp32")
+    (imported,) = builder.build(target, job_for(tmp_path, module=no_module))
+    assert (imported.status, imported.reason) == ("unavailable", "an imported graph has no torch module")
+    decode = entry().model_copy(update={"id": "onnx-fp32-decode", "format": "onnx", "role": "decode"})
+    (refused,) = builder.build(target, job_for(tmp_path, graphs=(decode,)))
+    assert refused.status == "rejected" and "caches of earlier tokens are not supported" in str(refused.reason)
+
+    class Branching(Looped):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return super().forward(input_ids, attention_mask if attention_mask.sum() > 3 else input_ids)
+
+    (branching,) = builder.build(target, job_for(tmp_path, module=lambda graph: Branching(1).eval()))
+    assert branching.status == "rejected" and "ExecuTorch cannot lower this model" in str(branching.reason)
+
+
+def test_without_the_package_it_says_which_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert requested_providers(entry(), "executorch") == ("executorch",) and cannot_run(entry()) is None
+    assert provider_facts("executorch").counts_threads
+    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    assert "executorch is not installed" in str(cannot_run(entry()))
+    plan = ExecuTorchBuilder().plan(None)
+    assert isinstance(plan, Unavailable) and "[executorch]" in plan.reason
+
+
+@pytest.mark.slow
+def test_export_judges_and_verifies_programs(finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / finished_run.name))
+    options = ExportOptions(int8=True, exits=(1,), build=("executorch",), keep_going=True, replace=True)
+    export(run, options)
+    bundle = Bundle.open(run / "bundle")
+    built = {artifact.id: artifact for artifact in bundle.artifacts if artifact.format == "executorch"}
+    assert {*built} == {f"executorch-{precision}{role}" for precision in ("fp32", "int8") for role in ("", "-exit1")}
+    for name, artifact in built.items():
+        source = bundle.artifact(name.replace("executorch", "onnx"))
+        assert artifact.status == "built", artifact.reason
+        assert artifact.parity is not None and artifact.parity.provider == "executorch" and artifact.sharing is not None
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == Run.open(run).parameters
+        assert artifact.validation is not None and source.validation is not None
+        assert abs(artifact.validation.headline - source.validation.headline) < 0.01
+        if artifact.precision == "fp32":
+            assert artifact.parity.max_abs_error is not None and artifact.parity.max_abs_error < 1e-4
+    assert built["executorch-int8"].quantized == {"linear": 11}
+    checks = [check for check in verify(bundle, runtime="executorch").artifacts if check.artifact in built]
+    assert [check.status for check in checks] == ["verified"] * len(built)
+    inputs = bundle.golden().inputs(INPUTS)
+    with bundle.session(built["executorch-fp32"], OpenOptions()) as session:
+        assert session.run({name: array[:3] for name, array in inputs.items()})["logits"].shape == (3, 2)
