@@ -15,7 +15,9 @@ def command(
     bundle: opt.Run = None,
     artifact: str | None = Option(None, metavar="ID", help="Verify only this artifact. Default: all."),
     runtime: str | None = Option(
-        None, metavar="NAME", help="Runtime: onnxruntime, openvino or all. Default: the usual one of each artifact."
+        None,
+        metavar="NAME",
+        help="Runtime: onnxruntime, openvino, executorch or all. Default: the usual one of each artifact.",
     ),
     write: bool = Option(
         False,
