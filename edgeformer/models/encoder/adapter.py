@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.encoder.model import EncoderClassifier, exported_form
+from edgeformer.models.encoder.model import EncoderClassifier, FirstRow, exported_form
 from edgeformer.models.tracing import (
     BATCH,
     TOKENS,
@@ -45,7 +45,9 @@ class EncoderAdapter(ModelAdapter):
         return EncoderClassifier(recipe.model, recipe.classes, per_token=recipe.per_token)
 
     def exported(self, model: EncoderClassifier) -> EncoderClassifier:
-        return exported_form(model)
+        exported = exported_form(model)
+        exported.types = FirstRow(exported.types)  # type: ignore[assignment]
+        return exported
 
     def trim(self, model: EncoderClassifier, kept: Tensor) -> EncoderClassifier:
         trimmed = sharing_copy(model)

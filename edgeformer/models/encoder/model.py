@@ -159,6 +159,17 @@ def exported_form(model: EncoderClassifier) -> EncoderClassifier:
     return exported
 
 
+class FirstRow(nn.Module):
+    """The type embedding of zeros as one vector [d], which runtimes with fixed shapes store once, not per token."""
+
+    def __init__(self, types: nn.Embedding) -> None:
+        super().__init__()
+        self.types = types
+
+    def forward(self, zeros: Tensor) -> Tensor:
+        return self.types.weight[0]
+
+
 class ExportedAttention(nn.Module):
     """:class:`SelfAttention` without strided access.
 
