@@ -82,17 +82,14 @@ class PreviousBundle:
         variants, engine_precision = requested_variants(options), "fp16" if options.fp16 else base_precision
         for artifact in bundle.artifacts[sources is None :]:
             is_built = artifact.status == "built"
-            # Devices whose engines get the id of this one; None: an engine for any device. Engines for a device also
-            # have an INT8 of their own.
+            # Devices whose engines get the id of this one; None: an engine for any device. A builder may also make an
+            # INT8 of its own.
             has_int8 = artifact.precision == "int8" and options.int8
             devices = [
                 target.device
                 for target in targets
                 if artifact.format == target.format
-                and (
-                    artifact.precision == (target.precision or engine_precision)
-                    or (has_int8 and target.device is not None)
-                )
+                and (artifact.precision == (target.precision or engine_precision) or has_int8)
             ]
             is_same_device = [device is None or f".{device}." in str(artifact.file) for device in devices]
             is_rebuilt = any(is_same_device)
