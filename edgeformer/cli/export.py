@@ -39,6 +39,9 @@ def command(
         "--gguf",
         help="Also write a language model (model.kind: decoder) as GGUF files for llama.cpp, in the same precisions.",
     ),
+    litert: bool = Option(
+        False, "--litert", help="Also write a text encoder as .tflite files for LiteRT: FP32, and INT8 with --int8."
+    ),
     executorch: bool = Option(
         False, "--executorch", help="Also write programs for ExecuTorch on phones, in FP32 and, with --int8, in INT8."
     ),
@@ -113,7 +116,9 @@ def command(
             int8=int8,
             int4=int4,
             int8_cache=int8_cache,
-            build=builder_names(trt, trt_via, build or [], {"--gguf": gguf, "--executorch": executorch}),
+            build=builder_names(
+                trt, trt_via, build or [], {"--gguf": gguf, "--litert": litert, "--executorch": executorch}
+            ),
             joining=True,
             exits=loops,
             target=target,

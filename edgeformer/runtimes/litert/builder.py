@@ -1,0 +1,270 @@
+"""``export --litert``: text encoders as .tflite files, converted from torch by litert-torch."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeformer.artifacts.errors import EdgeformerError, install_hint
+from edgeformer.artifacts.files import replacing
+from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
+from edgeformer.artifacts.progress import bar
+from edgeformer.runtimes.litert.session import EXTRA, native_output_hidden, signature_name
+from edgeformer.runtimes.runtime import (
+    ENGINES_FOLDER,
+    Builder,
+    BuildJob,
+    Target,
+    Unavailable,
+    built_entry,
+    full_text_graphs,
+    initial_entry,
+    unmeasured_parity,
+)
+from edgeformer.system.capability import installed_version
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.device import DeviceProfile
+
+FORMAT = "litert"
+PACKAGES = ("ai-edge-litert", "litert-torch", "ai-edge-quantizer")
+_SHORTEST = 16
+_MEASURED_LENGTH = 128
+"""Length of the latency budgets, which a file takes if the model does."""
+_BATCH_ROWS, _LONGEST_IN_BATCH = 8, 32
+"""Texts of up to 32 tokens also get a signature of 8 rows; longer ones gain little (docs/guides/deploy.md)."""
+_WEIGHT_OPERATORS = {"FULLY_CONNECTED": 1, "BATCH_MATMUL": 1, "EMBEDDING_LOOKUP": 1, "GATHER": 0, "DEQUANTIZE": 0}
+"""Operator → number of the operand that is a weight if it is stored."""
+
+_NO_CACHE = (
+    "LiteRT: a language model is not built, because the file's fixed shapes have no cache that grows with the text; "
+    "leave out --litert"
+)
+_NO_FP16 = (
+    "litert: no FP16 file, because XNNPACK computes FP16 only on processors with FP16 arithmetic; this was not tested"
+)
+
+
+class LiteRTBuilder(Builder):
+    """A file for every full and exit graph: FP32, and with ``--int8`` also INT8 by AI Edge Quantizer."""
+
+    name = "litert"
+    formats = (FORMAT,)
+
+    @property
+    def flag(self) -> str:
+        return "--litert"
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        absent = [name for name in (*PACKAGES, "torch") if installed_version(name) is None]
+        if absent:
+            reason = f"package: {' and '.join(absent)} not installed ({install_hint(EXTRA)})"
+            return Unavailable(FORMAT, reason, precision="fp32")
+        return Target(FORMAT, precision="fp32")
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        if job.precision == "fp16":
+            job.note(_NO_FP16)
+        has_int8 = any(graph.precision == "int8" for graph in job.graphs)
+        shapes = signature_shapes(job)
+        lengths = "|".join(map(str, sorted({tokens for _, tokens in shapes})))
+        for graph in full_text_graphs(job, "fp32"):
+            entry = initial_entry(graph, FORMAT, "fp32")
+            try:
+                module = job.module(graph)
+            except EdgeformerError as error:
+                yield entry.model_copy(update={"status": "unavailable", "reason": str(error)})
+                continue
+            if "attention_mask" not in graph.inputs:
+                yield entry.model_copy(update={"reason": _NO_CACHE})
+                return
+            entry = entry.model_copy(update={"inputs": dict.fromkeys(graph.inputs, f"int64[batch, {lengths}]")})
+            file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}.tflite"
+            path = job.bundle / file
+            label = f"Converting {graph.id} for LiteRT, {len(shapes)} signatures"
+            try:
+                with bar(job.progress, label, None):
+                    convert(module, tuple(graph.inputs), tuple(graph.outputs) or ("logits",), shapes, path)
+                yield self._describe(graph, entry, job, file)
+                if not has_int8:
+                    continue
+                entry = initial_entry(graph, FORMAT, "int8").model_copy(update={"inputs": entry.inputs})
+                file = f"{ENGINES_FOLDER}/{path.stem}_int8.tflite"
+                with bar(job.progress, f"Quantizing {graph.id} for LiteRT", None):
+                    recipe = quantize(path, job.bundle / file)
+                if recipe != _RECIPES[0]:
+                    job.note(f"{entry.id}: quantized by {recipe}, because {_RECIPES[0]} fails: it computes in FP32")
+                yield self._describe(graph, entry, job, file)
+            except EdgeformerError as error:
+                yield entry.model_copy(update={"reason": str(error)})
+
+    def _describe(self, graph: ArtifactManifest, entry: ArtifactManifest, job: BuildJob, file: str) -> ArtifactManifest:
+        """Complete the entry of a written file; export then measures its parity and scores."""
+        needed = graph.sharing.unique_parameters if graph.sharing is not None else None
+        sharing, quantized = audit_file(job.bundle / file, needed)
+        reason = None
+        if sharing.stored_parameters > sharing.unique_parameters:
+            reason = f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
+        absent = f"ai-edge-litert is not installed, which runs it; {install_hint(EXTRA)}"
+        parity = unmeasured_parity(graph, absent, None if entry.precision == "fp32" else entry.precision)
+        fields = {"sharing": sharing, "quantized": quantized, "parity": parity}
+        return built_entry(entry, job.bundle, file, (*PACKAGES, "torch"), **fields, reason=reason)
+
+
+def signature_shapes(job: BuildJob) -> list[tuple[int, int]]:
+    """Return rows and tokens of every signature: 16, 32, 64… up to the longest text, or 128 if that is more."""
+    longest = min(job.max_positions, max(job.max_length, _MEASURED_LENGTH))
+    lengths = [_SHORTEST << doublings for doublings in range(longest.bit_length()) if _SHORTEST << doublings < longest]
+    shapes = [(1, tokens) for tokens in (*lengths, longest)]
+    return shapes + [(_BATCH_ROWS, tokens) for _, tokens in shapes if tokens <= _LONGEST_IN_BATCH]
+
+
+def convert(
+    module: Any, inputs: Sequence[str], outputs: Sequence[str], shapes: Sequence[tuple[int, int]], path: Path
+) -> None:
+    """Write a .tflite file with a signature per shape, which share their weights.
+
+    Dynamic shapes are no alternative: the converter cannot lower a reshape whose size is only known at run time.
+
+    Args:
+        module: takes ``inputs`` in this order, int64 [rows, tokens] each, and returns ``outputs``.
+        shapes: rows and tokens of every signature. Its inputs are int32, the only integers that lookups take.
+        path: of the file.
+
+    Raises:
+        EdgeformerError: the model cannot be converted.
+    """
+    import torch
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, **arrays: torch.Tensor) -> dict[str, torch.Tensor]:
+            results = self.module(*(arrays[name].long() for name in inputs))
+            return dict(zip(outputs, results if isinstance(results, tuple) else (results,), strict=True))
+
+    def write() -> None:
+        import litert_torch
+        from litert_torch._config import config
+
+        config.show_progress = False
+        named, converter = Named().eval(), None
+        for rows, tokens in shapes:
+            arrays = {name: torch.ones(rows, tokens, dtype=torch.int32) for name in inputs}
+            add = (litert_torch if converter is None else converter).signature
+            converter = add(signature_name(rows, tokens), named, sample_kwargs=arrays)
+        assert converter is not None
+        with replacing(path) as temporary:
+            converter.convert().export(str(temporary))
+
+    _run_quietly(write, f"{path.name}: litert-torch cannot convert this model")
+
+
+_RECIPES = ("dynamic_wi8_afp32", "weight_only_wi8_afp32")
+"""AI Edge Quantizer's recipes with a scale per channel: INT8 products, or weights that are only stored in INT8."""
+
+
+def quantize(source: Path, target: Path) -> str:
+    """Quantize a .tflite file; return the name of the first recipe that works. Raises EdgeformerError if none does."""
+
+    def write(recipe_name: str) -> None:
+        from ai_edge_quantizer import quantizer, recipe
+
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints sizes and bars
+            result = quantizer.Quantizer(str(source), getattr(recipe, recipe_name)()).quantize()
+        with replacing(target) as temporary:
+            temporary.write_bytes(result.quantized_model)
+
+    problem: EdgeformerError | None = None
+    for name in _RECIPES:
+        try:
+            _run_quietly(partial(write, name), f"{source.name}: AI Edge Quantizer cannot quantize it")
+            return name
+        except EdgeformerError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _run_quietly(action: Callable[[], None], problem: str) -> None:
+    """Run a library's function without its messages. Raises EdgeformerError with its reason."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), native_output_hidden():
+            warnings.simplefilter("ignore")
+            action()
+    except (OSError, MemoryError, EdgeformerError):
+        raise
+    except Exception as error:  # errors of torch.export, JAX, MLIR and the quantizer share no base class
+        text = " ".join(str(error).split())[:200]
+        raise EdgeformerError(f"{problem}: {type(error).__name__}: {text}") from None
+    finally:
+        logging.disable(disabled)
+
+
+def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict[str, int]]:
+    """Count what a .tflite file stores, every buffer once.
+
+    Parameters are the weights of products and lookups, the biases of products, and other stored vectors: norms.
+    Everything else is a constant: shapes, the rotary table, positions that were added for a length.
+
+    Returns:
+        The counts; and operator → nodes of the first signature with a quantized weight.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    content = path.read_bytes()
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    operator_names = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
+    integers = (schema.TensorType.INT8, schema.TensorType.INT4)
+    sizes: dict[int, int] = {}  # buffer → elements, of parameters and of others
+    parameters: set[int] = set()
+    quantized = Counter[str]()
+    for number, subgraph in enumerate(model.subgraphs):
+        for tensor in subgraph.tensors:
+            if not _buffer_bytes(model.buffers[tensor.buffer]):
+                continue
+            shape = () if tensor.shape is None else tuple(map(int, tensor.shape))
+            sizes[tensor.buffer] = math.prod(shape)
+            if sizes[tensor.buffer] == max((*shape, 1)) > 1 and tensor.type == schema.TensorType.FLOAT32:
+                parameters.add(tensor.buffer)
+        for node in subgraph.operators:
+            code = model.operatorCodes[node.opcodeIndex]
+            name = operator_names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            if name not in _WEIGHT_OPERATORS:
+                continue
+            weight = subgraph.tensors[node.inputs[_WEIGHT_OPERATORS[name]]]
+            if weight.buffer in sizes and weight.type in (*integers, schema.TensorType.FLOAT32):
+                parameters.add(weight.buffer)
+                quantized[name] += number == 0 and weight.type in integers
+    stored = sum(sizes[buffer] for buffer in parameters)
+    weight_bytes = sum(_buffer_bytes(model.buffers[buffer]) for buffer in sizes)
+    sharing = Sharing(
+        unique_parameters=stored if unique_parameters is None else unique_parameters,
+        stored_parameters=stored,
+        constant_elements=sum(sizes.values()) - stored,
+        weight_bytes=weight_bytes,
+    )
+    return sharing, {name: nodes for name, nodes in sorted(quantized.items()) if nodes}
+
+
+def _buffer_bytes(buffer: Any) -> int:
+    """Return the size of a buffer, which may lie behind the FlatBuffer."""
+    if buffer.size > 1:
+        return int(buffer.size)
+    data: NDArray[np.uint8] | None = buffer.data
+    return 0 if data is None else len(data)

@@ -1,0 +1,293 @@
+"""Run a .tflite file with LiteRT and XNNPACK on the processor.
+
+The converter fixes all shapes, so a file has one signature per number of rows and length, named ``ROWSxTOKENS``.
+XNNPACK copies the weights of every operator of every signature into its own layout. Its weight cache, which only
+LiteRT's CompiledModel offers in Python, keeps one copy of a weight that several operators or signatures use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache, cached_property
+from importlib import util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError, install_hint
+from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+from edgeformer.system.host import default_threads
+
+EXTRA, PACKAGE, PROVIDER = "litert", "ai_edge_litert", "litert"
+_SIGNATURE = re.compile(r"(\d+)x(\d+)")
+_IN_MEMORY = ":memory"
+"""XNNPACK's name of a weight cache in anonymous memory (memfd)."""
+_IDENTIFIER = b"TFL3"
+_COVERAGE_S = 120
+
+
+def missing() -> str | None:
+    """Return why the package cannot be used, or None if it is installed."""
+    if util.find_spec(PACKAGE) is not None:
+        return None
+    return f"package: ai-edge-litert is not installed ({install_hint(EXTRA)})"
+
+
+def signature_name(rows: int, tokens: int) -> str:
+    """Return the name of the signature for so many rows of so many tokens."""
+    return f"{rows}x{tokens}"
+
+
+@contextmanager
+def native_output_hidden() -> Iterator[None]:
+    """Hide what C++ libraries print to stderr, which LiteRT cannot turn off; Python's own stderr stays visible."""
+    sys.stderr.flush()
+    original, python_stderr = os.dup(2), sys.stderr
+    with tempfile.TemporaryFile() as hidden, os.fdopen(os.dup(original), "w", buffering=1) as visible:
+        os.dup2(hidden.fileno(), 2)
+        if python_stderr is sys.__stderr__:
+            sys.stderr = visible
+        try:
+            yield
+        finally:
+            sys.stderr = python_stderr
+            os.dup2(original, 2)
+            os.close(original)
+
+
+def _hide_native_output_at_exit() -> None:
+    """Hide the messages with which LiteRT's static objects end the process."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+@cache
+def load_library() -> Any:
+    """Return the process's LiteRT environment for the processor. Raises MissingDependencyError."""
+    if (problem := missing()) is not None:
+        raise MissingDependencyError(problem)
+    try:
+        from ai_edge_litert.environment import Environment
+    except Exception as error:  # its libraries raise any class
+        hint = install_hint(EXTRA, reinstall=True)
+        raise MissingDependencyError(f"ai-edge-litert is installed, but cannot be imported: {error}; {hint}") from None
+    # With an existing folder LiteRT loads libraries for GPUs and NPUs, which are not used here.
+    nowhere = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
+    with native_output_hidden():
+        environment = Environment.create(
+            runtime_path=nowhere, compiler_plugin_path=nowhere, dispatch_library_path=nowhere
+        )
+    # Freeing it prints, too, and models must not outlive it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment._capsule))
+    atexit.register(_hide_native_output_at_exit)
+    return environment
+
+
+class _Buffers(NamedTuple):
+    """Tensors of a signature in LiteRT's memory: name → buffer; and shapes of the outputs."""
+
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class LiteRTSession(Graph):
+    """A .tflite file of text inputs, opened by LiteRT with XNNPACK.
+
+    A call pads its texts to the next length and splits its rows among the signatures of that length. ``size_bytes``: of
+    the file, as export wrote it; None: not checked.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, or has no signatures ``ROWSxTOKENS``.
+        MissingDependencyError: ai-edge-litert is not installed.
+    """
+
+    provider = PROVIDER
+
+    def __init__(
+        self, path: Path, threads: int | None = None, max_positions: int | None = None, size_bytes: int | None = None
+    ) -> None:
+        environment = load_library()
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.cpu_options import CpuOptions
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+        from ai_edge_litert.options import Options
+
+        again = "export the run again, or copy the whole bundle again"
+        if not path.is_file():
+            raise ArtifactError(f"{path}: no such file; {again}")
+        with path.open("rb") as file:
+            header = file.read(8)
+        # LiteRT reads beyond the end of a file that was cut short.
+        if header[4:] != _IDENTIFIER or size_bytes not in (None, path.stat().st_size):
+            raise ArtifactError(f"{path}: is damaged, or no .tflite file; {again}")
+        self.path, self.max_positions, self.threads = path, max_positions, threads or default_threads()
+        self._weight_cache = _IN_MEMORY if hasattr(os, "memfd_create") else ""
+        cpu = CpuOptions(num_threads=self.threads, xnnpack_weight_cache_path=self._weight_cache)
+        options = Options(hardware_accelerators=HardwareAccelerator.CPU, cpu_options=cpu)
+        try:
+            with native_output_hidden():
+                self._model: Any = CompiledModel.from_file(str(path), environment=environment, options=options)
+                signatures = self._model.get_signature_list()
+        except Exception as error:  # RuntimeError, and other classes for damaged files
+            reason = " ".join(str(error).split())[:200]
+            raise ArtifactError(f"{path}: cannot be opened by LiteRT ({reason}); {again}") from None
+        shapes = [match for name in signatures if (match := _SIGNATURE.fullmatch(name)) is not None]
+        if not shapes:
+            raise ArtifactError(
+                f"{path}: has no signatures ROWSxTOKENS, as export --litert writes; export the run again"
+            )
+        self._rows: dict[int, list[int]] = {}  # length → rows of its signatures, the largest first
+        for rows, length in sorted((int(match[1]), int(match[2])) for match in shapes)[::-1]:
+            self._rows.setdefault(length, []).append(rows)
+        self._names = tuple(signatures[shapes[0][0]]["inputs"]), tuple(signatures[shapes[0][0]]["outputs"])
+        self.inputs = {name: InputType("int64", ("batch", "sequence")) for name in self._names[0]}
+        self._buffers: dict[str, _Buffers] = {}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the file's signatures in tokens, in rising order."""
+        return tuple(sorted(self._rows))
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._model is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        shapes = {array.shape for array in feed.values()}
+        if len(shapes) > 1:
+            raise self.refusal(feed, "all inputs need the same shape")
+        ((count, tokens),) = shapes
+        length = next((length for length in self.lengths if length >= tokens), None)
+        if length is None:
+            raise InputError(
+                f"{self.path.name}: the text has {tokens} tokens, and the file's longest signature has "
+                f"{self.lengths[-1]}; shorten it, or export with a larger data.max_length"
+            )
+        limits = np.iinfo(np.int32)
+        if any(array.min() < limits.min or array.max() > limits.max for array in feed.values()):
+            raise InputError(f"{self.path.name}: a token id lies outside the model's vocabulary")
+        padding = ((0, 0), (0, length - tokens))  # zeros, also in the attention mask
+        padded = {name: np.pad(array.astype(np.int32), padding) for name, array in feed.items()}
+        pieces, start = [], 0
+        while start < count:
+            rows = next(rows for rows in self._rows[length] if rows <= count - start)
+            pieces.append(
+                self._call(rows, length, {name: array[start : start + rows] for name, array in padded.items()})
+            )
+            start += rows
+        outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in self._names[1]}
+        # Only outputs [batch, sequence, …] have an axis of tokens.
+        return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
+
+    def _call(self, rows: int, length: int, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one signature on inputs of its shape."""
+        name = signature_name(rows, length)
+        try:
+            # LiteRT loads more libraries for the first call, and says so.
+            with native_output_hidden() if name not in self._buffers else nullcontext():
+                if name not in self._buffers:
+                    model, (inputs, outputs) = self._model, self._names
+                    details = model.get_output_tensor_details(name)
+                    self._buffers[name] = _Buffers(
+                        {key: model.create_input_buffer_by_name(name, key) for key in inputs},
+                        {key: model.create_output_buffer_by_name(name, key) for key in outputs},
+                        {key: tuple(details[key]["shape"]) for key in outputs},
+                    )
+                buffers, results = self._buffers[name], {}
+                for key, array in feed.items():
+                    buffers.inputs[key].write(np.ascontiguousarray(array))
+                self._model.run_by_name(name, buffers.inputs, buffers.outputs)
+                for key, shape in buffers.shapes.items():
+                    values = buffers.outputs[key].read(int(np.prod(shape)), np.float32)
+                    results[key] = np.array(values).reshape(shape)
+                return results
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self.path.name}: LiteRT cannot compute this call; a token id may lie outside the model's vocabulary "
+                f"({reason})"
+            ) from None
+
+    @cached_property
+    def _coverage(self) -> Counter[tuple[str, str]] | None:
+        status = self.path.stat()
+        return _read_coverage(str(self.path), status.st_size, status.st_mtime_ns)
+
+    def settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            "threads": self.threads, "lengths": list(self.lengths),
+            "xnnpack_weight_cache": "in memory" if self._weight_cache else "none: needs memfd_create, as Linux has",
+        }  # fmt: skip
+        if self._coverage is not None:
+            counts = Counter[str]()
+            for (place, _), nodes in self._coverage.items():
+                counts[place] += nodes
+            settings["nodes_by_provider"] = dict(counts)
+        return settings
+
+    def caveats(self) -> tuple[str, ...]:
+        if self._coverage is None:
+            return ("LiteRT does not report which operators XNNPACK computes",)
+        outside = {operator: nodes for (place, operator), nodes in self._coverage.items() if place != "XNNPACK"}
+        if not outside:
+            return ()
+        listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in sorted(outside.items()))
+        total = sum(self._coverage.values())
+        return (f"{sum(outside.values())} of {total} operators run in LiteRT's own kernels, not in XNNPACK: {listed}",)
+
+    def close(self) -> None:
+        self._buffers = {}
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
+
+@cache
+def _read_coverage(path: str, size: int, changed_ns: int) -> Counter[tuple[str, str]] | None:
+    """Return (XNNPACK or LiteRT, operator) → nodes of a file's first signature; None: it is not known.
+
+    CompiledModel does not report it. LiteRT's Interpreter does, which loads all weights again: so in a child process.
+    """
+    command = [sys.executable, "-c", f"from {__name__} import print_coverage; print_coverage()", path]
+    try:
+        process = subprocess.run(command, capture_output=True, check=False, timeout=_COVERAGE_S)
+        rows = json.loads(process.stdout) if process.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
+    return Counter({(place, operator): nodes for place, operator, nodes in rows}) if rows is not None else None
+
+
+def print_coverage() -> None:
+    """Print what :func:`_read_coverage` returns."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=sys.argv[1])
+    interpreter.allocate_tensors()
+    nodes = interpreter._get_ops_details()
+    # A delegate's node comes after the nodes that it replaces, and has the outputs that others read.
+    producers = {int(output): node for node in nodes for output in node["outputs"]}
+    unvisited = [int(output["index"]) for output in interpreter.get_output_details()]
+    executed: dict[int, str] = {}
+    while unvisited:
+        node = producers.get(unvisited.pop())
+        if node is not None and node["index"] not in executed:
+            executed[node["index"]] = node["op_name"]
+            unvisited += [int(value) for value in node["inputs"]]
+    delegated, outside = Counter[str](), Counter[str]()
+    for node in nodes:
+        if node["op_name"] != "DELEGATE":
+            (outside if node["index"] in executed else delegated)[node["op_name"]] += 1
+    rows = [("XNNPACK", *item) for item in delegated.items()] + [("LiteRT", *item) for item in outside.items()]
+    sys.stdout.write(json.dumps(rows))
+    sys.stdout.flush()
