@@ -400,13 +400,15 @@ def input_buffers(files: ArtifactFiles, shape: Shape) -> Sequence[Mapping[str, A
 def own_memory(files: ArtifactFiles) -> tuple[int, int] | None:
     """Return this process's anonymous bytes, and its resident pages of files in the artifact's folder.
 
-    None on systems that do not tell the two apart, which is all but Linux.
+    Memory of memfd_create, in which XNNPACK keeps packed weights, has no file on disk and counts as anonymous. None on
+    systems that do not tell the two apart, which is all but Linux.
     """
     if not psutil.LINUX:
         return None
     maps, folder = psutil.Process().memory_maps(grouped=False), f"{files.file.parent}{os.sep}"
     mapped = sum(area.rss - area.anonymous for area in maps if area.path.startswith(folder))
-    return sum(area.anonymous for area in maps), mapped
+    anonymous = sum(area.rss if area.path.startswith("/memfd:") else area.anonymous for area in maps)
+    return anonymous, mapped
 
 
 def grown(before: tuple[int, int], after: tuple[int, int] | None) -> tuple[int, int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +13,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.manifest import Sharing
+from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
 from edgeformer.measurement import worker
-from edgeformer.measurement.artifact import MeasureJob, check_artifact
+from edgeformer.measurement.artifact import MeasureJob, check_artifact, grown, own_memory
 from edgeformer.measurement.resident import Resident, ResidentJob, measure_resident, with_resident
 from edgeformer.measurement.worker import run_job
+from edgeformer.runtimes import ArtifactFiles
 from tests.cli.run_cli import edgeformer
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle, write_manifest
 
@@ -110,3 +114,15 @@ def test_a_process_that_dies_is_reported(bundle: Bundle) -> None:
         end = run_job(job, messages.append)
     assert end.reason is None and [message.index for message in messages] == [0, 1]
     assert all("ended early" in str(message.reason) and message.bytes == 0 for message in messages)
+
+
+def test_memory_without_a_file_on_disk_counts_as_anonymous(tmp_path: Path) -> None:
+    artifact = ArtifactManifest(id="a", file="model", format="onnx", precision="fp32", status="built")
+    files = ArtifactFiles(artifact, tmp_path / "model")
+    before = own_memory(files)
+    descriptor = os.memfd_create("weights")
+    os.ftruncate(descriptor, 2**22)
+    with mmap.mmap(descriptor, 2**22) as memory:
+        memory[:] = bytes(2**22)
+        assert before is not None and grown(before, own_memory(files))[0] >= 2**22
+    os.close(descriptor)
