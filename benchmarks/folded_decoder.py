@@ -1,8 +1,8 @@
 """A folded language model beside its teacher: perplexity before and after its training, and bytes as GGUF.
 
-    python -m benchmarks.folded_decoder RUN --out FILE
+    python -m benchmarks.folded_decoder RUN --out FILE [--rows N]
 
-RUN: a finished run of a recipe with ``model.fold``. All perplexities are of its validation rows.
+RUN: a finished run of a recipe with ``model.fold``. All perplexities are of its first N validation rows, or of all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ROWS = 8
 
 
 @torch.inference_mode()
-def perplexity(model: Any, rows: Any, task: Any, pad: int) -> float:
-    """Of all rows of the validation set, in float32."""
+def perplexity(model: Any, rows: Any, limit: int, task: Any, pad: int) -> float:
+    """Of the first rows of the validation set, in float32."""
     scorer, total, count = TokenLosses(model).eval(), 0.0, 0
-    for start in range(0, len(rows), ROWS):
-        numbers = list(range(start, min(start + ROWS, len(rows))))
+    for start in range(0, limit, ROWS):
+        numbers = list(range(start, min(start + ROWS, limit)))
         batch = {name: torch.from_numpy(array) for name, array in task.batch(rows, numbers, pad).items()}
         inputs = {name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch}
         total += float(scorer(**inputs)[f"loss_exit{model.loops}"].double().sum())
@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="a record is added to its list")
+    parser.add_argument("--rows", type=int, metavar="N", help="validation rows that are scored")
     arguments = parser.parse_args()
     run: Path = arguments.run
     recipe: Any = read_run_recipe(run)
@@ -60,11 +61,13 @@ def main() -> None:
         "before": start,
         "after": load_model(run),
     }
-    scores = {name: perplexity(model, prepared.validation, task, prepared.pad) for name, model in models.items()}
+    rows = prepared.validation
+    limit = min(arguments.rows or len(rows), len(rows))
+    scores = {name: perplexity(model, rows, limit, task, prepared.pad) for name, model in models.items()}
     record: dict[str, Any] = {
         "layers": recipe.model.layers, "iterations": recipe.model.iterations, "fold": recipe.model.fold,
         "parameters": {name: count_parameters(model) for name, model in models.items()}, "perplexity": scores,
-        "validation_tokens": int(prepared.validation.lengths.sum()), "steps": manifest.steps,
+        "validation_tokens": int(rows.sizes(range(limit)).sum()), "steps": manifest.steps,
         "training_tokens": int(prepared.train.sizes(range(len(prepared.train))).sum()),
         "minutes": manifest.seconds / 60, "precision": manifest.precision,
     }  # fmt: skip
