@@ -36,7 +36,9 @@ LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so it
 
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 """A rarely used option, in a panel of its own."""
-_RUNTIMES = "Runtime: onnxruntime, openvino or executorch (need their extras); or a provider, e.g. openvino-cpu-bf16"
+_RUNTIMES = (
+    "Runtime: onnxruntime, openvino, litert or executorch (need their extras); or a provider, e.g. openvino-cpu-bf16"
+)
 
 Artifacts = Annotated[
     Path,

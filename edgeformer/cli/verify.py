@@ -17,7 +17,7 @@ def command(
     runtime: str | None = Option(
         None,
         metavar="NAME",
-        help="Runtime: onnxruntime, openvino, executorch or all. Default: the usual one of each artifact.",
+        help="Runtime: onnxruntime, openvino, litert, executorch or all. Default: the usual one of each artifact.",
     ),
     write: bool = Option(
         False,

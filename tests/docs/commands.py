@@ -146,6 +146,8 @@ NOT_RUN: dict[str, str] = {
     ),
     "edgeformer train smollm2_folded": "needs that run; tests/models/test_folded_decoder.py trains a small one",
     "edgeformer train looped_mini": "reads WikiText-2 from the hub; tests/runtimes/test_llamacpp.py has a small one",
+    "edgeformer export --int8 --litert": "tests/runtimes/test_litert.py runs it",
+    "edgeformer verify --runtime litert": "the same",
     "edgeformer export --int8 --executorch": "tests/runtimes/test_executorch.py runs it",
     "edgeformer verify --runtime executorch": "the same",
     "edgeformer export --fp16 --int8 --gguf": "tests/runtimes/test_llamacpp.py runs it",
