@@ -45,6 +45,9 @@ def command(
     executorch: bool = Option(
         False, "--executorch", help="Also write programs for ExecuTorch on phones, in FP32 and, with --int8, in INT8."
     ),
+    coreml: bool = Option(
+        False, "--coreml", help="Also write Core ML models for Apple devices, in FP16 and, with --int8, in INT8."
+    ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
@@ -117,7 +120,10 @@ def command(
             int4=int4,
             int8_cache=int8_cache,
             build=builder_names(
-                trt, trt_via, build or [], {"--gguf": gguf, "--litert": litert, "--executorch": executorch}
+                trt,
+                trt_via,
+                build or [],
+                {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml},
             ),
             joining=True,
             exits=loops,

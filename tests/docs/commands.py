@@ -150,6 +150,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer verify --runtime litert": "the same",
     "edgeformer export --int8 --executorch": "tests/runtimes/test_executorch.py runs it",
     "edgeformer verify --runtime executorch": "the same",
+    "edgeformer export --int8 --coreml": "tests/runtimes/test_coreml.py converts a module",
     "edgeformer export --fp16 --int8 --gguf": "tests/runtimes/test_llamacpp.py runs it",
     'edgeformer generate "The history of the town" --artifact gguf-int8-decode': "the same",
     'edgeformer generate "The history of the town" --temperature 0 --speculate 4': _SPECULATES,

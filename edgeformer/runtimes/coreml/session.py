@@ -1,0 +1,91 @@
+"""Run a Core ML model, on Apple devices only. The first session imports coremltools, not this module.
+
+Untested: it follows the documentation of coremltools 9, which runs models on macOS only.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+
+EXTRA = FORMAT = "coreml"
+NOT_APPLE = "Core ML runs on Apple devices only"
+PACKAGE = "model.mlpackage"
+"""Folder in the zip file."""
+
+
+def missing() -> str | None:
+    """Return why the package cannot be used, or None if it is installed."""
+    if util.find_spec("coremltools") is not None:
+        return None
+    return f"package: coremltools is not installed ({install_hint(EXTRA)})"
+
+
+def cannot_run_here() -> str | None:
+    """Return why this system cannot run a model, or None."""
+    return missing() if sys.platform == "darwin" else NOT_APPLE
+
+
+class CoreMLSession(Graph):
+    """A zipped .mlpackage, whose inputs are int64 [batch, sequence] up to the sizes in its manifest entry.
+
+    Core ML chooses between processor, GPU and Neural Engine itself.
+
+    Raises:
+        ArtifactError: the file is missing or damaged, or Core ML does not run here.
+        MissingDependencyError: coremltools is not installed.
+    """
+
+    provider = FORMAT
+
+    def __init__(self, path: Path, artifact: ArtifactManifest, max_positions: int | None = None) -> None:
+        if not path.is_file():
+            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        problem = cannot_run_here()
+        if problem is not None:
+            raise (ArtifactError if problem == NOT_APPLE else MissingDependencyError)(f"{path}: {problem}")
+        import coremltools
+
+        assert artifact.engine is not None  # as the builder writes it
+        self.path, self.max_positions, self._outputs = path, max_positions, tuple(artifact.outputs) or ("logits",)
+        axes = {name: [range(1, size + 1) for size in sizes[-1]] for name, sizes in artifact.engine.shapes.items()}
+        self.inputs = {name: InputType("int64", ranges) for name, ranges in axes.items()}
+        self._folder = Path(tempfile.mkdtemp(prefix="edgeformer-coreml-"))
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(self._folder)
+            self._model: Any = coremltools.models.MLModel(str(self._folder / PACKAGE))
+        except Exception as error:  # errors of zipfile and Core ML share no base class
+            shutil.rmtree(self._folder, ignore_errors=True)
+            text = " ".join(str(error).split())[:200]
+            raise ArtifactError(
+                f"{path}: cannot be opened by Core ML ({text}); export the run again, or copy the whole bundle again"
+            ) from None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._model is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        if len({array.shape for array in feed.values()}) > 1:
+            raise self.refusal(feed, "all inputs must have the same shape")
+        try:
+            results = self._model.predict({name: array.astype(np.int32) for name, array in feed.items()})
+        except Exception as error:
+            raise self.refusal(feed, " ".join(str(error).split())[:200]) from None
+        return {name: np.asarray(results[name], np.float32) for name in self._outputs}
+
+    def close(self) -> None:
+        self._model = None
+        shutil.rmtree(self._folder, ignore_errors=True)
