@@ -240,3 +240,18 @@ def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch, tmp
     assert "package: ai-edge-litert is not installed" in str(runtime_of(entry).cannot_run(entry))
     with pytest.raises(MissingDependencyError, match=r"ai-edge-litert is not installed .*\[litert\]"):
         LiteRTSession(tmp_path / "a.tflite")
+
+
+def test_a_logger_that_starts_while_output_is_hidden_still_works_afterwards() -> None:
+    program = (
+        "import logging, os, sys\n"
+        "from edgeformer.runtimes.litert.session import native_output_hidden\n"
+        "with native_output_hidden():\n"
+        "    logging.basicConfig(format='%(message)s')\n"
+        "    os.write(2, b'hidden')\n"
+        "    print('visible', file=sys.stderr)\n"
+        "logging.warning('warning')\n"
+        "os.write(2, b'native')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "visible\nwarning\nnative")

@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from importlib import util
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -49,26 +49,32 @@ def signature_name(rows: int, tokens: int) -> str:
     return f"{rows}x{tokens}"
 
 
+@cache
+def _python_stderr() -> TextIO:
+    """Return a file with a descriptor of its own for Python's stderr; never closed, because loggers may keep it."""
+    return os.fdopen(os.dup(2), "w", buffering=1)
+
+
 @contextmanager
 def native_output_hidden() -> Iterator[None]:
     """Hide what C++ libraries print to stderr, which LiteRT cannot turn off; Python's own stderr stays visible."""
     sys.stderr.flush()
     original, python_stderr = os.dup(2), sys.stderr
-    with tempfile.TemporaryFile() as hidden, os.fdopen(os.dup(original), "w", buffering=1) as visible:
+    if python_stderr is sys.__stderr__:
+        sys.stderr = _python_stderr()
+    with tempfile.TemporaryFile() as hidden:
         os.dup2(hidden.fileno(), 2)
-        if python_stderr is sys.__stderr__:
-            sys.stderr = visible
-        try:
-            yield
-        finally:
-            sys.stderr = python_stderr
-            os.dup2(original, 2)
-            os.close(original)
+    try:
+        yield
+    finally:
+        sys.stderr = python_stderr
+        os.dup2(original, 2)
+        os.close(original)
 
 
 def _hide_native_output_at_exit() -> None:
     """Hide the messages with which LiteRT's static objects end the process."""
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    sys.stderr = _python_stderr()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
