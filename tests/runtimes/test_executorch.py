@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,38 @@ def test_a_shared_layer_is_stored_once(program: tuple[Looped, Path, Any], tmp_pa
     with runtime.ExecuTorchSession(tmp_path / "int8.pte", entry("int8"), threads=1) as session:
         difference = np.abs(session.run(inputs)["scores"] - expected(module, inputs)).max()
     assert 0 < difference < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and sets the option through Linux's library")
+def test_a_shared_layer_is_packed_once(tmp_path: Path) -> None:
+    """In a process of its own: with the weight cache six loops need the memory of one layer of 2.4 MB."""
+    module, path = Looped(loops=6, width=768).eval(), tmp_path / "wide.pte"
+    write_program(module, INPUTS, LENGTH, path)
+    script = (
+        "import sys, numpy as np\nfrom pathlib import Path\n"
+        "from edgeformer.artifacts.manifest import ArtifactManifest\n"
+        "from edgeformer.runtimes.executorch import session\n"
+        "def anonymous():\n"
+        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('RssAnon')) * 1024\n"
+        "session.library()\n"
+        "if sys.argv[3] == 'no': session.share_packed_weights = lambda: False\n"
+        "entry = ArtifactManifest.model_validate_json(sys.argv[1], strict=False)\n"
+        "ids, before = np.ones((1, 4), np.int64), anonymous()\n"
+        "opened = session.ExecuTorchSession(Path(sys.argv[2]), entry, 1)\n"
+        "opened.run({'input_ids': ids, 'attention_mask': ids})\n"
+        "print(anonymous() - before, opened.settings()['shares_packed_weights'])\n"
+    )
+    used = {}
+    for share in ("yes", "no"):
+        command = [sys.executable, "-W", "ignore", "-c", script, entry().model_dump_json(), str(path), share]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        size, shares = done.stdout.split()
+        assert shares == str(share == "yes")
+        used[share] = int(size)
+    layer = 4 * 768 * 768
+    assert 4 * layer < used["no"] - used["yes"] < 6 * layer
 
 
 def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) -> None:
