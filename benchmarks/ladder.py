@@ -1,10 +1,12 @@
 """The models from a quarter of a megabyte to 90: accuracy, bytes, time of a call and of training, in one table.
 
     python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
+    python -m benchmarks.ladder time FILE NAME=RUN_FOLDER…
     python -m benchmarks.ladder table FILE EARLIER… --study STUDY
 
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
 times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
+time: measures the times and bytes of NAME, a run of FILE, again, with an exported run that has the same graph.
 Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
 EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: the committed table of `distilled`, whose
 scores replace theirs.
@@ -78,17 +80,7 @@ def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
             edgeformer("evaluate", str(folder), "--artifact", "all", "--split", split)
         rows = edgeformer("evaluate", str(folder), "--artifact", "all", "--data", str(held_out))["rows"]
         scores = {row["artifact"]: {"n": row["n"], "accuracy": row["accuracy"]} for row in rows if row["exit"] is None}
-    timed = ("profile", str(folder), "--batch", "1", "--seq", ",".join(map(str, LENGTHS)), "--runtime", "onnxruntime")
-    times = [
-        {
-            "artifact": row["artifact"],
-            "seq": row["seq"],
-            "ms": row["latency_ms"]["p50"],
-            "stable": row["latency_ms"]["stable"],
-        }
-        for row in edgeformer(*timed)["rows"]
-        if row["phase"] == "steady" and row["where"] == "host" and row["latency_ms"]["p50"] is not None
-    ]
+    times = measure_times(folder)
     (record,) = collect([folder])
     teacher = getattr(recipe.training, "teacher", None)
     return {
@@ -100,6 +92,21 @@ def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
         **({"held_out": scores} if scores else {}),
         "times": times,
     }
+
+
+def measure_times(folder: Path) -> list[dict[str, Any]]:
+    """Return the medians of an exported run's artifacts on this host."""
+    timed = ("profile", str(folder), "--batch", "1", "--seq", ",".join(map(str, LENGTHS)), "--runtime", "onnxruntime")
+    return [
+        {
+            "artifact": row["artifact"],
+            "seq": row["seq"],
+            "ms": row["latency_ms"]["p50"],
+            "stable": row["latency_ms"]["stable"],
+        }
+        for row in edgeformer(*timed)["rows"]
+        if row["phase"] == "steady" and row["where"] == "host" and row["latency_ms"]["p50"] is not None
+    ]
 
 
 def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: dict[str, Any]) -> str:
@@ -144,8 +151,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    collecting, printing = commands.add_parser("collect"), commands.add_parser("table")
-    for command in (collecting, printing):
+    collecting, timing, printing = (commands.add_parser(name) for name in ("collect", "time", "table"))
+    timing.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
+    for command in (collecting, timing, printing):
         command.add_argument("file", type=Path)
     collecting.add_argument("--held-out", type=Path, required=True)
     collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
@@ -158,6 +166,17 @@ def main() -> None:
         document = json.loads(arguments.file.read_text(encoding="utf-8"))
         study = json.loads(arguments.study.read_text(encoding="utf-8"))
         print(table(document["runs"], read(arguments.earlier), study))
+        return
+    if arguments.command == "time":
+        document = json.loads(arguments.file.read_text(encoding="utf-8"))
+        by_name = {record["run"]: record for record in document["runs"]}
+        for name, _, folder in (run.partition("=") for run in arguments.runs):
+            (exported,) = collect([Path(folder)])
+            artifacts = {item["id"]: item for item in exported["artifacts"]}
+            kept = [item for item in by_name[name]["artifacts"] if item["id"] not in artifacts]
+            times = {"times": measure_times(Path(folder)), "artifacts": [*kept, *artifacts.values()]}
+            by_name[name].update({**times, "timed": {"measured": now(), "host": describe_host()}})
+        arguments.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return
     with TemporaryDirectory() as folder:  # rows of three stars have no label
         held_out = Path(folder) / "held-out.jsonl"
