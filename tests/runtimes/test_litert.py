@@ -255,3 +255,37 @@ def test_a_logger_that_starts_while_output_is_hidden_still_works_afterwards() ->
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "visible\nwarning\nnative")
+
+
+class TwoNorms(torch.nn.Module):
+    """A layer that is applied twice, behind another norm each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.shared = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 32)
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(32) for _ in range(2))
+        for parameter in self.parameters():
+            parameter.data += torch.randn_like(parameter) * 0.1
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        h = self.table(input_ids)
+        for norm in self.norms:
+            h = h + self.shared(norm(h))
+        return (h * attention_mask[..., None].float()).sum(1)
+
+
+def test_a_shared_layer_behind_different_norms_is_stored_once(tmp_path: Path) -> None:
+    needs("ai_edge_litert", "litert_torch", "ai_edge_quantizer")
+    module, path, inputs = TwoNorms().eval(), tmp_path / "model.tflite", text(2, 16)
+    inputs["input_ids"] %= 50
+    unique, stored = sum(parameter.numel() for parameter in module.parameters()), []
+    with torch.inference_mode():
+        expected = module(*map(torch.from_numpy, inputs.values())).numpy()
+    for bounds_norms in (False, True):
+        builder.convert(module, tuple(inputs), ("logits",), [(1, 16)], path, bounds_norms=bounds_norms)
+        stored.append(builder.audit_file(path, unique)[0].stored_parameters)
+        with LiteRTSession(path, 1) as opened:
+            np.testing.assert_allclose(opened.run(inputs)["logits"], expected, atol=1e-4)
+            assert bounds_norms or opened.lengths == (16,)
+    assert stored[0] > unique >= stored[1], stored
+    assert not any(norm._forward_hooks for norm in module.norms)

@@ -44,6 +44,7 @@ _MEASURED_LENGTH = 128
 """Length of the latency budgets, which a file takes if the model does."""
 _BATCH_ROWS, _LONGEST_IN_BATCH = 8, 32
 """Texts of up to 32 tokens also get a signature of 8 rows; longer ones gain little (docs/guides/deploy.md)."""
+_BOUND = -3e38
 _WEIGHT_OPERATORS = {"FULLY_CONNECTED": 1, "BATCH_MATMUL": 1, "EMBEDDING_LOOKUP": 1, "GATHER": 0, "DEQUANTIZE": 0}
 """Operator → number of the operand that is a weight if it is stored."""
 
@@ -95,7 +96,13 @@ class LiteRTBuilder(Builder):
             label = f"Converting {graph.id} for LiteRT, {len(shapes)} signatures"
             try:
                 with bar(job.progress, label, None):
-                    convert(module, tuple(graph.inputs), tuple(graph.outputs) or ("logits",), shapes, path)
+                    for bounds_norms in (False, True):
+                        names = tuple(graph.inputs), tuple(graph.outputs) or ("logits",)
+                        convert(module, *names, shapes, path, bounds_norms=bounds_norms)
+                        unique = graph.sharing.unique_parameters if graph.sharing is not None else None
+                        sharing, _ = audit_file(path, unique)
+                        if sharing.stored_parameters <= sharing.unique_parameters:
+                            break
                 yield self._describe(graph, entry, job, file)
                 if not has_int8:
                     continue
@@ -131,8 +138,9 @@ def signature_shapes(job: BuildJob) -> list[tuple[int, int]]:
 
 
 def convert(
-    module: Any, inputs: Sequence[str], outputs: Sequence[str], shapes: Sequence[tuple[int, int]], path: Path
-) -> None:
+    module: Any, inputs: Sequence[str], outputs: Sequence[str], shapes: Sequence[tuple[int, int]], path: Path, *,
+    bounds_norms: bool = False,
+) -> None:  # fmt: skip
     """Write a .tflite file with a signature per shape, which share their weights.
 
     Dynamic shapes are no alternative: the converter cannot lower a reshape whose size is only known at run time.
@@ -141,6 +149,8 @@ def convert(
         module: takes ``inputs`` in this order, int64 [rows, tokens] each, and returns ``outputs``.
         shapes: rows and tokens of every signature. Its inputs are int32, the only integers that lookups take.
         path: of the file.
+        bounds_norms: put a bound that no number reaches behind every norm. The converter multiplies weights by the
+            norm before them, and so stores a shared layer once per norm; the bound prevents that.
 
     Raises:
         EdgeformerError: the model cannot be converted.
@@ -170,7 +180,13 @@ def convert(
         with replacing(path) as temporary:
             converter.convert().export(str(temporary))
 
-    _run_quietly(write, f"{path.name}: litert-torch cannot convert this model")
+    norms = [part for part in module.modules() if "Norm" in type(part).__name__] if bounds_norms else []
+    hooks = [norm.register_forward_hook(lambda norm, _, output: output.clamp(min=_BOUND)) for norm in norms]
+    try:
+        _run_quietly(write, f"{path.name}: litert-torch cannot convert this model")
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 _RECIPES = ("dynamic_wi8_afp32", "weight_only_wi8_afp32")
