@@ -126,7 +126,9 @@ def agreement(outputs: Arrays, reference: Arrays) -> float | None:
     """
     shares = []
     for name, array in reference.items():
-        if array.dtype.kind != "f" or array.ndim < 3 or array.shape[-1] < 2 or not np.isfinite(array).all():
+        if array.dtype.kind != "f" or array.ndim < 3 or array.shape[-1] < 2 or not array.size:
+            continue
+        if not np.isfinite(array).all():
             continue
         class_names = ("logit", "prob", "score", "label", "softmax", "class")
         is_named = array.ndim == 3 and any(word in name.lower() for word in class_names)
