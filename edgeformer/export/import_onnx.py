@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,8 @@ _RANDOM_TOKENS = 32
 _BATCH = 32
 _MAX_RANDOM_BYTES, _MAX_BYTES = 48 << 20, 200 << 20
 """Of all golden inputs and outputs: above the first fewer calls are drawn, above the second the import fails."""
+_MAX_LISTED = 6
+"""Operators that a message names."""
 _REPEAT_TOLERANCE = 1e-3
 """Largest difference of two identical calls, relative to the output's standard deviation."""
 _STILL_IMPORTABLE = "leave out --tokenizer and --labels to import it as a graph of tensors"
@@ -111,8 +114,12 @@ class _Import:
         try:
             return runtime_of(self.entry).open(files, OpenOptions(default_provider("cpu")))
         except ArtifactError as error:
-            text = str(error).replace(str(self.folder / GRAPH), str(self.graph.path))
-            raise ArtifactError(text.removesuffix(f"; {REMEDY}")) from None
+            text = str(error).replace(str(self.folder / GRAPH), str(self.graph.path)).removesuffix(f"; {REMEDY}")
+            operators = sorted({operator for _, operator in self.graph.outline.operators})
+            # ONNX Runtime names some operators only by the class of their kernel.
+            if not any(re.search(rf"\b{operator}\b", text) for operator in operators):
+                text = f"{text}; it has the operators {', '.join(operators[:_MAX_LISTED])}"
+            raise ArtifactError(text) from None
 
     def run(self, session: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one call. Raises InputError where the graph refuses it."""
@@ -238,6 +245,9 @@ def _answer_texts(job: _Import, tokens: TextReader) -> BundleManifest:
 def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[TensorData, Iterator[dict[str, Array]]]:
     """Return the axes of a graph's inputs and its golden calls, before it is opened. Raises InputError, DataError."""
     ports = graph.outline.inputs
+    if not ports:
+        names = " and ".join(repr(port.name) for port in graph.outline.outputs)
+        raise InputError(f"{graph.path}: has no inputs, so {names} is always the same; export a graph with an input")
     if options.inputs is not None:
         inputs = read_inputs(options.inputs, ports)
         axes = find_axes(ports, options.shapes, {name: array.shape[1:] for name, array in inputs.items()})
