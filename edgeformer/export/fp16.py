@@ -10,6 +10,7 @@ name, and unused casts are removed. onnxruntime.transformers.float16 clips numbe
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
     LiftSubgraphInitializersToMainGraphPass,
+    NameFixPass,
     RemoveInitializersFromInputsPass,
     RemoveUnusedNodesPass,
     ShapeInferencePass,
@@ -62,6 +64,10 @@ _TYPE_OF_FIRST_OPERAND = _SAFE_OPERATORS | {
 """Operators whose results have the type of their first operand (of ``Where`` the second)."""
 _BOUNDED_RESULT = {"Softmax", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "Erf", "LayerNormalization", "Softsign"}
 """Operators behind which a mask of −10³⁸ has no effect on the range."""
+_SEPARATE_INITIALIZERS = 4
+"""Oldest IR version in which a stored tensor need not be an input, too."""
+_MAX_LISTED = 6
+"""Operators that a message names."""
 _SMALL_CONSTANT = 16
 """Elements of a constant that may be stored in both types."""
 
@@ -121,7 +127,8 @@ def max_abs_values(model: onnx_ir.Model, run_golden: Callable[[Run, None], objec
     max_abs: dict[str, float] = {}
 
     def run(inputs: Arrays) -> Arrays:
-        outputs = session.run(inputs)
+        # A sequence is a list of arrays; its elements are values of other nodes.
+        outputs = {name: array for name, array in session.run(inputs).items() if isinstance(array, np.ndarray)}
         for name, array in outputs.items():
             if array.dtype == np.float32 and array.size:
                 largest = float(np.nan_to_num(np.abs(array).max(), nan=np.inf))
@@ -139,14 +146,24 @@ def max_abs_values(model: onnx_ir.Model, run_golden: Callable[[Run, None], objec
 
 
 def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Copy a graph without functions; every stored tensor is an initializer of the outermost graph, and no input."""
+    """Copy a graph without functions; every node has a name, and every stored tensor is an initializer of the outermost
+    graph, and no input."""
     copied = model.clone()
+    copied.ir_version = max(copied.ir_version, _SEPARATE_INITIALIZERS)
     RemoveInitializersFromInputsPass()(copied)
     InlinePass()(copied)
     LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
     LiftSubgraphInitializersToMainGraphPass()(copied)
     RemoveUnusedNodesPass()(copied)
+    NameFixPass()(copied)
     return copied
+
+
+def operator_names(model: onnx_ir.Model) -> str:
+    """Return the operators of a graph and its subgraphs for a message, the most frequent ones first."""
+    counts = Counter(node.op_type for node in RecursiveGraphIterator(model.graph))
+    names = [name for name, _ in counts.most_common(_MAX_LISTED)]
+    return ", ".join([*names, "…"] if len(counts) > _MAX_LISTED else names) or "it has none"
 
 
 def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_ir.Model:
@@ -175,7 +192,9 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
             conversion.out_of_range.add(value)
     is_converted = [conversion.convert(node) for node in list(RecursiveGraphIterator(converted.graph))]
     if not any(is_converted):
-        raise EdgeformerError("FP16: the graph has no operator that can compute in FP16; it stays FP32")
+        raise EdgeformerError(
+            f"FP16: no operator of the graph can compute in FP16 ({operator_names(converted)}); it stays FP32"
+        )
     RemoveUnusedNodesPass()(converted)
     return converted
 
@@ -245,10 +264,15 @@ class _Conversion:
                 graph.insert_before(graph[0], cast)
                 self.halves[widened] = half
         else:
+            producer = value.producer()
+            source = producer.inputs[0] if producer is not None and producer.op_type == "Cast" else None
+            if source is not None and source.dtype == _HALF:
+                # ONNX Runtime removes both of two casts that cancel, although a subgraph reads the result.
+                self.halves[value] = source
+                return source
             cast = onnx_ir.node("Cast", [value], {"to": int(_HALF)}, name=f"{name}_narrowed")
             half = cast.outputs[0]
             half.name, half.dtype, half.shape = f"{name}_half", _HALF, value.shape
-            producer = value.producer()
             if producer is not None and producer.graph is not None:
                 producer.graph.insert_after(producer, cast)
             else:

@@ -24,7 +24,7 @@ from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values
+from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values, operator_names
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
@@ -180,7 +180,7 @@ class GraphSource:
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
                 f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
-                "other operators stay FP32"
+                f"other operators stay FP32 ({operator_names(model)})"
             )
         return model
 
