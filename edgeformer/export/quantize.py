@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnx_ir
 from numpy.typing import NDArray
 from onnx import TensorProto
@@ -56,6 +57,8 @@ BLOCK = 32
 LONG_BLOCK = 128
 """The same for our own models, which lose almost nothing by it, and read a sixth less per token."""
 
+_LEAST_OPSET = 11
+"""Opset that the INT8 quantizer needs."""
 _INT8_MAX = 127
 _MIN_SCALE = 1e-12
 """Divisor of a position that is all zeros."""
@@ -249,9 +252,13 @@ def _complete(quantized: onnx_ir.Model, precision: str) -> onnx_ir.Model:
         if all(value in constant for value in operands):
             constant.update(node.outputs)
         elif node.op_type in ("MatMul", "Gemm"):
-            unquantized += [f"{value.name} of {node.name}" for value in operands[:2] if value in constant]
+            place = f"{node.op_type} {node.name}".strip()
+            unquantized += [f"{value.name} of {place}" for value in operands[:2] if value in constant]
     if unquantized:
-        raise EdgeformerError(f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])}")
+        raise EdgeformerError(
+            f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])} (supported: a matrix as "
+            "second operand, without transA, alpha and beta)"
+        )
     return quantized
 
 
@@ -395,16 +402,40 @@ def _replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Nod
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
 
 
+def _products(model: onnx_ir.Model) -> list[str]:
+    """Return the names of all MatMuls with a stored matrix. With a weight of other than two axes, the quantizer would
+    write a graph that does not run."""
+    products = []
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is not None and weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2:
+            products.append(str(node.name))
+    return products
+
+
 def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Model:
-    """Replace every MatMul with a stored weight by DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
+    """Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
+    opset = model.opset_imports.get("", _LEAST_OPSET)
+    if opset < _LEAST_OPSET and _products(model):
+        try:  # the quantizer does this too, with a warning through the root logger
+            older: onnx.ModelProto = onnx_ir.to_proto(model)
+            model = onnx_ir.from_proto(onnx.version_converter.convert_version(older, _LEAST_OPSET))
+        except Exception as error:  # ConvertError, RuntimeError
+            raise EdgeformerError(
+                f"INT8: needs opset {_LEAST_OPSET}, and the graph has opset {opset}, which cannot be converted "
+                f"({' '.join(str(error).split())[:200]}); export the model with a newer opset"
+            ) from None
+    products = _products(model)
+    if not products:
+        return model
     model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger
     with tempfile.TemporaryDirectory(prefix=".int8-", dir=folder) as temporary:
         source, target = Path(temporary, "fp32.onnx"), Path(temporary, "int8.onnx")
         try:
             onnx_ir.save(model, source, external_data="fp32.data")
             quantize_dynamic(
-                source, target, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True,
-                weight_type=QuantType.QInt8,
+                source, target, op_types_to_quantize=["MatMul"], nodes_to_quantize=products, per_channel=True,
+                reduce_range=True, weight_type=QuantType.QInt8,
             )  # fmt: skip
             quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
         except OSError:
@@ -534,7 +565,9 @@ def _add_biases(model: onnx_ir.Model) -> None:
         if len(uses) != 1 or result.is_graph_output() or (add := next(iter(uses)).node).op_type != "Add":
             continue
         (bias,) = (value for value in add.inputs if value is not result)
-        if bias is None or not bias.is_initializer() or bias.shape is None or len(bias.shape) != 1:
+        if bias is None or not bias.is_initializer() or bias.shape is None:
+            continue
+        if bias.shape.dims != (node.attributes.get_int("N"),):  # the operator does not broadcast
             continue
         inputs, attributes = [*node.inputs, None, bias], list(node.attributes.values())
         _replace_node(model, add, [onnx_ir.Node(node.domain, node.op_type, inputs, attributes, name=node.name)])
