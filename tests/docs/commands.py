@@ -188,6 +188,10 @@ PICTURES = {"#!/bin/bash": "a job for Slurm, which is not here"}
 """First line of a block that is not run → what it is. Blocks of ``text`` are output and drawings."""
 
 DATA = {
+    "// build.gradle.kts": "dependencies of an Android app; the page says how it was checked",
+    "// Classifier.kt": "a class of an Android app; the page says how it was checked",
+    "// inside predict(): ids from the tokenizer; module = Module.load(\"$bundle/engines/model.pte\")": "lines of it",
+    "// Classifier.swift": "a class of an iOS app; the page says how it was checked",
     "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "# several labels per text": "test_documented_commands.py reads rows with it",

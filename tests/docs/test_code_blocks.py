@@ -54,7 +54,7 @@ def filled_in(command: str) -> list[str]:
 
 def test_the_blocks_are_found() -> None:
     assert len(BLOCKS) > 25 and len(OURS) > 20 and len(INLINE) > 15
-    assert {block.language for block in BLOCKS} == {"bash", "text", "python", "js", "yaml"}
+    assert {block.language for block in BLOCKS} == {"bash", "text", "python", "js", "yaml", "kotlin", "swift"}
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.document}:{block.line}")
