@@ -190,7 +190,7 @@ PICTURES = {"#!/bin/bash": "a job for Slurm, which is not here"}
 DATA = {
     "// build.gradle.kts": "dependencies of an Android app; the page says how it was checked",
     "// Classifier.kt": "a class of an Android app; the page says how it was checked",
-    "// inside predict(): ids from the tokenizer; module = Module.load(\"$bundle/engines/model.pte\")": "lines of it",
+    '// inside predict(): ids from the tokenizer; module = Module.load("$bundle/engines/model.pte")': "lines of it",
     "// Classifier.swift": "a class of an iOS app; the page says how it was checked",
     "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",

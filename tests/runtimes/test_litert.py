@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -289,3 +290,19 @@ def test_a_shared_layer_behind_different_norms_is_stored_once(tmp_path: Path) ->
             assert bounds_norms or opened.lengths == (16,)
     assert stored[0] > unique >= stored[1], stored
     assert not any(norm._forward_hooks for norm in module.norms)
+
+
+@pytest.mark.parametrize(("artifact", "tolerance"), [("litert-fp32", 1e-5), ("litert-int8", 1e-3)])
+def test_the_client_without_edgeformer_gives_the_same_answers(
+    run: Path, bundle: Bundle, artifact: str, tolerance: float
+) -> None:
+    texts = ["a warm film", "dull " * 100, "a dull and slow film that never ends, with more than sixteen tokens in all"]
+    client = Path(__file__).parents[2] / "examples" / "litert_client.py"
+    command = [sys.executable, str(client), str(bundle.folder), *texts, "--artifact", artifact]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert output.returncode == 0, output.stderr
+    answers = [json.loads(line) for line in output.stdout.splitlines()]
+    for answer, text in zip(answers, texts, strict=True):
+        (expected,) = predict(locate(str(run), run.parent), [text], artifact=artifact, runtime="litert")[1]
+        assert answer["label"] == expected.as_dict()["label"]
+        assert answer["probability"] == pytest.approx(expected.as_dict()["probability"], abs=tolerance)
