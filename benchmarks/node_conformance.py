@@ -390,17 +390,19 @@ REASONS = (
     ("an older opset", "needs opset"),
     ("out of tolerance", "^parity"),
     ("more numbers stored", "^stores "),
-    ("operators that OpenVINO cannot open or run", "OpenVINO"),
+    ("operators that OpenVINO cannot open", "OpenVINO"),
 )
 """Groups of refusals and rejections, and the pattern of their messages."""
 
 
 def reason_group(outcome: Outcome) -> str:
     """Return the group of a refusal or rejection."""
+    if outcome.path == "graph pass" and "does not accept" in outcome.reason:
+        return "OpenVINO does not run the graph on the published inputs"
     for label, pattern in REASONS:
         if (match := re.search(pattern, outcome.reason)) is not None:
             return label.format(next(filter(None, match.groups()), "") if "{" in label else "")
-    return "OpenVINO does not run the graph" if outcome.path == "graph pass" else outcome.reason[:120]
+    return outcome.reason[:120]
 
 
 def summarize(cases: Sequence[Case], results: Sequence[list[Outcome]]) -> dict[str, Any]:
