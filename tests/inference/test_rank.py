@@ -159,7 +159,7 @@ def test_vectors_in_files(folder: Path, tmp_path: Path, kind: Any, dtype: str, w
         facts = json.loads(outcome.out)
         if kind != "float32":
             loss = facts["vectors"]
-            assert (loss["kind"], loss["texts"]) == (kind, 40) and 0.1 < loss["rank_correlation"] < 1
+            assert (loss["kind"], loss["texts"]) == (kind, 40) and 0 < loss["rank_correlation"] < 1
             assert f"{kind} vectors against float32 on 40 texts: rank correlation of cosines 0." in outcome.err
             assert 0 < loss["recall_at_10"] <= 1
     array = np.load(tmp_path / "v.npy")
