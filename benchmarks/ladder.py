@@ -96,7 +96,18 @@ def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
 
 def measure_times(folder: Path) -> list[dict[str, Any]]:
     """Return the medians of an exported run's artifacts on this host."""
-    timed = ("profile", str(folder), "--batch", "1", "--seq", ",".join(map(str, LENGTHS)), "--runtime", "onnxruntime")
+    timed = (
+        "profile",
+        str(folder),
+        "--device",
+        "host",
+        "--batch",
+        "1",
+        "--seq",
+        ",".join(map(str, LENGTHS)),
+        "--runtime",
+        "onnxruntime",
+    )
     return [
         {
             "artifact": row["artifact"],
