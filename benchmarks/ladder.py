@@ -42,7 +42,7 @@ MODELS = {
     "recurrent_sst2_fast-glue-dev": "light",
     "recurrent_distilled_sst2": "light, distilled",
     "folded-teacher-norms-3-epochs": "MiniLM, folded",
-    "minilm_sst2-stopped": "MiniLM, stopped",
+    "minilm_sst2-search": "MiniLM of `search` (the teacher)",
     "minilm_sst2": "MiniLM",
 }
 """Name of a run without its seed → the model, in the order of the table."""
@@ -134,7 +134,7 @@ def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: d
         times = {
             (row["artifact"], row["seq"]): f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}"
             for graph in graphs
-            for row in graph["times"]
+            for row in graph.get("times", ())
         }
         scores = [
             [(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in runs],
