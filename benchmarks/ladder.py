@@ -163,9 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     collecting, timing, printing = (commands.add_parser(name) for name in ("collect", "time", "table"))
-    timing.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
     for command in (collecting, timing, printing):
         command.add_argument("file", type=Path)
+    timing.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
     collecting.add_argument("--held-out", type=Path, required=True)
     collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
     collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
