@@ -267,7 +267,7 @@ def convert(case: Case, bundle: Path, precision: Precision, refused: Callable[..
     """Export one precision, and compare what was built with the standard and with the imported graph."""
     options = {"fp16": ExportOptions(fp16=True), "int8": ExportOptions(int8=True), "int4": ExportOptions(int4=True)}
     # Memory is measured in a process per artifact, which would take most of the time, and changes no result.
-    with patch.object(exporting, "with_resident", lambda _, artifacts: artifacts):
+    with patch.object(exporting, "add_resident", lambda _, manifest: manifest):
         manifest = exporting.export(bundle, options[precision])
     entry: ArtifactManifest = next(entry for entry in manifest.artifacts if entry.id == f"onnx-{precision}")
     if entry.status != "built":

@@ -94,7 +94,7 @@ class ArtifactCheck(Frozen):
     reason: str | None = None
     parity: Parity | None = Field(None, description="parity with torch FP32, measured on this machine")
     tolerance: str | None = Field(None, description="tolerance that was applied")
-    notes: tuple[str, ...] = Field((), description="warnings of its portability audit for this machine")
+    notes: tuple[str, ...] = Field((), description="warnings of its portability audit, and why memory was not measured")
     resident_bytes: int | None = Field(None, description="memory measured on this machine, as at export")
     resident_ratio: float | None = Field(None, description="`resident_bytes` over the weights' bytes, each stored once")
 

@@ -372,6 +372,7 @@ class Rounded(Frozen):
 
 
 SMALLEST_RESIDENT_BYTES = 4 << 20
+"""Weights of fewer bytes are less than the other buffers of an opened artifact."""
 
 
 class Sharing(Frozen):

@@ -21,7 +21,7 @@ from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
 from edgeformer.export.variants import ExportOptions
-from edgeformer.measurement.resident import with_resident
+from edgeformer.measurement.resident import add_resident
 from edgeformer.run import Run
 from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, find_builder
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
@@ -112,8 +112,8 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                 write_json(new_folder / TARGETS_FILE, records)
             seal(new_folder, manifest)
             with bar(progress, "Measuring memory", None):
-                entries = with_resident(Bundle.open(new_folder), manifest.artifacts)
-            return seal(new_folder, manifest.model_copy(update={"artifacts": tuple(entries)}))
+                manifest = add_resident(Bundle.open(new_folder), manifest)
+            return seal(new_folder, manifest)
 
 
 def _build_engines(

@@ -333,6 +333,7 @@ def describe_converted(path: Path, size_bytes: int, unique_parameters: int) -> d
 
 
 BOOTSTRAPS = 1000
+"""Samples of the golden inputs behind the interval of a drift."""
 
 
 def measure_drift(states: Mapping[int, Array], references: Mapping[int, Array], precision: Precision) -> Drift:

@@ -102,11 +102,11 @@ def _with_memory(bundle: Bundle, artifact: ArtifactManifest, check: ArtifactChec
     """Measure the memory of an artifact that computed here, by the provider that computed it."""
     if artifact.sharing is None or check.parity is None:
         return check
-    found = measure_resident(bundle, [artifact], check.parity.provider)[artifact.id]
-    if found.reason is not None:
-        return check
-    sharing = artifact.sharing.model_copy(update={"resident_bytes": found.bytes})
-    return check.model_copy(update={"resident_bytes": found.bytes, "resident_ratio": sharing.resident_ratio})
+    memory = measure_resident(bundle, [artifact], check.parity.provider)[artifact.id]
+    if memory.reason is not None:
+        return check.model_copy(update={"notes": (*check.notes, f"memory was not measured: {memory.reason}")})
+    sharing = artifact.sharing.model_copy(update={"resident_bytes": memory.bytes})
+    return check.model_copy(update={"resident_bytes": memory.bytes, "resident_ratio": sharing.resident_ratio})
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:

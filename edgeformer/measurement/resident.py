@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.artifact import (
     check_artifact,
@@ -34,6 +34,9 @@ from edgeformer.tasks import get_task
 
 TOKENS = 16
 """Of the one text of the call: few, because its activations are counted with the weights."""
+
+
+NO_RESULT = "the process sent no result"
 
 
 class Resident(Frozen):
@@ -87,7 +90,7 @@ def measure_resident(
         end = run_job(ResidentJob(threads=1, files=files, provider=provider), messages.append)
         by_index = {message.index: message for message in messages}
         for index, artifact in enumerate(group):
-            results[artifact.id] = by_index.get(index, Resident(index=index, reason=end.reason))
+            results[artifact.id] = by_index.get(index, Resident(index=index, reason=end.reason or NO_RESULT))
     return results
 
 
@@ -120,14 +123,19 @@ def _open(index: int, files: ArtifactFiles, provider: str) -> Resident:
     return Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped)
 
 
-def with_resident(bundle: Bundle, artifacts: Sequence[ArtifactManifest]) -> list[ArtifactManifest]:
-    """Return the artifacts, with the memory of those that were built and whose stored weights are counted."""
-    counted = [artifact for artifact in artifacts if artifact.status == "built" and artifact.sharing is not None]
-    measured, entries = measure_resident(bundle, counted), []
-    for artifact in artifacts:
-        found = measured.get(artifact.id)
-        if artifact.sharing is not None and found is not None and found.reason is None:
-            update = {"resident_bytes": found.bytes, "mapped_bytes": found.mapped_bytes}
-            artifact = artifact.model_copy(update={"sharing": artifact.sharing.model_copy(update=update)})
-        entries.append(artifact)
-    return entries
+def add_resident(bundle: Bundle, manifest: BundleManifest) -> BundleManifest:
+    """Return the manifest with the memory of artifacts that run here and whose stored weights are counted.
+
+    A note says why one of them was not measured.
+    """
+    runnable = [entry for entry in bundle.built() if entry.sharing is not None and cannot_run(entry) is None]
+    measured, entries, notes = measure_resident(bundle, runnable), [], list(manifest.notes)
+    for entry in manifest.artifacts:
+        memory = measured.get(entry.id)
+        if memory is not None and memory.reason is not None:
+            notes.append(f"{entry.id}: memory was not measured: {memory.reason}")
+        elif memory is not None and entry.sharing is not None:
+            update = {"resident_bytes": memory.bytes, "mapped_bytes": memory.mapped_bytes}
+            entry = entry.model_copy(update={"sharing": entry.sharing.model_copy(update=update)})
+        entries.append(entry)
+    return manifest.model_copy(update={"artifacts": tuple(entries), "notes": tuple(notes)})

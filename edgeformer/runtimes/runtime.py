@@ -5,8 +5,12 @@ Importing a runtime package must be cheap: it imports the runtime's library only
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -180,6 +184,19 @@ class Builder(ABC):
     @abstractmethod
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         """Build the artifacts and yield each one's manifest entry: ``built``, or ``rejected`` with the reason."""
+
+
+@contextmanager
+def silent_libraries() -> Iterator[None]:
+    """Hide warnings, log messages and progress bars of converters and quantizers."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManifest]:

@@ -19,7 +19,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
 from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import MeasureJob, check_artifact, grown, own_memory
-from edgeformer.measurement.resident import Resident, ResidentJob, measure_resident, with_resident
+from edgeformer.measurement.resident import Resident, ResidentJob, add_resident, measure_resident
 from edgeformer.measurement.worker import run_job
 from edgeformer.runtimes import ArtifactFiles
 from tests.cli.run_cli import edgeformer
@@ -71,7 +71,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_a_matrix_counts_once_per_node_that_packs_it(bundle: Bundle) -> None:
-    one, four = (entry.sharing for entry in with_resident(bundle, bundle.artifacts))
+    one, four = (entry.sharing for entry in add_resident(bundle, bundle.manifest).artifacts)
     assert one is not None and four is not None and four.mapped_bytes is not None
     assert one.resident_ratio is not None and four.resident_ratio is not None
     assert 0.9 < one.resident_ratio < 1.8
@@ -81,7 +81,8 @@ def test_a_matrix_counts_once_per_node_that_packs_it(bundle: Bundle) -> None:
 
 
 def test_verify_and_profile_repeat_it(bundle: Bundle) -> None:
-    expected = [entry.sharing.resident_bytes for entry in with_resident(bundle, bundle.artifacts) if entry.sharing]
+    entries = add_resident(bundle, bundle.manifest).artifacts
+    expected = [entry.sharing.resident_bytes for entry in entries if entry.sharing]
     checks = verify(bundle).artifacts
     assert [check.resident_bytes for check in checks] == pytest.approx(expected, rel=0.15)
     assert checks[1].resident_ratio is not None and checks[1].resident_ratio > 3
@@ -100,7 +101,10 @@ def test_why_nothing_was_measured(bundle: Bundle, monkeypatch: pytest.MonkeyPatc
     assert "GPU" in str(measure_resident(bundle, entries, "tensorrt-rtx")["one"].reason)
     monkeypatch.setattr("psutil.LINUX", False)
     assert "only Linux" in str(measure_resident(bundle, entries)["one"].reason)
-    assert with_resident(bundle, entries)[0].sharing == entries[0].sharing
+    unmeasured = add_resident(bundle, bundle.manifest)
+    assert unmeasured.artifacts == bundle.artifacts
+    assert "one: memory was not measured: only Linux" in unmeasured.notes[0]
+    assert "memory was not measured: only Linux" in verify(bundle).artifacts[0].notes[-1]
 
 
 def test_a_process_that_dies_is_reported(bundle: Bundle) -> None:

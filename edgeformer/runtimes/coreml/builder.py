@@ -5,13 +5,9 @@ An artifact of a bundle is a file, and an .mlpackage is a folder: the zip file h
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import math
 import tempfile
 import time
-import warnings
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +30,7 @@ from edgeformer.runtimes.runtime import (
     built_entry,
     full_text_graphs,
     initial_entry,
+    silent_libraries,
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
@@ -154,7 +151,7 @@ def write_model(
     with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
         package = Path(folder) / PACKAGE
         try:
-            with _silence():
+            with silent_libraries():
                 import coremltools
                 from coremltools.optimize import coreml as optimize
 
@@ -217,16 +214,3 @@ def _count(spec: Any) -> StoredWeights:
             else:
                 parameters += count
     return StoredWeights(parameters, constants, size, quantized)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Silence warnings, log messages and progress bars of coremltools and torch.export."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(level)

@@ -6,12 +6,9 @@ largest shape when it is opened.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +27,7 @@ from edgeformer.runtimes.runtime import (
     built_entry,
     full_text_graphs,
     initial_entry,
+    silent_libraries,
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
@@ -154,7 +152,7 @@ def write_program(
     import torch
 
     try:
-        with _silence():
+        with silent_libraries():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.devtools.backend_debug import get_delegation_info
             from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -252,16 +250,3 @@ def _read_program(contents: bytes) -> tuple[list[tuple[bytes, int]], int]:
 
 def _bytes(tensor: Any) -> bytes:
     return bytes(tensor.detach().contiguous().numpy().tobytes())
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Silence warnings and log messages of torchao, torch.export and ExecuTorch."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(level)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -30,6 +28,7 @@ from edgeformer.runtimes.runtime import (
     built_entry,
     full_text_graphs,
     initial_entry,
+    silent_libraries,
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
@@ -217,19 +216,14 @@ def quantize(source: Path, target: Path) -> str:
 
 def _run_quietly(action: Callable[[], None], problem: str) -> None:
     """Run a library's function without its messages. Raises EdgeformerError with its reason."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), native_output_hidden():
-            warnings.simplefilter("ignore")
+        with silent_libraries(), native_output_hidden():
             action()
     except (OSError, MemoryError, EdgeformerError):
         raise
     except Exception as error:  # errors of torch.export, JAX, MLIR and the quantizer share no base class
         text = " ".join(str(error).split())[:200]
         raise EdgeformerError(f"{problem}: {type(error).__name__}: {text}") from None
-    finally:
-        logging.disable(disabled)
 
 
 def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict[str, int]]:
