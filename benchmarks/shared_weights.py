@@ -27,12 +27,14 @@ from tabulate import tabulate
 from benchmarks.ways import ROOT, Way, environment, serve
 from edgeformer.artifacts.files import write_json
 from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.system.memory import release_heap
 
 WIDTH, WORDS = 384, 1000
 SHAPES = ((1, 16), (1, 128), (16, 128))
 CALLS_S = 0.15
 WAYS = {
     "shared": "shared weights",
+    "trimmed": "shared, and freed memory returned to the system after opening (`malloc_trim`)",
     "stacked": "six layers with weights of their own",
     "unpacked": "shared, without prepacking (`session.disable_prepacking`)",
     "steps": "shared, the block as a graph that the host calls twice",
@@ -128,12 +130,14 @@ def child(name: str, folder: Path) -> None:
         options.intra_op_num_threads = 1
         if name == "unpacked":
             options.add_session_config_entry("session.disable_prepacking", "1")
-        file = {"unpacked": "shared", "loop": "whole_loop"}.get(name, name)
+        file = {"unpacked": "shared", "trimmed": "shared", "loop": "whole_loop"}.get(name, name)
         files = ["embed", "loop", "readout"] if name == "steps" else [file]
         sessions = [
             onnxruntime.InferenceSession(str(folder / f"{file}.onnx"), options, providers=["CPUExecutionProvider"])
             for file in files
         ]
+        if name == "trimmed":
+            release_heap()
 
         def run(feed: dict[str, Any]) -> Any:
             if name != "steps":

@@ -110,10 +110,10 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
         pretrained = {**shared, "model": model}
     if source is not None:
         data = {**shared["data"], "cleaning": "none"}
-        pretrained = {
-            **shared, "data": data, "model": {"kind": "pretrained", "source": _absolute(source)},
-            "training": _FINE_TUNING,
-        }  # fmt: skip
+        model = {"kind": "pretrained", "source": _absolute(source)}
+        if (pooling := open_source(model["source"]).pooling) is not None:  # as its embeddings are made
+            model["pooling"] = pooling
+        pretrained = {**shared, "data": data, "model": model, "training": _FINE_TUNING}
         pretrained.pop("tokenizer", None)
     return _ladder(scratch, pretrained)
 

@@ -118,6 +118,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         max_length = _max_length(tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
         folder = Path(pretrained.name)
         model = {"kind": "pretrained", "source": _path_from(folder, out) if folder.is_dir() else pretrained.name}
+        if pretrained.pooling is not None and spans is None:  # as its embeddings are made
+            model["pooling"] = pretrained.pooling
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
             model["pairs"] = True
     defaults = type(detected.source).model_fields

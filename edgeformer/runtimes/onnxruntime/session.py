@@ -23,6 +23,7 @@ from edgeformer.runtimes.onnxruntime.providers import (
 )
 from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
 from edgeformer.system.host import default_threads
+from edgeformer.system.memory import release_heap
 
 _DTYPES = {f"tensor({name})": name for name in ("bool", "float16")} | {
     f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -189,6 +190,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
             f"provider {provider!r} of {version} does not start, because {why}; run edgeformer doctor (without it, "
             f"{session.get_providers()[0]} would compute)"
         )
+    release_heap()  # what reading the file has left: as much as all packed weights
     return session
 
 

@@ -23,6 +23,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputErr
 from edgeformer.artifacts.onnx_outline import read_outline
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs, shape_text
 from edgeformer.system.host import default_threads
+from edgeformer.system.memory import release_heap
 
 EXTRA = "openvino"
 CPU, CPU_BF16 = "openvino-cpu", "openvino-cpu-bf16"
@@ -111,6 +112,7 @@ class OpenVINOSession(Graph):
                 fuse_rotations(model)
             compiled = openvino_core.compile_model(model, "CPU", options)
             self._request: Any = compiled.create_infer_request()
+            release_heap()  # what compiling has left
         except Exception as error:  # mostly RuntimeError, without a common base class
             version = sys.modules["openvino"].__version__
             raise ArtifactError(
