@@ -52,6 +52,11 @@ def format_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def format_memory(value: float, ratio: float | None) -> str:
+    """Format memory and how many times the weights' bytes that is, if it is mostly weights: ``48.1 MiB (1.30×)``."""
+    return format_bytes(value) + (f" ({ratio:.2f}×)" if ratio is not None else "")
+
+
 def format_milliseconds(value: float | None) -> str:
     """Format milliseconds for a table with three significant digits; an en dash for None."""
     if value is None:

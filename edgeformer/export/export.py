@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.files import replacing_folder, write_json
+from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
@@ -22,6 +22,7 @@ from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
 from edgeformer.export.variants import ExportOptions
 from edgeformer.measurement.resident import add_resident
+from edgeformer.models.card import CARD_FILE, artifact_section
 from edgeformer.run import Run
 from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, find_builder
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
@@ -113,6 +114,8 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             seal(new_folder, manifest)
             with bar(progress, "Measuring memory", None):
                 manifest = add_resident(Bundle.open(new_folder), manifest)
+            if (card := new_folder / CARD_FILE).is_file():
+                write_text(card, f"{card.read_text(encoding='utf-8')}\n{artifact_section(manifest)}")
             return seal(new_folder, manifest)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from edgeformer.artifacts.manifest import LEAKS, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, Drift, RunManifest
 from edgeformer.artifacts.recipe import FitConfig, Recipe
-from edgeformer.artifacts.units import format_duration, markdown, markdown_line
+from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, markdown, markdown_line
 from edgeformer.models import model_spec_of
 from edgeformer.tasks import get_task
 
@@ -90,3 +90,50 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"## Seen in training\n\n{''.join(overlaps) or 'Not counted.' + chr(10)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
     )
+
+
+def artifact_section(bundle: BundleManifest) -> str:
+    """Write what export found out about each artifact of a bundle: sharing in file and memory, drift, errors."""
+    rows = []
+    for entry in bundle.artifacts:
+        if entry.status != "built":
+            continue
+        parity, sharing, memory = entry.parity, entry.sharing, "–"
+        error = None if parity is None else parity.max_abs_error
+        if sharing is not None and sharing.resident_bytes is not None:
+            memory = format_memory(sharing.resident_bytes, sharing.resident_ratio)
+        rows.append([
+            entry.id, entry.precision.upper(), format_bytes(entry.size_bytes),
+            f"{sharing.stored_parameters:,}" if sharing else "–", memory, _coverage(entry), _last_drift(entry.drift),
+            "–" if error is None else f"{error:.1e}",
+        ])  # fmt: skip
+    headers = [
+        "artifact", "precision", "file", "stored parameters", "memory", "accelerated operators",
+        "drift after the last loop", "largest error",
+    ]  # fmt: skip
+    if not any(entry.engine and entry.engine.delegated for entry in bundle.artifacts):
+        column = headers.index("accelerated operators")
+        for row in (headers, *rows):
+            del row[column]
+    return (
+        f"## Artifacts\n\n{tabulate(rows, headers, tablefmt='github', disable_numparse=True)}\n\n"
+        f"The model has {bundle.parameters:,} parameters, each counted once. Memory is that of the opened artifact on "
+        "the exporting machine, and how many times the bytes of its weights that is. Drift (with a 95% interval) and "
+        "error compare with torch in FP32 on the golden inputs; drift is a share of the states' root mean square. "
+        "`edgeformer verify` repeats the comparison on your device.\n"
+    )
+
+
+def _coverage(entry: ArtifactManifest) -> str:
+    """Return the share of operators that accelerated kernels compute, where the runtime reports it."""
+    engine = entry.engine
+    if engine is None or engine.delegated is None:
+        return "–"
+    return f"{engine.delegated} of {engine.delegated + sum(engine.not_delegated.values())}"
+
+
+def _last_drift(drift: Drift | None) -> str:
+    if drift is None or (last := drift.loops[-1]).rms_error is None:
+        return "–"
+    interval = f" ({last.rms_interval[0]:.1e}–{last.rms_interval[1]:.1e})" if last.rms_interval is not None else ""
+    return f"{last.rms_error:.1e}{interval}"

@@ -23,7 +23,7 @@ from edgeformer.artifacts.manifest import (
     cautions,
 )
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
-from edgeformer.artifacts.units import format_bytes, format_duration
+from edgeformer.artifacts.units import format_bytes, format_duration, format_memory
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
@@ -102,11 +102,10 @@ def _agreement(task: str) -> str:
 
 
 def _memory_text(measured: Sharing | ArtifactCheck | None) -> str | None:
-    """Return ``48.1 MiB (1.3×)``: memory, and how many times the weights' bytes that is if it is mostly weights."""
+    """Return the memory of an opened artifact; None: not measured."""
     if measured is None or measured.resident_bytes is None:
         return None
-    ratio = f" ({measured.resident_ratio:.2f}×)" if measured.resident_ratio is not None else ""
-    return f"{format_bytes(measured.resident_bytes)}{ratio}"
+    return format_memory(measured.resident_bytes, measured.resident_ratio)
 
 
 def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:

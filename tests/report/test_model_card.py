@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
+from edgeformer.bundle import Bundle
 from edgeformer.models import load_recipe, read_run_recipe
-from edgeformer.models.card import model_card
+from edgeformer.models.card import artifact_section, model_card
 from edgeformer.run import read_run
 from edgeformer.tasks.language_modeling import LanguageScore
 
@@ -24,10 +25,15 @@ def leaking(manifest: RunManifest) -> RunManifest:
     return manifest.model_copy(update={"leaks": True, "causality": causality})
 
 
-def test_card_is_in_the_model_and_in_the_bundle(finished_run: Path) -> None:
-    card = card_of(finished_run)
-    for folder in ("model", "bundle"):
-        assert (finished_run / folder / "README.md").read_text(encoding="utf-8") == card
+def test_card_is_in_the_model_and_with_the_artifacts_in_the_bundle(fresh_run: Path) -> None:
+    card, bundle = card_of(fresh_run), Bundle.open(fresh_run / "bundle")
+    texts = [(fresh_run / folder / "README.md").read_text(encoding="utf-8") for folder in ("model", "bundle")]
+    assert texts == [card, f"{card}\n{artifact_section(bundle.manifest)}"]
+    for entry in bundle.built():
+        assert entry.sharing is not None and entry.parity is not None and entry.drift is not None
+        assert f"| {entry.id} " in texts[1] and f"{entry.parity.max_abs_error:.1e}" in texts[1]
+        low, high = entry.drift.loops[-1].rms_interval or (0, 0)
+        assert f"({low:.1e}–{high:.1e})" in texts[1] and f"{entry.sharing.stored_parameters:,}" in texts[1]
 
 
 def test_protocol_scores_and_overlap(finished_run: Path) -> None:

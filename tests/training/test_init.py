@@ -84,13 +84,16 @@ def test_notes_about_labels(folder: Path) -> None:
 def test_pretrained_encoder(folder: Path) -> None:
     pytest.importorskip("transformers")
     from tests.export.hf_models import make_model
+    from tests.export.test_import_hf import sentence_transformers
 
     make_model(folder / "models" / "bert", "bert")
+    sentence_transformers(folder / "models" / "bert", "mean", normalize=True)
     result = draft(DATA, DraftOptions(source="models/bert", out=Path("recipes/mine.yaml"), name="mine"))
     recipe: Any = load_recipe("recipes/mine.yaml")
     assert recipe.data.parts["train"][0].path == str(folder / DATA) and recipe.name == "mine"
     assert "path: ../data/reviews.csv" in result.text
     assert recipe.model.kind == "pretrained" and recipe.model.source == str(folder / "models" / "bert")
+    assert recipe.model.pooling == "mean"  # as its embeddings are made
     assert "source: ../models/bert" in result.text and recipe.data.cleaning == "none"
     assert recipe.data.max_length <= recipe.model.max_positions
     assert recipe.training.epochs == 8 and recipe.training.schedule.kind == "linear"
