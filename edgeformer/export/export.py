@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.files import replacing_folder, write_json, write_text
+from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
@@ -116,6 +116,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                 manifest = add_resident(Bundle.open(new_folder), manifest)
             if (card := new_folder / CARD_FILE).is_file():
                 write_text(card, f"{card.read_text(encoding='utf-8')}\n{artifact_section(manifest)}")
+                manifest = manifest.model_copy(update={"files": manifest.files | {CARD_FILE: sha256_of(card)}})
             return seal(new_folder, manifest)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.bundle import Bundle
+from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.card import artifact_section, model_card
 from edgeformer.run import read_run
@@ -29,6 +30,7 @@ def test_card_is_in_the_model_and_with_the_artifacts_in_the_bundle(fresh_run: Pa
     card, bundle = card_of(fresh_run), Bundle.open(fresh_run / "bundle")
     texts = [(fresh_run / folder / "README.md").read_text(encoding="utf-8") for folder in ("model", "bundle")]
     assert texts == [card, f"{card}\n{artifact_section(bundle.manifest)}"]
+    assert not verify(bundle).damaged  # the manifest has this card's checksum
     for entry in bundle.built():
         assert entry.sharing is not None and entry.parity is not None and entry.drift is not None
         assert f"| {entry.id} " in texts[1] and f"{entry.parity.max_abs_error:.1e}" in texts[1]
