@@ -1,12 +1,13 @@
 """One model in every installed runtime: memory of the opened artifact, and time of a call, all of them in turns.
 
     python -m benchmarks.runtimes measure FILE RUN…
-    python -m benchmarks.runtimes table FILE memory|latency
+    python -m benchmarks.runtimes score FILE RUN…     # accuracy on SST's test set, and differences from torch
+    python -m benchmarks.runtimes table FILE memory|latency|scores
 
-RUN: exported by edgeformer export RUN --int8 --litert --executorch.
+RUN: exported by edgeformer export RUN --int8 --litert --executorch --keep-going.
 
-Weights do not change time or memory, so a run that --max-steps ended stands for a trained one. Every artifact and
-runtime is a process that stays open; in every round each of them computes every shape, and ratios are those of one
+Weights do not change time or memory, so a run that --max-steps ended stands for a trained one in both. Every artifact
+and runtime is a process that stays open; in every round each of them computes every shape, and ratios are those of one
 round. FILE keeps the runs that were measured earlier; delete one from it to measure it again.
 """
 
@@ -24,16 +25,18 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.ladder import edgeformer
 from benchmarks.ways import Way, environment, serve
 from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.resident import measure_resident
-from edgeformer.runtimes import OpenOptions, library_versions, provider_facts, requested_providers
+from edgeformer.runtimes import OpenOptions, library_versions, provider_facts, provider_of, requested_providers
 from edgeformer.system.host import code_version, describe_host, now
 
 SHAPES = ((1, 16), (1, 128), (16, 128))
 CALLS_S = 0.15
 """Seconds of calls of one process, shape and round."""
+SET = "sst-test"
 BASELINE = ("onnx-fp32", "CPUExecutionProvider")
 
 
@@ -92,6 +95,24 @@ def measure(file: Path, folder: Path, rounds: int, threads: list[int]) -> None:
     write_json(file, {**document, "measured": now()})
 
 
+def score(file: Path, folder: Path) -> None:
+    """Add the scores of one trained and exported run to the file."""
+    document = json.loads(file.read_text(encoding="utf-8"))
+    rows = edgeformer("evaluate", str(folder), "--artifact", "all", "--split", SET)["rows"]
+    accuracies = {row["artifact"]: row for row in rows if row["exit"] is None}
+    scores: dict[str, Any] = {}
+    for artifact in Bundle.open(folder / "bundle").artifacts:
+        if artifact.role == "full":
+            row = accuracies.get(artifact.id, {})
+            scores[artifact.id] = {
+                "label": provider_facts(provider_of(artifact)).label, "precision": artifact.precision,
+                "reason": artifact.reason, "error": artifact.parity and artifact.parity.max_abs_error,
+                **{key: row.get(key) for key in ("n", "accuracy")},
+            }  # fmt: skip
+    document["runs"][folder.name]["scores"] = scores
+    write_json(file, document)
+
+
 def child(folder: Path, name: str, provider: str, threads: int) -> None:
     """Answer shapes with the median time of calls, in milliseconds."""
 
@@ -118,35 +139,64 @@ def child(folder: Path, name: str, provider: str, threads: int) -> None:
 
 
 def table(document: dict[str, Any], which: str) -> str:
-    """Return the table of memory, or of latency beside the FP32 graph in ONNX Runtime, in Markdown."""
-    rows: list[list[Any]] = []
+    """Return a table in Markdown."""
+    headers, rows = {"memory": memory_rows, "latency": latency_rows, "scores": score_rows}[which](document)
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+Table = tuple[list[str], list[list[str]]]
+"""Headers and rows."""
+
+
+def labels_of(run: str, facts: dict[str, Any]) -> list[str]:
+    """Return the cells that name an artifact in a runtime."""
+    label = "ONNX Runtime" if facts["label"] == "CPU" else facts["label"]
+    return [run, label, facts["precision"].upper()]
+
+
+def memory_rows(document: dict[str, Any]) -> Table:
+    """Return what the opened artifacts take."""
+    rows = []
+    for run, record in document["runs"].items():
+        for facts in record["artifacts"].values():
+            resident, unique = facts["resident_bytes"], facts["unique_bytes"]
+            cells = [f"{value / 1e6:.1f}" if value else "–" for value in (facts["bytes"], unique, resident)]
+            rows.append([*labels_of(run, facts), *cells, f"{resident / unique:.2f}" if resident and unique else "–"])
+    headers = ["model", "runtime", "precision", "file, MB", "unique, MB", "in memory, MB", "in memory / unique"]
+    return headers, rows
+
+
+def latency_rows(document: dict[str, Any]) -> Table:
+    """Return times, and their ratios to the FP32 graph in ONNX Runtime, round by round."""
+    rows, shapes = [], [f"{batch}×{tokens}" for batch, tokens in SHAPES]
     for run, record in document["runs"].items():
         for key, facts in record["artifacts"].items():
-            labels = [run, facts["label"], facts["precision"].upper()]
-            if which == "memory":
-                resident, unique = facts["resident_bytes"], facts["unique_bytes"]
-                ratio = f"{resident / unique:.2f}" if resident and unique else "–"
-                rows.append([
-                    *labels, *(f"{value / 1e6:.1f}" if value else "–" for value in (facts["bytes"], unique, resident)),
-                    ratio,
-                ])  # fmt: skip
-                continue
             for threads, ms in record["ms"].items():
-                cells = []
-                for shape in next(iter(ms.values())):
-                    baseline = ms[" ".join(BASELINE)][shape]
-                    if key not in ms:
-                        cells.append("–")
-                        continue
-                    ratios = np.divide(ms[key][shape], baseline)
-                    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-                    cells.append(f"{statistics.median(ms[key][shape]):.2f} ({middle:.2f}, {low:.2f}–{high:.2f})")
-                rows.append([*labels, threads, *cells])
-    if which == "memory":
-        headers = ["model", "runtime", "precision", "file, MB", "unique, MB", "in memory, MB", "in memory / unique"]
-    else:
-        headers = ["model", "runtime", "precision", "threads", *(f"{batch}×{seq}, ms" for batch, seq in SHAPES)]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+                cells = ["–"] * len(shapes)
+                if key in ms:
+                    cells = [ratio_text(ms[key][shape], ms[" ".join(BASELINE)][shape]) for shape in shapes]
+                rows.append([*labels_of(run, facts), threads, *cells])
+    return ["model", "runtime", "precision", "threads", *(f"{shape}, ms" for shape in shapes)], rows
+
+
+def ratio_text(ms: list[float], baseline: list[float]) -> str:
+    """Return the median time, and in parentheses median and quartiles of the ratio."""
+    low, middle, high = np.quantile(np.divide(ms, baseline), (0.25, 0.5, 0.75))
+    return f"{statistics.median(ms):.2f} ({middle:.2f}, {low:.2f}–{high:.2f})"
+
+
+def score_rows(document: dict[str, Any]) -> Table:
+    """Return accuracies, and their differences from the FP32 graph in ONNX Runtime in percentage points."""
+    rows = []
+    for run, record in document["runs"].items():
+        scores = record.get("scores", {})
+        for facts in scores.values():
+            accuracy, error = facts["accuracy"], facts["error"]
+            cells = [f"rejected: {facts['reason']}", "–"] if facts["reason"] else ["–", "–"]
+            if accuracy is not None:
+                cells = [f"{accuracy:.4f}", f"{100 * (accuracy - scores[BASELINE[0]]['accuracy']):+.2f}"]
+            rows.append([*labels_of(run, facts), *cells, "–" if error is None else f"{error:.1e}"])
+    return ["model", "runtime", "precision", "accuracy", "points over FP32", "largest error of a logit"], rows
 
 
 def main() -> None:
@@ -160,7 +210,10 @@ def main() -> None:
     measuring.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     showing = commands.add_parser("table")
     showing.add_argument("file", type=Path)
-    showing.add_argument("which", choices=["memory", "latency"])
+    showing.add_argument("which", choices=["memory", "latency", "scores"])
+    scoring = commands.add_parser("score")
+    scoring.add_argument("file", type=Path)
+    scoring.add_argument("runs", type=Path, nargs="+")
     answering = commands.add_parser("child")
     for name, kind in (("folder", Path), ("artifact", str), ("provider", str), ("threads", int)):
         answering.add_argument(name, type=kind)
@@ -169,6 +222,9 @@ def main() -> None:
         child(arguments.folder, arguments.artifact, arguments.provider, arguments.threads)
     elif arguments.command == "table":
         print(table(json.loads(arguments.file.read_text(encoding="utf-8")), arguments.which))
+    elif arguments.command == "score":
+        for folder in arguments.runs:
+            score(arguments.file, folder)
     else:
         for folder in arguments.runs:
             measure(arguments.file, folder, arguments.rounds, arguments.threads)

@@ -235,7 +235,8 @@ class _ModelSearch:
         if (folder / RUN_FILE).is_file():
             manifest = read_run(folder)
             if manifest.status == "finished":
-                self._update(model.name, train_s=manifest.seconds, parameters=manifest.parameters)
+                train_s = self._searched(model.name).train_s or manifest.seconds
+                self._update(model.name, train_s=train_s, parameters=manifest.parameters)
                 return
             arguments.append("--resume")
         else:
@@ -252,13 +253,15 @@ class _ModelSearch:
                 return
         purpose = f", which {for_model} needs" if for_model != model.name else ""
         self._progress.message(f"{model.name}: {model.description}{purpose}")
+        started = time.monotonic()
         try:
             trained = self._run(*arguments)
         except EdgeformerError as error:
             self._update(model.name, status="failed", reason=str(error))
             return
-        changes = {"train_s": trained["seconds"], "parameters": trained["parameters"]}
-        self._update(model.name, **changes, status="waiting", reason=None)
+        # A run's own seconds leave out what the teacher's answers took; a resumed one's include earlier parts.
+        train_s = max(trained["seconds"], time.monotonic() - started)
+        self._update(model.name, train_s=train_s, parameters=trained["parameters"], status="waiting", reason=None)
 
     def _rank(self) -> None:
         """Rank the candidates of all models that were measured."""
