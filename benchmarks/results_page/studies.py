@@ -51,7 +51,8 @@ def study_tables(folder: Path = STUDIES) -> dict[str, StudyTable]:
 @cache
 def questions(study: str) -> Questions:
     """Return the functions that read figures of a committed study, for sentences in templates."""
-    return Questions(study_tables()[study].rows)
+    table = study_tables()[study]
+    return Questions(table.rows, table.pairs)
 
 
 def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict[str, str]:
@@ -72,7 +73,7 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             for path in (folder / f"{key}.json" for key in keys):
                 if path.is_file() and (curve := read_json(path).get("curve")):
                     curves.setdefault(run, []).append(curve)
-        shown = [table.model_dump_json(), *(figure.model_dump_json() for figure in study.figures)]
+        shown = [table.model_dump_json(exclude={"pairs"}), *(figure.model_dump_json() for figure in study.figures)]
         if any(figure.kind == "curves" for figure in study.figures):
             shown.append(json.dumps(curves))
 
@@ -80,7 +81,7 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             return draw_study(place, table, specs, lines)
 
         names = drawn(pictures / name, shown, draw)
-        finding = finding_of(study, table.rows) if study.finding else ""
+        finding = finding_of(study, table.rows, table.pairs) if study.finding else ""
         # The words are those of the study as it is written now; the figures are those of the table.
         rows = [
             row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})

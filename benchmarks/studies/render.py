@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from scipy.stats import ttest_ind_from_stats, ttest_rel
 
+from benchmarks.studies.paired import Paired
 from benchmarks.studies.results import Cell, StudyRow, StudyTable
 from benchmarks.studies.specification import Study, measure
 from edgeformer.artifacts.errors import RecipeError
@@ -56,6 +57,27 @@ def study_markdown(table: StudyTable) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def pairs_markdown(table: StudyTable) -> str:
+    """Return the table of paired comparisons."""
+    labels = {row.run: row.label for row in table.rows}
+
+    def counts(values: Sequence[int]) -> str:
+        return ", ".join(f"{value:,}" for value in values)
+
+    columns: list[Column[Paired]] = [
+        Column("pair", lambda pair: f"{labels[pair.run]} − {labels[pair.against]}", heading=""),
+        Column("at", lambda pair: pair.at, heading="set"),
+        Column("rows", lambda pair: f"{pair.rows:,}", number=True),
+        Column("difference", lambda pair: f"{100 * pair.difference:+.2f} ({100 * pair.low:+.2f} to "
+               f"{100 * pair.high:+.2f})", heading="points of accuracy (95%)", number=True),
+        Column("won", lambda pair: counts(pair.won), heading="only the first right", number=True),
+        Column("lost", lambda pair: counts(pair.lost), heading="only the second right", number=True),
+        Column("p", lambda pair: f"{pair.p:.2g}", heading="p", number=True),
+        Column("adjusted", lambda pair: f"{pair.adjusted:.2g}", heading="p (Holm)", number=True),
+    ]  # fmt: skip
+    return Columns(columns).markdown(table.pairs)
+
+
 def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list[str]:
     """Return what a study says, as paragraphs of Markdown; ``pictures`` are paths as seen from the document."""
     sources = "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
@@ -76,6 +98,7 @@ def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list
             remarks.append(f"{label}, {', '.join(row.at for row in rows if row.label == label)}: {remark}")
     parts = [
         study_markdown(table).rstrip("\n"),
+        pairs_markdown(table).rstrip("\n") if table.pairs else "",
         f"The paper's figures: {markdown(sources)}." if sources else "",
         markdown(finding),
         "\n".join(f"{line}{paper}" for line, paper in zip(picks, papers, strict=True)),
@@ -104,8 +127,15 @@ class _MissingFigure(Exception):
 class Questions:
     """The functions that a finding can call; each names runs, then their row or rows (``at``), then a figure."""
 
-    def __init__(self, rows: Sequence[StudyRow]) -> None:
+    def __init__(self, rows: Sequence[StudyRow], pairs: Sequence[Paired] = ()) -> None:
         self._rows = {(row.run, row.at): row for row in rows}
+        self._pairs = {(pair.run, pair.at): pair for pair in pairs}
+
+    def pair(self, run: str, place: object) -> Paired:
+        """Return the paired comparison of a run on a test set."""
+        if (run, str(place)) not in self._pairs:
+            raise _MissingFigure(f"{run}, {place} has no paired comparison")
+        return self._pairs[run, str(place)]
 
     def _cell(self, run: str, place: object, figure: str) -> Cell:
         row = self._rows.get((run, str(place)))
@@ -151,12 +181,12 @@ class Questions:
         return [f"{self._rows[run, place].label} ({self.said(run, place, figure)})" for run in best]
 
 
-def finding_of(study: Study, rows: Sequence[StudyRow]) -> str:
+def finding_of(study: Study, rows: Sequence[StudyRow], pairs: Sequence[Paired] = ()) -> str:
     """Fill the study's template from the rows; where one lacks a figure, say which. Raises RecipeError."""
-    questions = Questions(rows)
+    questions = Questions(rows, pairs)
     try:
         template = SandboxedEnvironment(autoescape=False).from_string(study.finding)  # Markdown is escaped on writing
-        names = ("of", "said", "clear", "apart", "chance", "ranked")
+        names = ("of", "said", "clear", "apart", "chance", "ranked", "pair")
         return " ".join(template.render({name: getattr(questions, name) for name in names}).split())
     except _MissingFigure as missing:
         return f"Nothing is said yet: {missing}."

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
+from benchmarks.studies.paired import Paired
 from benchmarks.studies.specification import Several
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
@@ -67,6 +68,9 @@ class StudyRun(Kept):
     evaluation: Evaluation
     artifacts: Several[ExportedSize] = ()
     curve: Several[dict[str, Any]] = Field((), description="from metrics.jsonl")
+    right: dict[str, str] = Field(
+        {}, description="test set → which rows the run's own weights answer right, as packed by paired.py"
+    )
     versions: dict[str, str]
     code_version: str
     host: dict[str, Any]
@@ -180,6 +184,7 @@ class StudyTable(Kept):
     times: str = Field("", description="how times were measured")
     notes: Several[str] = ()
     finding: str = Field("", description="what the figures say, in a paragraph")
+    pairs: Several[Paired] = ()
 
 
 @dataclass(frozen=True)

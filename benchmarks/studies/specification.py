@@ -121,6 +121,7 @@ class TableSpec(Frozen):
     published: Several[Published] = ()
     timing: Timing | None = None
     choices: Several[Choice] = ()
+    paired: dict[str, str] = Field({}, description="run → the run that it is compared with, row by row")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -158,6 +159,7 @@ class Study(Frozen):
         references |= {f"table.published {number}": row.run for number, row in enumerate(self.table.published)}
         if self.table.timing is not None:
             references["table.timing.against"] = self.table.timing.against.partition("/")[0]
+        references |= self.table.paired | {f"table.paired: {run}": run for run in self.table.paired}
         for place, run in references.items():
             if run not in self.runs or run == place:
                 raise ValueError(f"{place}: names the run {run!r}; there are {', '.join(self.runs)}")

@@ -26,7 +26,7 @@ from benchmarks.studies.jobs import jobs_of
 from benchmarks.studies.render import finding_of, study_body, study_page
 from benchmarks.studies.results import Outcome, Results, StudyTable, StudyTimes
 from benchmarks.studies.specification import Study, load_study, study_names
-from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
+from benchmarks.studies.table import mixed_formats, mixed_hosts, pairs_of, pick, rows_of
 from benchmarks.studies.train import Trainer
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import write_json, write_text
@@ -109,7 +109,7 @@ def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None
     """Return the table of a study's results."""
     runs = [*{outcome.run.key: outcome.run for outcome in outcomes if outcome.run is not None}.values()]
     hosts = [f"{run.host.get('cpu')}, {run.host.get('accelerator', 'cpu')}, {run.precision}" for run in runs]
-    rows = rows_of(study, outcomes, times)
+    rows, pairs = rows_of(study, outcomes, times), pairs_of(study, outcomes)
     notes: dict[str, tuple[str, ...]] = {}
     for outcome in outcomes:
         notes.setdefault(outcome.job.row, outcome.job.notes if outcome.run is None else outcome.run.data_notes)
@@ -126,7 +126,7 @@ def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None
         study=study.name, title=study.title, element=study.element, protocol=study.protocol.strip(),
         columns=study.table.columns, rows=rows, picks=tuple(pick(choice, rows) for choice in study.table.choices),
         data=notes, minutes=round(sum(run.seconds for run in runs) / 60, 1), hosts=tuple(dict.fromkeys(hosts)),
-        times=measured, finding=finding_of(study, rows),
+        times=measured, finding=finding_of(study, rows, pairs), pairs=pairs,
         notes=(*study.notes, *filter(None, (mixed_hosts(runs), mixed_formats(runs)))),
     )  # fmt: skip
 

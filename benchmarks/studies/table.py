@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
+from benchmarks.studies.paired import Paired, Right, adjust, compare, unpacked
 from benchmarks.studies.results import Cell, ExportedSize, Outcome, Picked, StudyRow, StudyRun, StudyTimes
 from benchmarks.studies.specification import Choice, Study, TableSpec, measure
 from edgeformer.report.columns import DASH
@@ -75,6 +76,22 @@ def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None)
                 )
             )  # fmt: skip
     return tuple(rows)
+
+
+def pairs_of(study: Study, outcomes: Sequence[Outcome]) -> tuple[Paired, ...]:
+    """Return the comparisons that a study asks for, on each set whose answers both runs kept."""
+    rights: dict[str, dict[str, dict[int, Right]]] = {}  # run → set → seed → answers
+    for outcome in outcomes:
+        for name, text in outcome.run.right.items() if outcome.run is not None else ():
+            count = next(row.n for row in outcome.run.evaluation.rows if (row.artifact, row.split) == (TORCH, name))
+            rights.setdefault(outcome.job.row, {}).setdefault(name, {})[outcome.job.recipe.seed] = unpacked(text, count)
+    pairs = []
+    for run, against in study.table.paired.items():
+        sets, others = rights.get(run, {}), rights.get(against, {})
+        for name in study.table.tests or sets:
+            if name in sets and name in others:
+                pairs.append(compare(run, against, name, sets[name], others[name]))
+    return adjust([pair for pair in pairs if pair is not None])
 
 
 def graph_of(run: StudyRun, table: TableSpec, place: str) -> ExportedSize | None:

@@ -15,19 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
+from benchmarks.studies.paired import Right, packed
 from benchmarks.studies.results import Outcome, Results, StudyRun, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import Timing
 from edgeformer.artifacts.device import Budget, Budgets
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import Row
 from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, RECIPE_FILE, RUN_FILE
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
+from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
+from edgeformer.inference.predict import select_candidates
 from edgeformer.models import model_spec_of
 from edgeformer.run import TORCH, Location, Run, find_bundle
 from edgeformer.runtimes import library_versions
@@ -97,6 +102,19 @@ def collect(job: Job, folder: Path) -> StudyRun:
         "curve": [record for number, record in enumerate(records) if number not in dropped],
     }
     return StudyRun.model_validate({**manifest.model_dump(), **facts}, strict=False)
+
+
+def right_rows(folder: Path, split: str) -> Right:
+    """Return which rows of a set a classifier's own weights answer right, in the order of the set."""
+    (candidate,) = select_candidates(Location(folder, None), TORCH)
+    evaluator = Evaluator(EvaluateOptions(TORCH, split), SILENT)
+    rows, reader, task = evaluator.labelled_rows(candidate), candidate.reader(), candidate.owner.task
+    answers = np.empty((len(rows), len(candidate.owner.data.labels)))
+    with candidate.session(every_exit=False) as session:
+        for numbers in task.call_batches(rows, evaluator.options.batch, reader.vocabulary):
+            batch = task.batch(rows, numbers, reader.pad)
+            answers[numbers] = task.row_answers(session.run(batch), batch, candidate.owner.data)
+    return task.row_figures(answers, rows, candidate.owner.data)[:, 0] > 0
 
 
 @dataclass
@@ -196,6 +214,10 @@ class Trainer:
                 if self._stopping:
                     raise
             run = self.results.keep(collect(job, folder))
+        if not problems and get_task(run.task).metric.name == "accuracy":
+            names = {row.split for row in run.evaluation.rows if row.artifact == TORCH} - {"validation"}
+            right = {name: packed(right_rows(folder, name)) for name in sorted(names)}
+            run = self.results.keep(run.model_copy(update={"right": right}))
         if remaining := [" ".join(step) for step in missing_steps(job, run, folder, self.splits)]:
             raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect")
 

@@ -23,7 +23,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"kind": "curves", "title": "curves", "y": ["val_loss"]},
     ]
     choices = [{"title": "Best", "smallest": "accuracy", "paper": "none"}]
-    path = write(folder, study("tiny", RUNS, table={"published": [PUBLISHED], "choices": choices}, figures=figures))
+    table = {"published": [PUBLISHED], "choices": choices, "paired": {"second": "first"}}
+    path = write(folder, study("tiny", RUNS, table=table, figures=figures))
     options = StudyOptions(folder / "artifacts", jobs=2)
     run_study(plan_study(path, options), options)
     return folder

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.studies.jobs import TRAINING_REVISION
+from benchmarks.studies.paired import unpacked
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.study import Plan, StudyOptions, plan_study, run_study
 from edgeformer.artifacts.recipe import Recipe
@@ -50,6 +51,16 @@ def test_the_folder_has_table_page_and_figures(place: Path) -> None:
     assert {path.name for path in folder.glob("*.png")} == {"figure1.png", "figure2.png", "figure3.png"}
     results = [json.loads(path.read_text()) for path in (place / "artifacts" / "studies" / "runs").glob("*.json")]
     scored = {(r["epochs"], row["artifact"]) for r in results for row in r["evaluation"]["rows"]}
+    for result in results:  # a bit per test row, which agree with the accuracy
+        ((name, text),) = result["right"].items()
+        (row,) = [r for r in result["evaluation"]["rows"] if (r["artifact"], r["split"]) == ("torch", name)]
+        assert unpacked(text, row["n"]).mean() == pytest.approx(row["accuracy"])
+    assert [(pair.run, pair.against) for pair in table.pairs] == [("second", "first")]
+    assert (
+        table.pairs[0].difference
+        == pytest.approx(second.cells["accuracy"].mean - first.cells["accuracy"].values[0], abs=1e-9)
+        and "Second − First" in page
+    )
     assert (2, "onnx-fp16") in scored and not any(epochs == 1 and "onnx" in name for epochs, name in scored)
 
 
