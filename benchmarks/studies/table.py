@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any
@@ -33,11 +34,11 @@ def rows_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None)
         name, _, part = table.timing.against.partition("/")
         reference = next((o.run for o in outcomes if o.job.row == name and o.run is not None), None)
         against = latency(reference, part) if reference is not None else ()
-    per_sample = not mixed_hosts([outcome.run for outcome in outcomes if outcome.run is not None])
+    host = next(iter(timing_hosts([outcome.run for outcome in outcomes if outcome.run is not None])), None)
     for name, spec in study.runs.items():
         jobs = [outcome for outcome in outcomes if outcome.job.row == name]
         trained = {outcome.run.key: outcome.run for outcome in jobs if outcome.run is not None}
-        lines = {key: _lines(run, table, per_sample=per_sample) for key, run in trained.items()}
+        lines = {key: _lines(run, table, host) for key, run in trained.items()}
         origin = ", ".join(dict.fromkeys(run.origin for run in trained.values())) or DASH
         if table.rows == "labels" and (summary := jobs[0].job.summary) is not None:
             lines = {"": _label_lines(summary.label_rows)}
@@ -101,16 +102,25 @@ def graph_of(run: StudyRun, table: TableSpec, place: str) -> ExportedSize | None
     return run.graph(place if table.rows == "artifacts" else "fp32")
 
 
+def timing_hosts(runs: Sequence[StudyRun]) -> list[str]:
+    """Return the processors that took times per sample, that of most runs first."""
+    hosts = Counter(
+        host
+        for run in runs
+        for host in {row.host or "an unrecorded host" for row in run.evaluation.rows if row.ms_per_sample is not None}
+    )
+    return [host for host, _ in hosts.most_common()]
+
+
 def mixed_hosts(runs: Sequence[StudyRun]) -> str:
-    """Return why the runs' times per sample cannot be compared; empty: all were taken on one processor."""
-    rows = (row for run in runs for row in run.evaluation.rows if row.ms_per_sample is not None)
-    hosts = list(dict.fromkeys(row.host or "an unrecorded host" for row in rows))
-    return f"No time per sample is shown: they were taken on {' and '.join(hosts)}." if len(hosts) > 1 else ""
+    """Return a note where not all runs' times per sample are shown, because they are of several processors."""
+    shown, *others = timing_hosts(runs) or [""]
+    return f"Times per sample are those of {shown}; runs that {' and '.join(others)} timed show none." if others else ""
 
 
 def mixed_formats(runs: Sequence[StudyRun]) -> str:
     """Return a note where runs were trained in several number formats; ``precision: auto`` depends on the processor."""
-    formats = list(dict.fromkeys(run.precision for run in runs))
+    formats = list(dict.fromkeys(run.precision for run in runs if run.recipe.get("model", {}).get("kind") != "linear"))
     return f"Trained in {' and '.join(formats)}: seeds of both differ by more than chance." if len(formats) > 1 else ""
 
 
@@ -119,8 +129,8 @@ def _scores(row: Any, names: Sequence[str] = _SCORES) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _lines(run: StudyRun, table: TableSpec, *, per_sample: bool) -> Lines:
-    """Return the figures of a run for each of its rows."""
+def _lines(run: StudyRun, table: TableSpec, host: str | None) -> Lines:
+    """Return the figures of a run for each of its rows; times per sample only if they are of this processor."""
     lines: Lines = {}
     rows = run.evaluation.rows
     torch_rows = [row for row in rows if row.artifact == TORCH]
@@ -161,7 +171,7 @@ def _lines(run: StudyRun, table: TableSpec, *, per_sample: bool) -> Lines:
     common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}
-    for figures in lines.values() if not per_sample else ():
+    for figures in lines.values() if timing_hosts([run]) != [host] else ():
         figures.pop("ms_per_sample", None)
     return {place: {**common, **figures} for place, figures in lines.items()}
 
