@@ -138,9 +138,12 @@ def child(folder: Path, name: str, provider: str, threads: int) -> None:
     serve(name, make)
 
 
-def table(document: dict[str, Any], which: str) -> str:
+def table(document: dict[str, Any], which: str, threads: int) -> str:
     """Return a table in Markdown."""
-    headers, rows = {"memory": memory_rows, "latency": latency_rows, "scores": score_rows}[which](document)
+    if which == "latency":
+        headers, rows = latency_rows(document, threads)
+    else:
+        headers, rows = {"memory": memory_rows, "scores": score_rows}[which](document)
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
 
@@ -166,17 +169,17 @@ def memory_rows(document: dict[str, Any]) -> Table:
     return headers, rows
 
 
-def latency_rows(document: dict[str, Any]) -> Table:
+def latency_rows(document: dict[str, Any], threads: int) -> Table:
     """Return times, and their ratios to the FP32 graph in ONNX Runtime, round by round."""
     rows, shapes = [], [f"{batch}×{tokens}" for batch, tokens in SHAPES]
     for run, record in document["runs"].items():
+        ms = record["ms"][str(threads)]
         for key, facts in record["artifacts"].items():
-            for threads, ms in record["ms"].items():
-                cells = ["–"] * len(shapes)
-                if key in ms:
-                    cells = [ratio_text(ms[key][shape], ms[" ".join(BASELINE)][shape]) for shape in shapes]
-                rows.append([*labels_of(run, facts), threads, *cells])
-    return ["model", "runtime", "precision", "threads", *(f"{shape}, ms" for shape in shapes)], rows
+            cells = ["–"] * len(shapes)
+            if key in ms:
+                cells = [ratio_text(ms[key][shape], ms[" ".join(BASELINE)][shape]) for shape in shapes]
+            rows.append([*labels_of(run, facts), *cells])
+    return ["model", "runtime", "precision", *shapes], rows
 
 
 def ratio_text(ms: list[float], baseline: list[float]) -> str:
@@ -211,6 +214,7 @@ def main() -> None:
     showing = commands.add_parser("table")
     showing.add_argument("file", type=Path)
     showing.add_argument("which", choices=["memory", "latency", "scores"])
+    showing.add_argument("--threads", type=int, default=1, help="of the table of latency")
     scoring = commands.add_parser("score")
     scoring.add_argument("file", type=Path)
     scoring.add_argument("runs", type=Path, nargs="+")
@@ -221,7 +225,8 @@ def main() -> None:
     if arguments.command == "child":
         child(arguments.folder, arguments.artifact, arguments.provider, arguments.threads)
     elif arguments.command == "table":
-        print(table(json.loads(arguments.file.read_text(encoding="utf-8")), arguments.which))
+        document = json.loads(arguments.file.read_text(encoding="utf-8"))
+        print(table(document, arguments.which, arguments.threads))
     elif arguments.command == "score":
         for folder in arguments.runs:
             score(arguments.file, folder)

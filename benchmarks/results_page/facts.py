@@ -20,7 +20,7 @@ def standard_error(score: dict[str, float]) -> float:
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **classifiers(), **pretrained(), **ladder(), **language_runtimes(), **language_models(), **bundles(),
+        **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(), **bundles(),
         **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
     }  # fmt: skip
 
@@ -77,6 +77,20 @@ def ladder() -> dict[str, str]:
         "ladder_teacher_dev": f"{runs['minilm_sst2-search']['validation']['accuracy']:.4f}",
         "ladder_teacher_sst_test": f"{runs['minilm_sst2-search']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
+    }
+
+
+def runtimes() -> dict[str, str]:
+    """Memory of the light model in each runtime over its weights' bytes, in FP32."""
+    names = {
+        "onnx": "onnx-fp32 CPUExecutionProvider", "openvino": "onnx-fp32 openvino-cpu", "litert": "litert-fp32 litert",
+        "executorch": "executorch-fp32 executorch",
+    }  # fmt: skip
+    light = result("2026-11-27-runtimes")["runs"]["light"]["artifacts"]
+    memory = {name: light[key]["resident_bytes"] / light[key]["unique_bytes"] for name, key in names.items()}
+    return {
+        **{f"runtimes_light_{name}": f"{ratio:.2f}" for name, ratio in memory.items()},
+        "shared_weights_unique": f"{result('2026-11-27-shared-weights')['unique_bytes'] / 1e6:.1f}",
     }
 
 
