@@ -20,8 +20,8 @@ def standard_error(score: dict[str, float]) -> float:
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(), **bundles(),
-        **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
+        **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(),
+        **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
     }  # fmt: skip
 
 

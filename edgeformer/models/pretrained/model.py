@@ -511,6 +511,7 @@ class OwnBias(nn.Module):
     """y = W x + b_t: a shared matrix W [out, in] and a bias for every application t, [applications, out]."""
 
     own_parts = ("bias",)
+    adds_bias = False  # True: in an operator of its own
 
     def __init__(self, shared: nn.Linear, replaced: Sequence[Weights], application: Application) -> None:
         super().__init__()
@@ -518,7 +519,8 @@ class OwnBias(nn.Module):
         self.bias = nn.Parameter(torch.stack([weights["bias"].detach() for weights in replaced]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.application.select(self.bias))
+        bias = self.application.select(self.bias)
+        return F.linear(x, self.weight) + bias if self.adds_bias else F.linear(x, self.weight, bias)
 
 
 class OwnNorm(nn.Module):
@@ -580,6 +582,8 @@ def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
         config: Any = getattr(module, "config", None)
         if config is not None:  # a copy, too
             config._attn_implementation = _EXPORT_ATTENTION
+        if isinstance(module, OwnBias):  # XNNPACK's product takes no bias that is chosen from several
+            module.adds_bias = True
     return exported
 
 
