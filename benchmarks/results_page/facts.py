@@ -21,7 +21,8 @@ def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
         **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(),
-        **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(), **claims(),
+        **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(),
+        **claims(),
     }  # fmt: skip
 
 
