@@ -3,6 +3,7 @@
     python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
     python -m benchmarks.ladder time FILE NAME=RUN_FOLDER…
     python -m benchmarks.ladder table FILE EARLIER… --study STUDY
+    python -m benchmarks.ladder figure OUT.png FILE EARLIER… --study STUDY
 
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
 times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
@@ -21,6 +22,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -120,63 +122,124 @@ def measure_times(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def table(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: dict[str, Any]) -> str:
-    """Markdown: a line per model."""
+@dataclass(frozen=True)
+class Step:
+    """A model of the ladder: its runs, and the artifacts and times of its graph."""
+
+    title: str
+    runs: list[dict[str, Any]]
+    sizes: dict[str, int]  # artifact → bytes
+    times: dict[tuple[str, int], dict[str, Any]]  # artifact and tokens → row
+    accuracy: dict[str, str]  # set → text; sst-test also for INT8
+    seeds: int
+
+    def point(self, artifact: str) -> tuple[float, float] | None:
+        """Return milliseconds at the longest of LENGTHS and the accuracy on sst-test, if both are known."""
+        text = self.accuracy["sst-test, INT8" if artifact == "onnx-int8" else "sst-test"]
+        row = self.times.get((artifact, LENGTHS[-1]))
+        return None if row is None or text == "–" else (row["ms"], float(text.split()[0]))
+
+
+def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: dict[str, Any]) -> list[Step]:
+    """Return the models in the order of the table."""
     studied = {(row["run"], row["at"]): row["cells"]["accuracy"] for row in study["rows"]}
     measured, published = by_model(records), by_model(earlier)
-    rows = []
+    ladder = []
     for name, title in MODELS.items():
         if not (runs := measured.get(name) or published.get(name)):
             continue
         graphs = measured.get(SAME_GRAPH.get(name, name), [])[:1]
         built = [item for graph in graphs for item in graph["artifacts"] if item["status"] == "built"]
-        sizes = {item["id"]: item["size_bytes"] for item in built}
-        times = {
-            (row["artifact"], row["seq"]): f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}"
-            for graph in graphs
-            for row in graph.get("times", ())
+        times = {(row["artifact"], row["seq"]): row for graph in graphs for row in graph.get("times", ())}
+        accuracy = {
+            "glue-dev": spread([(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in runs]),
+            "sst-test": spread(accuracies(runs, "torch", "sst-test")),
+            "sst-test, INT8": spread(accuracies(runs, "onnx-int8", "sst-test")),
+            "Yelp": spread([run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run]),
         }
-        scores = [
-            [(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in runs],
-            accuracies(runs, "torch", "sst-test"),
-            accuracies(runs, "onnx-int8", "sst-test"),
-            [run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run],
-        ]
-        cells, seeds = [*map(spread, scores)], len(runs)
+        seeds = len(runs)
         if row := STUDIED.get(name):
-            accuracy = [studied[row, split] for split in ("glue-dev", "sst-test")]
-            cells[:2], seeds = [f"{cell['mean']:.4f} ± {cell['sd']:.4f}" for cell in accuracy], accuracy[0]["n"]
+            cells = {split: studied[row, split] for split in ("glue-dev", "sst-test")}
+            accuracy |= {split: f"{cell['mean']:.4f} ± {cell['sd']:.4f}" for split, cell in cells.items()}
+            seeds = cells["sst-test"]["n"]
+        ladder.append(Step(title, runs, {item["id"]: item["size_bytes"] for item in built}, times, accuracy, seeds))
+    return ladder
+
+
+def table(ladder: list[Step]) -> str:
+    """Markdown: a line per model."""
+    rows = []
+    for step in ladder:
+        times = [step.times.get(("onnx-int8", length)) for length in LENGTHS]
         rows.append([
-            title, f"{runs[0]['parameters']:,}", seeds, *cells,
-            *(f"{sizes[artifact] / 1e6:.2f}" if artifact in sizes else "–" for artifact in ARTIFACTS),
-            *(times.get(("onnx-int8", length), "–") for length in LENGTHS),
-            f"{mean(run['seconds'] for run in runs) / 60:.1f}",
+            step.title, f"{step.runs[0]['parameters']:,}", step.seeds, *step.accuracy.values(),
+            *(f"{step.sizes[artifact] / 1e6:.2f}" if artifact in step.sizes else "–" for artifact in ARTIFACTS),
+            *("–" if row is None else f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}" for row in times),
+            f"{mean(run['seconds'] for run in step.runs) / 60:.1f}",
         ])  # fmt: skip
-    header = ["model", "parameters", "seeds", "glue-dev", "sst-test", "sst-test, INT8", "Yelp"]
+    header = ["model", "parameters", "seeds", *ladder[0].accuracy]
     header += [f"{name.removeprefix('onnx-').upper()}, MB" for name in ARTIFACTS]
     header += [f"INT8, ms 1×{length}" for length in LENGTHS]
     return tabulate(rows, [*header, "training, min"], tablefmt="github", disable_numparse=True)
+
+
+def figure(ladder: list[Step], path: Path) -> None:
+    """Accuracy on sst-test against the time of a call, in FP32 and INT8; the area is the file's size."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for number, step in enumerate(ladder):
+        points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
+        known = {artifact: point for artifact, point in points.items() if point is not None}
+        axes.plot(*zip(*known.values(), strict=True) if known else ([], []), color=f"C{number}", alpha=0.5)
+        for artifact, (ms, accuracy) in known.items():
+            size = step.sizes[artifact] / 1e6
+            face = f"C{number}" if artifact == "onnx-fp32" else "white"
+            axes.scatter(ms, accuracy, s=20 + 12 * size, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
+            axes.annotate(f"{size:.1f} MB", (ms, accuracy), fontsize=7, ha="center", va="center", zorder=3)
+        axes.scatter([], [], s=40, color=f"C{number}", label=step.title)
+    axes.scatter([], [], s=40, facecolor="grey", edgecolor="grey", label="FP32")
+    axes.scatter([], [], s=40, facecolor="white", edgecolor="grey", label="INT8")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"milliseconds of a call with one text of {LENGTHS[-1]} tokens (logarithmic)")
+    axes.set_ylabel("accuracy on sst-test (axis does not start at 0)")
+    axes.margins(0.12)
+    axes.grid(alpha=0.3)
+    displayed.legend(loc="outside right upper", fontsize=8)
+    displayed.savefig(path, dpi=120)
+    plt.close(displayed)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    collecting, timing, printing = (commands.add_parser(name) for name in ("collect", "time", "table"))
-    for command in (collecting, timing, printing):
+    collecting, timing, printing, drawing = (
+        commands.add_parser(name) for name in ("collect", "time", "table", "figure")
+    )
+    drawing.add_argument("picture", type=Path)
+    for command in (collecting, timing, printing, drawing):
         command.add_argument("file", type=Path)
     timing.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
     collecting.add_argument("--held-out", type=Path, required=True)
     collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
     collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
     collecting.add_argument("runs", nargs="+", type=Path)
-    printing.add_argument("earlier", nargs="+")
-    printing.add_argument("--study", type=Path, required=True)
+    for command in (printing, drawing):
+        command.add_argument("earlier", nargs="+")
+        command.add_argument("--study", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.command == "table":
+    if arguments.command in ("table", "figure"):
         document = json.loads(arguments.file.read_text(encoding="utf-8"))
         study = json.loads(arguments.study.read_text(encoding="utf-8"))
-        print(table(document["runs"], read(arguments.earlier), study))
+        ladder = steps(document["runs"], read(arguments.earlier), study)
+        if arguments.command == "table":
+            print(table(ladder))
+        else:
+            figure(ladder, arguments.picture)
         return
     if arguments.command == "time":
         document = json.loads(arguments.file.read_text(encoding="utf-8"))

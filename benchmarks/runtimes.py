@@ -151,20 +151,25 @@ Table = tuple[list[str], list[list[str]]]
 """Headers and rows."""
 
 
-def labels_of(run: str, facts: dict[str, Any]) -> list[str]:
+def labels_of(run: str, artifact: str, facts: dict[str, Any]) -> list[str]:
     """Return the cells that name an artifact in a runtime."""
     label = "ONNX Runtime" if facts["label"] == "CPU" else facts["label"]
-    return [run, label, facts["precision"].upper()]
+    quantizer = ""
+    if facts["precision"] == "int8" and label.startswith("OpenVINO"):
+        quantizer = ", by NNCF" if artifact.startswith("openvino") else ", ONNX Runtime's graph"
+    return [run, label, facts["precision"].upper() + quantizer]
 
 
 def memory_rows(document: dict[str, Any]) -> Table:
     """Return what the opened artifacts take."""
     rows = []
     for run, record in document["runs"].items():
-        for facts in record["artifacts"].values():
+        for key, facts in record["artifacts"].items():
             resident, unique = facts["resident_bytes"], facts["unique_bytes"]
             cells = [f"{value / 1e6:.1f}" if value else "–" for value in (facts["bytes"], unique, resident)]
-            rows.append([*labels_of(run, facts), *cells, f"{resident / unique:.2f}" if resident and unique else "–"])
+            rows.append(
+                [*labels_of(run, key, facts), *cells, f"{resident / unique:.2f}" if resident and unique else "–"]
+            )
     headers = ["model", "runtime", "precision", "file, MB", "unique, MB", "in memory, MB", "in memory / unique"]
     return headers, rows
 
@@ -178,7 +183,7 @@ def latency_rows(document: dict[str, Any], threads: int) -> Table:
             cells = ["–"] * len(shapes)
             if key in ms:
                 cells = [ratio_text(ms[key][shape], ms[" ".join(BASELINE)][shape]) for shape in shapes]
-            rows.append([*labels_of(run, facts), *cells])
+            rows.append([*labels_of(run, key, facts), *cells])
     return ["model", "runtime", "precision", *shapes], rows
 
 
@@ -193,12 +198,12 @@ def score_rows(document: dict[str, Any]) -> Table:
     rows = []
     for run, record in document["runs"].items():
         scores = record.get("scores", {})
-        for facts in scores.values():
+        for artifact, facts in scores.items():
             accuracy, error = facts["accuracy"], facts["error"]
             cells = [f"rejected: {facts['reason']}", "–"] if facts["reason"] else ["–", "–"]
             if accuracy is not None:
                 cells = [f"{accuracy:.4f}", f"{100 * (accuracy - scores[BASELINE[0]]['accuracy']):+.2f}"]
-            rows.append([*labels_of(run, facts), *cells, "–" if error is None else f"{error:.1e}"])
+            rows.append([*labels_of(run, artifact, facts), *cells, "–" if error is None else f"{error:.1e}"])
     return ["model", "runtime", "precision", "accuracy", "points over FP32", "largest error of a logit"], rows
 
 

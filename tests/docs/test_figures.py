@@ -54,6 +54,7 @@ STATED = {
     "The 92M language model": "the size of the model",
     "for an RTX 4050": "a device",
     "with status 503": "a status of HTTP",
+    "The aim was a memory of 1.15 with at most 5% more time": "a target of the project",
     "in blocks of 32, as": "a setting",
     "The targets are 0.8 for pp and 0.9 for tg": "targets of the project",
     "five layers of width 1,024": "a setting",
