@@ -192,12 +192,19 @@ def figure(ladder: list[Step], path: Path) -> None:
     for number, step in enumerate(ladder):
         points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
         known = {artifact: point for artifact, point in points.items() if point is not None}
-        axes.plot(*zip(*known.values(), strict=True) if known else ([], []), color=f"C{number}", alpha=0.5)
-        for artifact, (ms, accuracy) in known.items():
-            size = step.sizes[artifact] / 1e6
-            face = f"C{number}" if artifact == "onnx-fp32" else "white"
-            axes.scatter(ms, accuracy, s=20 + 12 * size, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
-            axes.annotate(f"{size:.1f} MB", (ms, accuracy), fontsize=7, ha="center", va="center", zorder=3)
+        if not known:
+            continue
+        axes.plot(*zip(*known.values(), strict=True), color=f"C{number}", alpha=0.5)
+        for artifact, point in known.items():
+            size, is_fp32 = step.sizes[artifact] / 1e6, artifact == "onnx-fp32"
+            area = 20 + 12 * size
+            face = f"C{number}" if is_fp32 else "white"
+            axes.scatter(*point, s=area, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
+            beside = (area**0.5 / 2 + 3) * (1 if is_fp32 else -1)  # points
+            axes.annotate(
+                f"{size:.1f} MB", point, (beside, 0), textcoords="offset points", fontsize=8, va="center",
+                ha="left" if is_fp32 else "right",
+            )  # fmt: skip
         axes.scatter([], [], s=40, color=f"C{number}", label=step.title)
     axes.scatter([], [], s=40, facecolor="grey", edgecolor="grey", label="FP32")
     axes.scatter([], [], s=40, facecolor="white", edgecolor="grey", label="INT8")
