@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.recipe import PlateauSchedule
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe
 from edgeformer.models.encoder import EncoderConfig, adapter
@@ -70,6 +71,17 @@ def angles(positions: int, head_size: int) -> tuple[Tensor, Tensor]:
 def test_parameter_count_of_the_paper(name: str, classes: int, parameters: int) -> None:
     labels = ["a", "b", "c"][:classes]
     assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
+
+
+@pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
+def test_protocol_of_the_paper(name: str) -> None:
+    """AdamW 3e-5, batch 16, clipping at 1.0, half the rate after 2 bad epochs, the end after 3 of them."""
+    training = load_recipe(name).training
+    assert isinstance(training.schedule, PlateauSchedule) and training.early_stopping is not None
+    assert (training.optimizer.lr, training.batch_size, training.clip_norm) == (3e-5, 16, 1.0)
+    assert (training.schedule.factor, training.schedule.patience) == (0.5, 1)  # torch counts from one more
+    assert (training.early_stopping.patience, training.early_stopping.min_delta) == (3, 1e-3)
+    assert training.select_by == "loss" and training.label_smoothing == 0
 
 
 @pytest.mark.parametrize("data", ["yelp", "domains"])
