@@ -68,7 +68,7 @@ NAMES = re.compile(r"SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|f
 
 def prose() -> str:
     """Return the sentences of all templates, without blocks, placeholders and inline code."""
-    kept = " ".join(re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in TEMPLATES)
+    kept = " ".join(re.sub(r"```.*?```|\{%.*?%\}", "", text, flags=re.DOTALL) for text in TEMPLATES)
     kept = re.sub(r"`[^`]*`", "`", PLACEHOLDER.sub("", kept))
     return " ".join(re.sub(r"\]\([^)]*\)", "]", kept).split())
 
