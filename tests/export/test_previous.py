@@ -56,14 +56,15 @@ def test_artifacts_that_are_not_requested_stay(run: Path) -> None:
 
 @pytest.mark.torture
 def test_graphs_with_shared_weights_stay(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Alone, the full graph and decode need fewer weights, which lie elsewhere in the file that all have together."""
+    """Graphs of one precision share a file of weights, so that all of them are made again with one of them."""
     original, weights = exported_language_run(tmp_path_factory), "bundle/onnx/model.onnx_data"
     run = Path(shutil.copytree(original, tmp_path / "run"))
     old = contents(run / "bundle")
     ids = {artifact.id for artifact in Bundle.open(run / "bundle").artifacts}
     added = {artifact.id: artifact for artifact in export(run, ExportOptions()).artifacts}
     assert added.keys() == ids
-    assert {id_ for id_, artifact in added.items() if not artifact.kept} == {"onnx-fp32", "onnx-fp32-decode"}
+    fp32 = {id_ for id_, artifact in added.items() if artifact.precision == "fp32"}
+    assert {id_ for id_, artifact in added.items() if not artifact.kept} == fp32 and len(fp32) > 2
     new = contents(run / "bundle")
     assert new.keys() == old.keys()
     assert new["onnx/model_int8.onnx_data"] == old["onnx/model_int8.onnx_data"]
