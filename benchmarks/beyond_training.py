@@ -65,7 +65,7 @@ def table(document: dict[str, Any]) -> str:
                 name = "perplexity" if scores["perplexity"] is not None else "accuracy"
                 text = f"{scores[name]:.2f}" if name == "perplexity" else f"{scores[name]:.4f}"
                 unit = "loops" if kind == "loops" else "tokens"
-                cells = [f"{value} {unit}", text]
+                cells = [f"{value} {unit}" if value != "1" else "1 loop", text]
                 rows.append([run, record["split"], *(f"**{c}**" if int(value) == trained else c for c in cells), name])
     return tabulate(rows, ["model", "set", "with", "score", ""], tablefmt="github", disable_numparse=True)
 
