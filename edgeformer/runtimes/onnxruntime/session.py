@@ -190,7 +190,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
             f"provider {provider!r} of {version} does not start, because {why}; run edgeformer doctor (without it, "
             f"{session.get_providers()[0]} would compute)"
         )
-    release_heap()  # what reading the file has left: as much as all packed weights
+    release_heap()  # what reading the file has left: about as much as the packed matrices
     return session
 
 
