@@ -45,6 +45,18 @@ def check_encoding(name: str) -> str:
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 """Encoding of a text file: the name of a Python codec."""
 
+
+def _texts(value: object) -> object:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not values or not all(isinstance(item, (str, int, float)) for item in values):
+        raise ValueError("must be a text or number, or a list of them")
+    return tuple(map(str, values))
+
+
+Choice = Annotated[tuple[str, ...], BeforeValidator(_texts, json_schema_input_type=str | int | list[str | int])]
+"""Values of a column, as texts."""
+
+WHERE = "keep only rows with these values: {language: de} or {domain: [books, kitchen]}"
 ROWS = "number or fraction of rows to use, sampled with split_seed and stratified by label; absent: all rows"
 
 
@@ -61,6 +73,7 @@ class HubSource(Frozen):
     label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
     skip_unlabelled: bool = Field(False, description="leave out rows without a label instead of refusing them")
+    where: dict[str, Choice] = Field({}, description=WHERE)
     rows: Amount | None = Field(None, description=ROWS)
 
 
@@ -82,6 +95,7 @@ class FileSource(Frozen):
     label: ColumnName | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
     skip_unlabelled: bool = Field(False, description="leave out rows without a label instead of refusing them")
+    where: dict[str, Choice] = Field({}, description=WHERE)
     rows: Amount | None = Field(None, description=ROWS)
 
     @model_validator(mode="after")
@@ -142,7 +156,7 @@ class SyntheticSource(Frozen):
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
-_LATER = ("rows", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit")
+_LATER = ("rows", "where", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit")
 """Keys that were added after the first version of the recipe format."""
 
 

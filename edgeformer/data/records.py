@@ -17,7 +17,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -395,6 +395,17 @@ def _parquet_rows(path: Path) -> Any:
         )
     options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
     return datasets.load_dataset("parquet", data_files=str(path), **options)
+
+
+def chosen_records(records: Iterator[Record], where: Mapping[str, Sequence[str]]) -> Iterator[Record]:
+    """Yield the records that have one of the stated values in each column of ``where``. Raises DataError: no column."""
+    for place, values in records:
+        for column in where:
+            if column not in values:
+                hint = f"{did_you_mean(column, list(values))}columns: {format_names(values)}"
+                raise DataError(f"{place}: no column {column!r}; {hint}; correct where: of the source")
+        if all(str(values[column]) in chosen for column, chosen in where.items()):
+            yield place, values
 
 
 def class_records(rows: Any, where: str, labels: Sequence[str]) -> Iterator[Record]:

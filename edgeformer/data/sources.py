@@ -34,6 +34,7 @@ from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.data.records import (
     COMPRESSIONS,
     check_file,
+    chosen_records,
     class_records,
     file_records,
     format_of_source,
@@ -142,13 +143,15 @@ def read(
             rows = (replace(row, label=(str(row.label),)) for row in rows)
     elif isinstance(source, HubSource):
         name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
-        rows = rows_of(class_records(hub_rows(source), name, labels), source, separator, blanks=blanks)
+        records = chosen_records(class_records(hub_rows(source), name, labels), source.where)
+        rows = rows_of(records, source, separator, blanks=blanks)
     elif isinstance(source, SpanSource) and with_labels:
         name = source.path
-        rows = span_rows(file_records(source), source, labels)
+        rows = span_rows(chosen_records(file_records(source), source.where), source, labels)
     else:
         name = source.path
-        rows = rows_of(file_records(source, labels), source, separator, blanks=blanks)
+        records = chosen_records(file_records(source, labels), source.where)
+        rows = rows_of(records, source, separator, blanks=blanks)
     is_empty = True
     for row in rows:
         is_empty = False
@@ -158,6 +161,8 @@ def read(
             skipped.append(row.where)
     if is_empty and not isinstance(source, SyntheticSource):
         kind = "labelled rows" if source.skip_unlabelled else "rows"
+        if source.where:
+            kind += f" with {' and '.join(f'{key} {format_names(values)}' for key, values in source.where.items())}"
         raise DataError(f"{name}: has no {kind}; a set needs at least one")
 
 
@@ -184,7 +189,7 @@ def file_source(
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
         check_file(path)
-        keys = {"text": user_columns.text or like.text, "label": user_columns.label or like.label}
+        keys = {"text": user_columns.text or like.text, "label": user_columns.label or like.label, "where": {}}
         return like.model_copy(update={**keys, "path": str(path), "format": None, "encoding": user_columns.encoding})
     source, names = _open_table(path, like, user_columns)
     user_columns.check(path, names)

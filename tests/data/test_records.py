@@ -143,6 +143,19 @@ def test_unlabelled_rows_are_skipped_on_request(tmp_path: Path) -> None:
     assert "no labelled rows" in failure(unlabelled, skip_unlabelled=True)
 
 
+def test_where_keeps_rows_by_the_values_of_other_columns(tmp_path: Path) -> None:
+    lines = [{"text": text, "label": 1, "shop": shop} for text, shop in (("a", "books"), ("b", 7), ("c", "dvd"))]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)))
+    assert [text for text, _, _ in rows(path, where={"shop": ["books", 7]})] == ["a", "b"]
+    assert [text for text, _, _ in rows(path, where={"shop": "dvd"}, label=None)] == ["c"]
+    assert "has no rows with shop toys" in failure(path, where={"shop": "toys"})
+    assert "line 1: no column 'shops'; did you mean 'shop'? columns: text, label, shop; correct where:" in failure(
+        path, where={"shops": "dvd"}
+    )
+    with pytest.raises(ValidationError, match="must be a text or number, or a list of them"):
+        source(path, where={"shop": []})
+
+
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", "\t"), ("a.txt", "|"), ("a", ",")])
 def test_columns_without_header_are_numbered(tmp_path: Path, name: str, delimiter: str) -> None:
     path = write(tmp_path, name, f"good{delimiter}fine film\nbad{delimiter}dull film\n")
