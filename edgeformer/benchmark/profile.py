@@ -5,6 +5,7 @@ Rows that a browser or another machine measured are judged here, too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,7 @@ from edgeformer.artifacts.report import (
     read_report,
     seal_report,
 )
+from edgeformer.artifacts.units import format_duration
 from edgeformer.benchmark.paired_run import WARMUP_RULES, PairJob, PairRules, SideError, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
 from edgeformer.benchmark.search import NOISE, TieBreak, same_setting, search
@@ -68,6 +70,24 @@ _TIE_BREAK_S, _TIE_BREAK_ROWS = 60.0, 20
 """No round of a tie break begins later, nor later than this many times what a row takes: a quick look remains one."""
 
 
+@dataclass
+class _Jobs:
+    """How many measuring jobs there are at most, and have begun."""
+
+    total: int
+    begun: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+
+    def next_place(self) -> str:
+        """Return the place of the next job among all, and the time left if those to come take as long as the others."""
+        text = ""
+        if self.begun:
+            left_s = (time.monotonic() - self.started_s) / self.begun * (self.total - self.begun)
+            text = f", about {format_duration(left_s)} left"
+        self.begun += 1
+        return f" ({self.begun} of {self.total}{text})" if self.total > 1 else ""
+
+
 @dataclass(frozen=True)
 class _Profiling:
     """A bundle, the device that it is profiled for, and what is measured and noted so far."""
@@ -78,6 +98,7 @@ class _Profiling:
     options: ProfileOptions
     request: Request
     progress: Progress
+    jobs: _Jobs
     notes: list[str] = field(default_factory=list)
     host_rows: list[Row] = field(default_factory=list)
 
@@ -105,18 +126,22 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or Silent())
+    speculates = request.speculation is not None
+    items = {
+        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase, speculates=speculates)
+        for artifact in request.artifacts
+    }
+    measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
+    providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
+    jobs = _Jobs(len(request.threads) * sum(cannot_run(*pair) is None for pair in providers))
+    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or Silent(), jobs)
     target, notes = profiling.target, profiling.notes
     try:
         rows: list[Row] = []
         device_rows: list[Row] = []
-        for files in [check_artifact(bundle, artifact) for artifact in request.artifacts]:
+        for files in [check_artifact(bundle, artifact) for artifact in measured_artifacts]:
             artifact = files.artifact
-            speculates = request.speculation is not None
-            items = items_of(artifact, bundle.task, request.shapes, request.phase, speculates=speculates)
-            if not items:
-                continue
-            measured = _measure(profiling, files, items)
+            measured = _measure(profiling, files, items[artifact.id])
             rows += measured
             artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else []
             if not artifact_device_rows:
@@ -128,7 +153,7 @@ def profile_bundle(
                         reason += f"{default_provider(device.kind)}"
                     notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
                 with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
-                    estimable = tuple(item for item in items if item[0] != "speculate")
+                    estimable = tuple(item for item in items[artifact.id] if item[0] != "speculate")
                     artifact_device_rows = estimate(bundle, artifact, device, estimable)
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
@@ -163,7 +188,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
                 gpu_uuid=profiling.target.gpu_uuid, speculation=request.speculation,
             )  # fmt: skip
             try:
-                measured = measure_artifact(job, profiling.progress)
+                measured = measure_artifact(job, profiling.progress, profiling.jobs.next_place())
             except MeasuringInterrupted as error:
                 rows += error.rows
                 raise

@@ -164,18 +164,19 @@ class MeasuringInterrupted(KeyboardInterrupt):
         self.rows = rows
 
 
-def measure_artifact(job: MeasureJob, progress: Progress) -> list[Row]:
+def measure_artifact(job: MeasureJob, progress: Progress, place: str = "") -> list[Row]:
     """Return the rows of one artifact, in the order of ``job.items``; a row without figures has a reason.
 
     After a worker died, a new one continues behind the item that killed it, until two in a row have died without a
     row. Stable rows are measured again, for a third of the time, by a second process; see :func:`confirmed`.
-    ``progress`` is advanced once per item, and once more if the item is measured again.
+    ``progress`` is advanced once per item, and once more if the item is measured again; its description ends with
+    ``place``, the job's place in a longer work.
 
     Raises:
         MeasuringInterrupted: Ctrl-C.
     """
     name = job.files.artifact.id
-    rows, is_interrupted = _measure_items(job, progress, f"Measuring {name}")
+    rows, is_interrupted = _measure_items(job, progress, f"Measuring {name}{place}")
     stable = tuple(item_of(row) for row in rows if row.phase != "cold" and row.latency_ms.stable)
     second_rows: list[Row] = []
     if not is_interrupted:
@@ -185,7 +186,7 @@ def measure_artifact(job: MeasureJob, progress: Progress) -> list[Row]:
                 progress.message(f"{name} at {row.batch}×{row.seq}{phase} was not measured: {row.latency_ms.reason}")
         if stable:
             second = job.model_copy(update={"rules": job.rules.repeated(), "items": stable})
-            second_rows, is_interrupted = _measure_items(second, progress, f"Measuring {name} again")
+            second_rows, is_interrupted = _measure_items(second, progress, f"Measuring {name} again{place}")
     by_item = {item_of(row): row for row in second_rows if row.phase != "cold"}
     for position, row in enumerate(rows):
         if row.phase != "cold" and row.latency_ms.stable:

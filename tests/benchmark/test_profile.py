@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.tasks.classification import ClassificationScore
 from tests.benchmark import search_cases
+from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
@@ -63,6 +65,15 @@ def test_an_artifact_that_fails_leaves_the_others_and_an_unknown_verdict(on_cpu:
         "unknown",
     ]
     assert on_cpu.verdict.status == "unknown"
+
+
+def test_progress_says_how_much_is_left(bundle: Path) -> None:
+    progress = Recorder()
+    options = replace(ONE_SHAPE, artifacts=("model",), threads=(1, 2))
+    profile_bundle(Location(None, bundle), HOST, options, progress)
+    first, *others = [text for text in progress.started if "again" not in text]
+    assert first == "Measuring model (1 of 2)"
+    assert re.fullmatch(r"Measuring model \(2 of 2, about \d+ s left\)", *others)
 
 
 def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(

@@ -42,11 +42,13 @@ class Recorder(Silent):
 
     def __init__(self) -> None:
         self.advanced = 0
+        self.started: list[str] = []
         self.messages: list[str] = []
         self.open = False
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.open = True
+        self.started.append(description)
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self.advanced += amount
