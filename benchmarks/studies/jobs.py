@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -71,9 +72,13 @@ def with_local_data(recipe: Recipe, folders: Sequence[Path], mapping: LocalData)
         for folder in folders:
             if (folder / path).exists():
                 return str((folder / path).resolve())
-        raise DataError(f"--data: no {path}, which replaces the hub's {hub}, in {' or '.join(map(str, folders))}")
+        reads = "" if path == hub else f", which replaces the hub's {hub},"
+        raise DataError(f"--data: no {path}{reads} in {' or '.join(map(str, folders))}")
 
     def local_sources(source: dict[str, Any], *, is_labelled: bool = True) -> list[dict[str, Any]]:
+        if source["kind"] == "file" and not Path(source["path"]).is_file():
+            below = os.path.relpath(source["path"])  # a recipe's relative path was resolved against this folder
+            return [{**source, "path": local_path(below, below)}]
         if source["kind"] != "hub":
             return [source]
         local, name = mapping.stand_in(source), _hub_name(source)
@@ -200,7 +205,7 @@ def jobs_of(
             raise RecipeError(f"{path}: runs.{row}: its teacher {spec.teacher} has no seed {seed}; add it to its seeds")
         teacher = make(spec.teacher, seed) if spec.teacher is not None else None
         beside = path.parent / spec.recipe
-        changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
+        changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in study.changes(row).items()]
         try:
             name = str(beside) if beside.is_file() else spec.recipe
             recipe = written = load_recipe(name, [*changes, f"seed={seed}"])

@@ -32,6 +32,8 @@ class Measure(NamedTuple):
 
 MEASURES: dict[str, Measure] = {
     "rows": Measure("n", 0, "rows, or predicted tokens, of the set"),
+    "train_rows": Measure("train rows", 0, "rows of the training set"),
+    "cut": Measure("cut", 2, "share of the set's texts that are longer than the model reads"),
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
     "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1, INT4 ½)",
                          False),
@@ -68,6 +70,7 @@ class RunSpec(Frozen):
     label: str
     recipe: str = Field(description="a path, or a shipped recipe's name")
     set: dict[str, Any] = Field({}, description="recipe keys that are changed: training.epochs: 3")
+    like: str | None = Field(None, description="the row whose ``set`` this row adds its own to")
     seeds: Annotated[Several[Seed], Field(min_length=1)] = (42,)
     export: Several[Precision] = Field((), description="graphs to export and score; fp32 is always among them")
     exits: bool = Field(False, description="also export a graph of every exit")
@@ -153,9 +156,15 @@ class Study(Frozen):
     notes: Several[str] = ()
     finding: str = ""
 
+    def changes(self, row: str) -> dict[str, Any]:
+        """Return the recipe keys that a row changes."""
+        spec = self.runs[row]
+        return {**(self.runs[spec.like].set if spec.like is not None else {}), **spec.set}
+
     @model_validator(mode="after")
     def _check_references(self) -> Self:
         references = {row: spec.teacher for row, spec in self.runs.items() if spec.teacher is not None}
+        references |= {f"runs.{row}.like": spec.like for row, spec in self.runs.items() if spec.like is not None}
         references |= {f"table.published {number}": row.run for number, row in enumerate(self.table.published)}
         if self.table.timing is not None:
             references["table.timing.against"] = self.table.timing.against.partition("/")[0]

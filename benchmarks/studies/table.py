@@ -150,6 +150,8 @@ def _lines(run: StudyRun, table: TableSpec, host: str | None) -> Lines:
             ):
                 complete[row.split]["ms_per_sample"] = row.ms_per_sample
         lines = {name: complete[name] for name in sets if name in complete}
+        for name in lines if "cut" in table.columns else ():
+            lines[name]["cut"] = run.data.truncated_rows.get(name, 0) / run.data.rows[name]
     elif table.rows == "artifacts":
         for graph in (artifact for artifact in run.artifacts if artifact.role == "full"):
             scored = {row.split: _scores(row) for row in rows if row.artifact == graph.id and row.exit is None}
@@ -169,6 +171,7 @@ def _lines(run: StudyRun, table: TableSpec, host: str | None) -> Lines:
                 figures = _scores(early, ("loss", "accuracy", "perplexity", "mean_loops"))
                 lines[place] = {**figures, "loop_ratio": run.loops / early.mean_loops}
     common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
+    common |= {"train_rows": run.data.rows["train"]} if "train_rows" in table.columns else {}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}
     for figures in lines.values() if timing_hosts([run]) != [host] else ():
