@@ -55,8 +55,10 @@ def command(
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
+    # Several processes would all be bound to the same first core: those of torchrun, and trainings side by side that
+    # have a part of the cores each.
     usable_cores()
-    if os.environ.get("WORLD_SIZE", "1") == "1":  # several processes would all be bound to the same first core
+    if os.environ.get("WORLD_SIZE", "1") == "1" and "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_PROC_BIND", "true")
     progress = show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
