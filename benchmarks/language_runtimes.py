@@ -433,6 +433,14 @@ def table(document: dict[str, Any], name: str) -> str:
         for variant, spent in document["where"].items():
             whole = spent["whole call"]
             rows += [[variant, operator, f"{us / 1000:.2f}", f"{us / whole:.0%}"] for operator, us in spent.items()]
+    elif name == "search":
+        header = ["artifact", "runtime", "ms", "MB", "refused because"]
+        names = {"CPUExecutionProvider": "ONNX Runtime", "openvino-cpu": "OpenVINO", "torch-cpu": "torch",
+                 "openvino-cpu-bf16": "OpenVINO, bf16"}  # fmt: skip
+        for r in sorted(document["search"]["candidates"], key=lambda r: (not r["feasible"], r["latency_ms"])):
+            picked = "**" if r == document["search"]["pick"] else ""
+            rows.append([f"{picked}{r['artifact']}{picked}", names.get(r["provider"], r["provider"]),
+                         f"{r['latency_ms']:.1f}", f"{r['size_bytes'] / 1e6:.0f}", r["reason"] or ""])  # fmt: skip
     else:
         header = ["weights", "runtime", "loops", "looped, tokens/s", "stacked, tokens/s", "looped / stacked",
                   "files, MB", "memory, MB"]  # fmt: skip
@@ -443,7 +451,8 @@ def table(document: dict[str, Any], name: str) -> str:
             label = {"llamacpp": "llama.cpp Q8_0", "onnxruntime": "ONNX Runtime INT8"}[r["runtime"]]
             rows.append([r["shape"], label, r["loops"], *rates, ratio_text(looped["seconds"], stacked["seconds"]),
                          *pairs])  # fmt: skip
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    text = tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    return f"{text}\n\n> {document['search']['reason']}" if name == "search" else text
 
 
 def main() -> None:
