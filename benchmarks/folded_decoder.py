@@ -1,6 +1,7 @@
 """A folded language model beside its teacher: perplexity before and after its training, and bytes as GGUF.
 
-    python -m benchmarks.folded_decoder RUN --out FILE [--rows N]
+    python -m benchmarks.folded_decoder score RUN --out FILE [--rows N]
+    python -m benchmarks.folded_decoder table FILE
 
 RUN: a finished run of a recipe with ``model.fold``. All perplexities are of its first N validation rows, or of all.
 """
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
@@ -43,13 +45,40 @@ def perplexity(model: Any, rows: Any, limit: int, task: Any, pad: int) -> float:
     return math.exp(total / count)
 
 
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: a row for the teacher, and one per fold."""
+
+    def row(label: str, record: dict[str, Any], name: str, before: str, trained: str) -> list[str]:
+        sizes = " / ".join(f"{record['bytes'][name][key] / 1e6:.1f}" for key in ("fp16", "int8", "int4"))
+        return [label, f"{record['parameters'][name]:,}", before, f"{record['perplexity'][name]:.1f}", sizes, trained]
+
+    rows = [row("teacher", records[0], "teacher", "–", "–")]
+    for record in records:
+        before = f"{record['perplexity']['before'] / 1e6:.1f} million"
+        trained = f"{record['steps']} steps, {record['training_tokens']:,} tokens, {record['minutes']:.0f} min"
+        rows.append(row(f"{record['layers']} layers × {record['iterations']}", record, "after", before, trained))
+    header = ["model", "parameters", "perplexity before training", "after", "GGUF: FP16 / INT8 / INT4, MB", "training"]
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="a record is added to its list")
-    parser.add_argument("--rows", type=int, metavar="N", help="validation rows that are scored")
+    commands = parser.add_subparsers(dest="command", required=True)
+    scoring = commands.add_parser("score", help="score a run")
+    scoring.add_argument("run", type=Path)
+    scoring.add_argument("--out", type=Path, required=True, help="a record is added to its list")
+    scoring.add_argument("--rows", type=int, metavar="N", help="validation rows that are scored")
+    commands.add_parser("table", help="print the table of the results page").add_argument("file", type=Path)
     arguments = parser.parse_args()
+    if arguments.command == "table":
+        print(table(json.loads(arguments.file.read_text(encoding="utf-8"))["runs"]))
+    else:
+        score(arguments)
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Score a run, its start and its teacher, and add a record to the file."""
     run: Path = arguments.run
     recipe: Any = read_run_recipe(run)
     task, manifest = get_task(recipe.task), read_run(run)

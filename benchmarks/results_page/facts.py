@@ -120,6 +120,7 @@ def language_models() -> dict[str, str]:
     padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
     return {
         "scored_padding": f"{100 * padding:.1f}%",
+        "fold_tokens": f"{result('2026-11-26-folded-decoder')['runs'][0]['validation_tokens']:,}",
         "causal_perplexity": f"{causal['validation']['perplexity']:.1f}",
         "void_perplexity": f"{padded['validation']['perplexity']:.1f}",
         "void_steps": f"{padded['steps']}",
