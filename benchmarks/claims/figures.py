@@ -27,7 +27,7 @@ from benchmarks.claims.schema import (
     Source,
     Study,
 )
-from benchmarks.claims.tables import NotThere, cell, variance
+from benchmarks.claims.tables import NotThere, cell, seeds
 from benchmarks.results_page.provenance import Affected, Change, origin_of, read_json, superseded, superseded_study
 from benchmarks.results_page.studies import read_table
 from edgeformer.artifacts.errors import InputError
@@ -40,13 +40,13 @@ class Found:
     """A figure, and where it comes from.
 
     Attributes:
-        variance: of the figure as a mean over seeds (sd² / n); None: no seeds say how far it would vary.
+        seeds: the figure by each seed, of which ``value`` is the mean or is computed; empty: there is one seed.
         remarks: what has superseded the file it was read from, see changes.json.
     """
 
     value: Number
     origin: list[str] = field(default_factory=list)
-    variance: float | None = None
+    seeds: tuple[float, ...] = ()
     remarks: list[str] = field(default_factory=list)
 
 
@@ -134,21 +134,15 @@ def calculate(formula: str, values: Mapping[str, Number]) -> Number:
         raise InputError(f"formula {formula!r}: cannot be read") from None
 
 
-def propagate(formula: str, parts: Mapping[str, Found]) -> float | None:
-    """Variance of a formula's value from those of its parts, to first order; None where no part has one.
-
-    Parts are taken as independent. The derivatives are central differences, so that min() and max() count only the
-    part that decides them.
-    """
-    if all(part.variance is None for part in parts.values()):
-        return None
-    values = {name: part.value for name, part in parts.items()}
-    total = 0.0
-    for name, part in parts.items():
-        step = 1e-6 * max(1.0, abs(part.value))
-        above, below = (calculate(formula, {**values, name: part.value + way}) for way in (step, -step))
-        total += ((above - below) / (2 * step)) ** 2 * (part.variance or 0.0)
-    return total
+def by_seed(formula: str, parts: Mapping[str, Found]) -> tuple[float, ...]:
+    """Return a formula's value for each seed; parts with one seed are constants. Raises InputError: unequal seeds."""
+    counts = {len(part.seeds) for part in parts.values() if part.seeds}
+    if len(counts) > 1:
+        raise InputError(f"formula {formula!r}: its parts have {' and '.join(map(str, sorted(counts)))} seeds")
+    return tuple(
+        calculate(formula, {name: part.seeds[seed] if part.seeds else part.value for name, part in parts.items()})
+        for seed in range(max(counts, default=0))
+    )
 
 
 def remarks_of(changes: Sequence[tuple[Change, Affected]]) -> list[str]:
@@ -198,7 +192,7 @@ class Finder:
                 value = cell(source, name, self.results)
                 old = superseded_study(source.study, [name], run_keys(source.study, self.results), self.results)
                 origin = [f"studies/{source.study}.json"]
-                return Found(value, origin, variance(source, name, self.results), remarks_of(old))
+                return Found(value, origin, seeds(source, name, self.results), remarks_of(old))
             case Code():
                 return Found(from_code(source.name.replace("$figure", figure)), [source.name])
             case Setting():
@@ -215,7 +209,7 @@ class Finder:
                 value = calculate(source.formula, {name: part.value for name, part in parts.items()})
                 origins = sorted({origin for part in parts.values() for origin in part.origin})
                 remarks = [*dict.fromkeys(remark for part in parts.values() for remark in part.remarks)]
-                return Found(value, origins, propagate(source.formula, parts), remarks)
+                return Found(value, origins, by_seed(source.formula, parts), remarks)
         raise TypeError(source)
 
     def _first(self, name: str, figure: str) -> Found:

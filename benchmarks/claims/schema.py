@@ -132,8 +132,8 @@ class Direction(Frozen):
     """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of.
 
     ``noise``  two standard errors of the difference. Where the published one is not larger, nothing was shown that
-               could be reproduced, whatever ours is. "seeds": two standard errors of our own figure, from the standard
-               deviations over seeds of the cells that it is computed from; they say nothing of the published one.
+               could be reproduced, whatever ours is. "seeds": two standard errors of our own figure, which is computed
+               for each seed; they say nothing of the published one.
     """
 
     kind: Literal["direction"]

@@ -50,11 +50,10 @@ def cell(source: Study, figure: str, results: Path) -> Number:
     return value
 
 
-def variance(source: Study, figure: str, results: Path) -> float | None:
-    """Variance of a cell's mean, sd² / n; None: it has one seed. Raises as :func:`cell`."""
-    figures = _cell(source, figure, results)
-    sd = figures.get("sd")
-    return None if sd is None or figures["n"] < 2 else sd**2 / figures["n"]
+def seeds(source: Study, figure: str, results: Path) -> tuple[float, ...]:
+    """Return a cell's value by each seed; empty: it has one. Raises as :func:`cell`."""
+    values = _cell(source, figure, results).get("values", ())
+    return tuple(values) if len(values) > 1 else ()
 
 
 def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def places_of(name: str, run: str) -> tuple[str, ...]:
 
     study, _ = load_study(name)
     spec = study.runs[run]
-    changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in spec.set.items()]
+    changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in study.changes(run).items()]
     recipe: Any = load_recipe(spec.recipe, changes)
     if study.table.rows == "artifacts":
         return tuple(dict.fromkeys(("fp32", *spec.export)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import stdev
 from typing import Literal
 
 from benchmarks.claims.figures import Finder, Found
@@ -43,11 +44,11 @@ def _judged(claim: Claim, finder: Finder, values: Mapping[str, Found], missing: 
     return _compared(claim, ours, origin)
 
 
-def seed_noise(name: str, values: Found) -> float:
-    """Two standard errors of a figure from its seeds. Raises InputError where it has one seed only."""
-    if values.variance is None:
-        raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(values.origin)} has several")
-    return float(f"{2 * values.variance**0.5:.3g}")
+def seed_noise(name: str, figure: Found) -> float:
+    """Return two standard errors of a figure from its seeds. Raises InputError where it has one seed only."""
+    if not figure.seeds:
+        raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(figure.origin)} has several")
+    return float(f"{2 * stdev(figure.seeds) / len(figure.seeds) ** 0.5:.3g}")
 
 
 def _compared(claim: Claim, ours: dict[str, Number], origin: list[str], *, seeds: bool = False) -> Result:

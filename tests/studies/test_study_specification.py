@@ -31,9 +31,7 @@ def recipes_of(name: str) -> list[Any]:
     """The recipes of a study's rows."""
     loaded, _ = load_study(name)
     assert loaded.name == name
-    changes = {
-        row: [f"{key}={json.dumps(value)}" for key, value in spec.set.items()] for row, spec in loaded.runs.items()
-    }
+    changes = {row: [f"{key}={json.dumps(value)}" for key, value in loaded.changes(row).items()] for row in loaded.runs}
     return [load_recipe(spec.recipe, changes[row]) for row, spec in loaded.runs.items()]
 
 
@@ -51,7 +49,7 @@ def test_every_recipe_has_local_data(name: str, data_folder: Path, tmp_path: Pat
         local: Any = with_local_data(recipe, [data_folder, tmp_path], load_local_data())
         paths = [Path(source.path) for sources in local.data.parts.values() for source in sources]
         assert paths and all(path.is_file() for path in paths)
-        assert all("in place of the hub's" in note for note in source_notes(recipe, load_local_data()))
+        assert not any(note.endswith("from the hub") for note in source_notes(recipe, load_local_data()))
 
 
 TAUGHT = {**run("A"), "teacher": "b"}
