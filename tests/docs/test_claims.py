@@ -201,7 +201,7 @@ NORM = {"kind": "study", "study": "crt-norm-ablation", "run": "layer", "at": "va
 @pytest.mark.parametrize(("sd", "expected"), [(0.2, "not reproduced"), (0.02, "reproduced")])
 def test_noise_is_taken_from_the_seeds(tmp_path: Path, sd: float, expected: str) -> None:
     """The formula is computed for each seed, so that what its parts have in common does not count twice."""
-    ours = {"kind": "formula", "formula": "2 * loss - same - 6", "of": {"loss": NORM, "same": NORM}}
+    ours = {"kind": "formula", "formula": "2 * loss - same - 6", "of": {"loss": NORM, "same": {**NORM}}}
     cell = {"mean": 6.1, "sd": sd, "n": 3, "values": [6.1 - sd, 6.1, 6.1 + sd]}
     path = table(tmp_path, NORM, {"cells": {"loss": cell}, "keys": ["a", "b", "c"]})
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
