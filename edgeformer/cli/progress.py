@@ -32,8 +32,9 @@ def show_progress() -> Progress:
 def _figures(fields: dict[str, float]) -> str:
     parts = []
     for name, value in fields.items():
-        number = f"{value:.1e}" if name == "lr" else f"{value:,.0f}" if name.endswith(_PER_S) else f"{value:.4g}"
-        parts.append(f"{name.replace(_PER_S, '/s').replace('_', ' ')} {number}")
+        is_rate = name.endswith(_PER_S)
+        style = ".1e" if name == "lr" else ".4g" if not is_rate else ",.0f" if value >= 10 else ".2g"
+        parts.append(f"{name.replace(_PER_S, '/s').replace('_', ' ')} {value:{style}}")
     return "  ".join(parts)
 
 

@@ -18,6 +18,7 @@ from edgeformer.cli.progress import Bars, Lines
     [
         (80, {"loss": 0.69312, "samples_per_s": 1234.5, "lr": 0.001}, ("loss 0.6931", "samples/s 1,23", "1.0e-03")),
         (140, {"loss": 0.5, "left_s": 3600.0}, (" 1 h 00 min left",)),  # of the whole work
+        (140, {"samples_per_s": 0.423}, ("samples/s 0.42",)),
         (140, {"tokens_per_s": 12345.6, "most_left_s": 3600.0}, ("tokens/s 12,346", "at most 1 h 00 min left")),
     ],
 )
