@@ -4,7 +4,8 @@
     python -m benchmarks.language_runtimes speed FILE RUN             # acceptance 2; an imported SmolLM2
     python -m benchmarks.language_runtimes search FILE RUN            # what `profile --search` picks of an exported run
     python -m benchmarks.language_runtimes loops FILE                 # acceptance 3; random weights
-    python -m benchmarks.language_runtimes table FILE NAME            # bytes, greedy, speed, where or loops
+    python -m benchmarks.language_runtimes folds FILE RUN             # a model like an imported SmolLM2, and its folds
+    python -m benchmarks.language_runtimes table FILE NAME            # bytes, greedy, speed, where, loops …
 
 FILE is one JSON with a key per command; a command that was interrupted goes on with what is missing. Delete a key to
 measure it again. Every variant is a process that stays open; variants of one comparison take turns in every round,
@@ -46,6 +47,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "outside": BYTES_SHAPE,
 }
 """Name → looped block: with 8 loops the stacked model is inside the cache, only the block is, or neither."""
+FOLDS = (1, 2, 3)
+"""Iterations of the folds, of which 1 is the whole model."""
 SPEED = {
     "llama.cpp Q8_0": ("llamacpp", "int8.gguf"),
     "ONNX Runtime INT8": ("onnxruntime", "int8.onnx"),
@@ -391,7 +394,38 @@ def measure_loops(document: dict[str, Any], save: Callable[[], None], options: A
         save()
 
 
+def measure_folds(document: dict[str, Any], save: Callable[[], None], options: Any) -> None:
+    """Time a model of the run's sizes and its folds, with random weights in eight bits, all in turns."""
+    from edgeformer.models import read_run_recipe
+
+    (folder,) = options.runs
+    sizes = read_run_recipe(folder).model.model_dump()
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        ways = []
+        for iterations in FOLDS:
+            work = options.work / f"fold-{iterations}"
+            layers = sizes["layers"] // iterations
+            model = decoder_of(**{**sizes, "layers": layers, "iterations": iterations, "fold": None})
+            write_files(work, model, ["int8.gguf", "int8.onnx"], folder / "model")
+            for runtime, name in (("llamacpp", "int8.gguf"), ("onnxruntime", "int8.onnx")):
+                ways.append(open_way(f"{name} × {iterations}", runtime, work / name, options.threads[0], stack))
+                if ways[-1].reason:
+                    raise SystemExit(f"{work / name}: {ways[-1].reason}")
+                rows.append({"layers": layers, "iterations": iterations, "runtime": runtime,
+                             "bytes": (work / name).stat().st_size, "pp": [], "tg": []})  # fmt: skip
+        for _ in range(options.rounds):
+            for kind, count in (("pp", options.prompt), ("tg", options.tokens)):
+                for row, way in zip(rows, ways, strict=True):
+                    row[kind].append(way.ask((kind, count)))
+    document["folds"] = {"run": folder.name, "threads": options.threads[0], "pp": options.prompt, "tg": options.tokens,
+                         "rows": rows}  # fmt: skip
+    save()
+
+
 # Tables.
+
+RUNTIMES = {"llamacpp": "llama.cpp Q8_0", "onnxruntime": "ONNX Runtime INT8"}
 
 
 def ratio_text(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -433,6 +467,16 @@ def table(document: dict[str, Any], name: str) -> str:
         for variant, spent in document["where"].items():
             whole = spent["whole call"]
             rows += [[variant, operator, f"{us / 1000:.2f}", f"{us / whole:.0%}"] for operator, us in spent.items()]
+    elif name == "folds":
+        folds = document["folds"]
+        header = ["layers", "runtime", "MB", f"pp{folds['pp']}", "/ whole", f"tg{folds['tg']}", "/ whole"]
+        whole = {r["runtime"]: r for r in folds["rows"] if r["iterations"] == 1}
+        for r in folds["rows"]:
+            row = [f"{r['layers']} × {r['iterations']}", RUNTIMES[r["runtime"]], f"{r['bytes'] / 1e6:.0f}"]
+            for kind in ("pp", "tg"):
+                row.append(f"{folds[kind] / statistics.median(r[kind]):.1f}")
+                row.append("" if r["iterations"] == 1 else ratio_text(r[kind], whole[r["runtime"]][kind]))
+            rows.append(row)
     elif name == "search":
         header = ["artifact", "runtime", "ms", "MB", "refused because"]
         names = {"CPUExecutionProvider": "ONNX Runtime", "openvino-cpu": "OpenVINO", "torch-cpu": "torch",
@@ -448,9 +492,8 @@ def table(document: dict[str, Any], name: str) -> str:
             looped, stacked = r["looped"], r["stacked"]
             rates = [f"{r['tokens'] / statistics.median(side['seconds']):.1f}" for side in (looped, stacked)]
             pairs = [f"{looped[key] / 1e6:.0f} / {stacked[key] / 1e6:.0f}" for key in ("bytes", "memory_bytes")]
-            label = {"llamacpp": "llama.cpp Q8_0", "onnxruntime": "ONNX Runtime INT8"}[r["runtime"]]
-            rows.append([r["shape"], label, r["loops"], *rates, ratio_text(looped["seconds"], stacked["seconds"]),
-                         *pairs])  # fmt: skip
+            ratio = ratio_text(looped["seconds"], stacked["seconds"])
+            rows.append([r["shape"], RUNTIMES[r["runtime"]], r["loops"], *rates, ratio, *pairs])
     text = tabulate(rows, header, tablefmt="github", disable_numparse=True)
     return f"{text}\n\n> {document['search']['reason']}" if name == "search" else text
 
@@ -463,7 +506,8 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands: dict[str, Any] = {
-        "parity": measure_parity, "speed": measure_speed, "search": measure_search, "loops": measure_loops
+        "parity": measure_parity, "speed": measure_speed, "search": measure_search, "loops": measure_loops,
+        "folds": measure_folds,
     }  # fmt: skip
     parser.add_argument("command", choices=[*commands, "table"])
     parser.add_argument("file", type=Path)
