@@ -1,0 +1,65 @@
+"""Score classifiers computed in FP16, beside FP32, on a processor that has no FP16 runtime of ours.
+
+    python -m benchmarks.half_precision FILE RUN… [--split random-split]
+
+torch on the CPU computes every operation in FP16: weights, inputs and results are FP16, and the sums within a product
+are FP32, as in the tensor cores of a graphics card. ONNX Runtime on a CPU computes FP16 files in FP32 instead. FILE is
+one JSON; a run that it has already is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
+from edgeformer.inference.predict import select_candidates
+from edgeformer.models.weights import load_model
+from edgeformer.run import TORCH, Location, read_run
+from edgeformer.runtimes.torch.session import TorchSession
+from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.tasks.classification import score
+
+
+def score_run(folder: Path, split: str) -> dict[str, Any]:
+    """Return the scores of a run on one of its sets in both formats, and how far they differ."""
+    (candidate,) = select_candidates(Location(folder, None), TORCH)
+    rows = Evaluator(EvaluateOptions(TORCH, split), SILENT).labelled_rows(candidate)
+    reader, task, data = candidate.reader(), candidate.owner.task, candidate.owner.data
+    logits = {name: np.empty((len(rows), len(data.labels))) for name in ("fp32", "fp16")}
+    for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
+        session = TorchSession(load_model(folder).to(dtype))
+        for numbers in task.call_batches(rows, EvaluateOptions.batch, reader.vocabulary):
+            logits[name][numbers] = session.run(task.batch(rows, numbers, reader.pad))["logits"]
+    differing = int((logits["fp32"].argmax(axis=1) != logits["fp16"].argmax(axis=1)).sum())
+    largest = float(np.abs(logits["fp32"] - logits["fp16"]).max())
+    scores = {name: score(values, rows.labels).model_dump() for name, values in logits.items()}
+    facts = {"host": describe_host(), "code_version": code_version(), "measured": now()}
+    compared = {"differing": differing, "largest_logit_difference": largest}
+    return {"recipe": read_run(folder).recipe, "split": split, **scores, **compared, **facts}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--split", default="random-split")
+    arguments = parser.parse_args()
+    known = json.loads(arguments.file.read_text(encoding="utf-8"))["runs"] if arguments.file.is_file() else {}
+    for folder in arguments.runs:
+        known[folder.name] = record = score_run(folder, arguments.split)
+        write_json(arguments.file, {"runs": known})
+        print(f"{folder.name}: FP32 {record['fp32']['accuracy']:.4f}, FP16 {record['fp16']['accuracy']:.4f}, "
+              f"{record['differing']} of {record['fp32']['n']} answers differ")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
