@@ -150,16 +150,6 @@ class Untestable(Frozen):
 Rule = Annotated[Within | Reached | Direction | Untestable, Field(discriminator="kind")]
 
 
-class Unsuited(Frozen):
-    """Why our figure cannot decide the claim, though it is there: the verdict is withheld until that has changed.
-
-    ``because``  a sentence; ``{name}`` stands for a figure of ``of``, with a format as in ``{share:.0%}``
-    """
-
-    because: str
-    of: "dict[str, Source | str]" = Field(default_factory=dict)
-
-
 class Result(Frozen):
     """Filled in by script.
 
@@ -184,7 +174,6 @@ class Claim(Frozen):
     ``published``  name → figure
     ``ours``       how our figures of the same names are found; "$figure" stands for the name
     ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
-    ``unsuited``   why our figure cannot decide it: the verdict is "not testable here"
     ``note``       what a reader of the verdict must know
     ``check``      no text says it: two of its own figures are compared. Counted apart from what is claimed
     """
@@ -197,7 +186,6 @@ class Claim(Frozen):
     ours: Source | str | None = None
     rule: Rule
     without: str = ""
-    unsuited: Unsuited | None = None
     note: str = ""
     check: bool = False
     result: Result | None = None
@@ -251,8 +239,7 @@ class Claims(Frozen):
                 raise ValueError(f"claims.{name}.ours.of: must have {', '.join(claim.published)}, as `published`")
             if not claim.where or not claim.where.keys() <= self.texts.keys():
                 raise ValueError(f"claims.{name}.where: must name texts of {', '.join(self.texts)}")
-            placement = [*claim.unsuited.of.values()] if claim.unsuited is not None else []
-            for used in [name for source in (claim.ours, *placement) for name in names_of(source)]:
+            for used in names_of(claim.ours):
                 if used not in self.sources:
                     raise ValueError(f"claims.{name}.ours: there is no source {used!r} under `sources`")
         return self

@@ -32,11 +32,6 @@ def _judged(claim: Claim, finder: Finder, values: Mapping[str, Found], missing: 
         return Result(ours={}, origin=[], verdict="not testable as published", why=claim.without)
     if missing:
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
-    if claim.unsuited is not None:
-        parts = {name: finder.find(source, name) for name, source in claim.unsuited.of.items()}
-        why = claim.unsuited.because.format(**{name: part.value for name, part in parts.items()})
-        origin = sorted({*origin, *(place for part in parts.values() for place in part.origin)})
-        return Result(ours=ours, origin=origin, verdict="not testable here", why=why)
     if isinstance(claim.rule, Direction) and claim.rule.noise == "seeds":
         noise = {name: seed_noise(name, figure) for name, figure in values.items()}
         by_seeds = claim.model_copy(update={"rule": claim.rule.model_copy(update={"noise": noise})})

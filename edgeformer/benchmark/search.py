@@ -440,7 +440,7 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         variants = [other for other in candidates if other.artifact == candidate.artifact]
         text = candidate.artifact
         if len({other.provider for other in variants}) > 1:
-            text += f" on {candidate.provider}"
+            text += f" on {provider_facts(candidate.provider).label}"
         if len({other.threads for other in variants}) > 1 and candidate.threads is not None:
             text += f" with {candidate.threads} {'thread' if candidate.threads == 1 else 'threads'}"
         return text

@@ -159,16 +159,6 @@ def only_result(path: Path) -> Result:
     return claim.result
 
 
-def test_a_claim_that_our_data_cannot_decide_is_withheld_with_its_reason(tmp_path: Path) -> None:
-    heavy = {"kind": "json", "file": "figures.json", "path": ["runs", {"name": "heavy"}, "accuracy"]}
-    unsuited = {"because": "a linear model has {linear:.2f}", "of": {"linear": heavy}}
-    result = only_result(small(tmp_path, unsuited=unsuited))
-    assert (result.verdict, result.why) == ("not testable here", "a linear model has 0.70")
-    assert result.ours == {"accuracy": 0.895}
-    with pytest.raises(InputError, match="there is no source 'elsewhere'"):
-        read_claims(small(tmp_path, unsuited={"because": "{linear}", "of": {"linear": "elsewhere"}}))
-
-
 TABLE13 = {"kind": "study", "study": "table13", "run": "light", "at": "fp16"}
 
 

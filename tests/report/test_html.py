@@ -174,7 +174,7 @@ def test_a_chart_of_two_runtimes_names_them_and_says_how_many_rows_it_shows() ->
         for provider in ("CPUExecutionProvider", "openvino-cpu")
     ]
     text = html_of(made_report(*rows))
-    assert "1 × 128  OpenVINO</text>" in text and "1 × 128  CPU</text>" in text
+    assert "1 × 128  OpenVINO</text>" in text and "1 × 128  ONNX Runtime</text>" in text
     assert "24 of 30 rows" in text
     assert text.count("too few calls: p99 needs 662") == 1, "rows of equal needs share a line"
 

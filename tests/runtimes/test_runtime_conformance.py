@@ -203,7 +203,7 @@ def test_a_broken_package_is_named(
 
 
 def test_provider_helpers_ask_whoever_knows(reference: Runtime) -> None:
-    assert runtimes.provider_facts("CPUExecutionProvider").label == "CPU"
+    assert runtimes.provider_facts("CPUExecutionProvider").label == "ONNX Runtime"
     assert [runtimes.provider_facts(name).label for name in ("onnx-reference", "torch-cpu", "else")] == [
         "reference", "torch-cpu", "else",
     ]  # fmt: skip

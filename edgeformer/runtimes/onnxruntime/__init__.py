@@ -55,7 +55,8 @@ class OnnxRuntime(Runtime):
         if not provider.endswith(SUFFIX):
             return None
         kind = PROVIDERS.get(provider, Provider()).kind
-        return ProviderFacts(provider.removesuffix(SUFFIX), kind, counts_threads=provider == CPU)
+        name = "ONNX Runtime" if provider == CPU else f"ONNX Runtime {provider.removesuffix(SUFFIX)}"
+        return ProviderFacts(name, kind, counts_threads=provider == CPU)
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         from edgeformer.system import cuda_driver
