@@ -189,7 +189,11 @@ def file_source(
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
         check_file(path)
-        keys = {"text": user_columns.text or like.text, "label": user_columns.label or like.label, "where": {}}
+        keys: dict[str, Any] = {
+            "text": user_columns.text or like.text,
+            "label": user_columns.label or like.label,
+            "where": {},
+        }
         return like.model_copy(update={**keys, "path": str(path), "format": None, "encoding": user_columns.encoding})
     source, names = _open_table(path, like, user_columns)
     user_columns.check(path, names)
