@@ -1,10 +1,9 @@
-"""Score classifiers computed in FP16, beside FP32, on a processor that has no FP16 runtime of ours.
+"""Score classifiers computed in FP16, beside FP32, in torch on a CPU.
 
     python -m benchmarks.half_precision FILE RUN… [--split random-split]
 
-torch on the CPU computes every operation in FP16: weights, inputs and results are FP16, and the sums within a product
-are FP32, as in the tensor cores of a graphics card. ONNX Runtime on a CPU computes FP16 files in FP32 instead. FILE is
-one JSON; a run that it has already is replaced.
+Weights, and the inputs and results of every operation, are FP16; how a product sums within is torch's choice. ONNX
+Runtime on a CPU computes FP16 files in FP32 instead. FILE is one JSON; a run that it has already is replaced.
 """
 
 from __future__ import annotations

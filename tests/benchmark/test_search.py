@@ -249,7 +249,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
     manifest = language(
         artifact("full", validation=perplexity(20.0)),
         artifact("exit2", role="exit", exit=2, validation=perplexity(30.0)),
-        artifact("decode", role="decode", validation=None, size=600),
+        artifact("decode", role="decode", validation=perplexity(12.0), size=600),  # of fewer tokens
         artifact("half-decode", role="decode", precision="fp16", validation=None),
     )
     limits = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128, phase="decode")
