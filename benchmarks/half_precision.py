@@ -1,9 +1,10 @@
 """Score classifiers computed in FP16, beside FP32, in torch: on a CUDA card if there is one, else on the CPU.
 
-    python -m benchmarks.half_precision FILE RUN… [--split random-split]
+    python -m benchmarks.half_precision measure FILE RUN… [--split random-split]
+    python -m benchmarks.half_precision table FILE
 
 Weights, and the inputs and results of every operation, are FP16; how a product sums within is torch's choice. ONNX
-Runtime on a CPU computes FP16 files in FP32 instead. FILE is one JSON; a run that it has already is replaced.
+Runtime on a CPU computes FP16 files in FP32 instead. FILE is one JSON; a run and set that it has already is replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tabulate import tabulate
 
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
@@ -46,22 +48,51 @@ def score_run(folder: Path, split: str) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
     facts = {"host": describe_host(), "gpu": gpu, "code_version": code_version(), "measured": now()}
     compared = {"differing": differing, "largest_logit_difference": largest}
-    return {"recipe": read_run(folder).recipe, "split": split, **scores, **compared, **facts}
+    return {"recipe": read_run(folder).recipe, **scores, **compared, **facts}
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Return the scores in Markdown."""
+    rows = [
+        [
+            run, split, f"{record['fp32']['accuracy']:.4f}", f"{record['fp16']['accuracy']:.4f}",
+            f"{record['differing']:,} of {record['fp32']['n']:,}", f"{record['largest_logit_difference']:.4f}",
+            record["gpu"] or record["host"]["cpu"],
+        ]
+        for run, records in runs.items()
+        for split, record in records.items()
+    ]  # fmt: skip
+    names = [
+        "model",
+        "set",
+        "accuracy in FP32",
+        "in FP16",
+        "other answers",
+        "largest difference of a logit",
+        "computed by",
+    ]
+    return tabulate(rows, names, tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--split", default="random-split")
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring, showing = commands.add_parser("measure"), commands.add_parser("table")
+    for command in (measuring, showing):
+        command.add_argument("file", type=Path)
+    measuring.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    measuring.add_argument("--split", default="random-split")
     arguments = parser.parse_args()
-    known = json.loads(arguments.file.read_text(encoding="utf-8"))["runs"] if arguments.file.is_file() else {}
+    file: Path = arguments.file
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else {}
+    if arguments.command == "table":
+        print(table(runs))
+        return
     for folder in arguments.runs:
-        known[folder.name] = record = score_run(folder, arguments.split)
-        write_json(arguments.file, {"runs": known})
-        print(f"{folder.name}: FP32 {record['fp32']['accuracy']:.4f}, FP16 {record['fp16']['accuracy']:.4f}, "
-              f"{record['differing']} of {record['fp32']['n']} answers differ")  # fmt: skip
+        runs.setdefault(folder.name, {})[arguments.split] = score_run(folder, arguments.split)
+        write_json(file, {"runs": runs})
+        print(table({folder.name: runs[folder.name]}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ MEANINGS = {
     "reproduced": "the measured figure supports the claim by its rule",
     "not reproduced": "the measured figure, or the text's own arithmetic, contradicts the claim or shows only noise",
     "not testable as published": "the text omits a detail, quotes another source, or reports only noise",
-    "not testable here": "the available data or machine cannot decide the claim; the last column names the remedy",
     "not tested yet": "the study has no committed result, or not all of its seeds",
 }
 INTRODUCTION = """\

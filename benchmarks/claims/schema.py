@@ -10,7 +10,7 @@ from edgeformer.artifacts.documents import read_yaml
 from edgeformer.artifacts.errors import InputError
 
 MOST_WORDS = 25
-Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not testable here", "not tested yet"]
+Verdict = Literal["reproduced", "not reproduced", "not testable as published", "not tested yet"]
 Number = int | float
 Published = Number | list[Number]
 """One figure, or [from, to]."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.schema import Number, Study
-from benchmarks.results_page.provenance import read_json
 from benchmarks.results_page.studies import read_table
 from benchmarks.studies.specification import Study as Written
 from benchmarks.studies.specification import load_study as read_study
@@ -20,10 +19,6 @@ load_study = cache(read_study)
 
 class NotThere(Exception):
     """No committed result holds the figure yet; the message says which file, row or cell is missing."""
-
-
-class NotHere(Exception):
-    """The committed figure was measured in a way that cannot decide the claim; the message says how."""
 
 
 SIZES = ("parameters", "megabytes", "size_bytes")
@@ -41,8 +36,7 @@ def cell(source: Study, figure: str, results: Path) -> Number:
     Raises:
         NotThere: there is no such table yet, the row is not complete, or it was made of other data.
         InputError: the study has no such row or figure, the table shows another study than the one that is written, or
-            the row's model sees what it predicts and ``source`` does not expect that.
-        NotHere: the row is of an FP16 graph, and a CPU computed it, or nothing says what did.
+            the row's model sees what it predicts and ``source`` does not expect that; or the score is of an FP16 graph.
     """
     value = _cell(source, figure, results).get("mean")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -70,25 +64,7 @@ def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     if not rows:
         raise NotThere(f"{file} has no {label} yet")
     _check_row(source, rows[0], table, f"{file}: {label}")
-    if source.at == "fp16" and figure not in SIZES:
-        _check_computed_in_fp16(rows[0], results)
     return rows[0]["cells"].get(figure) or {}
-
-
-def _check_computed_in_fp16(row: dict[str, Any], results: Path) -> None:
-    """Raise NotHere where a CPU computed the FP16 graphs of a row, or nothing says what did."""
-    providers = dict.fromkeys(
-        f"{scored['provider']} on {scored['host']}"
-        for key in row.get("keys", ())
-        if (path := results / "studies" / f"{key}.json").is_file()
-        for scored in read_json(path)["evaluation"]["rows"]
-        if "fp16" in scored["artifact"] and scored["provider"]
-    )
-    if not providers:
-        raise NotHere("the results do not say what computed the FP16 graph")
-    on_cpu = [provider for provider in providers if "cpu" in provider.partition(" on ")[0].lower()]
-    if on_cpu:
-        raise NotHere(f"the FP16 graph was computed by {', '.join(on_cpu)}: a CPU multiplies it in FP32")
 
 
 def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where: str) -> None:
@@ -106,13 +82,17 @@ def _check_row(source: Study, row: dict[str, Any], table: dict[str, Any], where:
 
 
 def check_reference(source: Study, figure: str) -> None:
-    """Raise InputError where no table of that study can ever have the row or the figure."""
+    """Raise InputError where no table of that study can ever have the row or the figure, or it decides nothing."""
     study, _ = load_study(source.study)
     if source.run not in study.runs:
         raise InputError(f"study {source.study} has no run {source.run!r}; it has {', '.join(study.runs)}")
     places = places_of(source.study, source.run)
     if source.at not in places:
         raise InputError(f"study {source.study}: {source.run} is never shown at {source.at!r}: {', '.join(places)}")
+    if source.at == "fp16" and figure not in SIZES:
+        raise InputError(
+            f"study {source.study}: a CPU scores FP16 graphs in FP32; read {figure} from benchmarks.half_precision"
+        )
     try:
         measure(figure)
     except KeyError:

@@ -8,16 +8,13 @@ from typing import Literal
 
 from benchmarks.claims.figures import Finder, Found
 from benchmarks.claims.schema import Claim, Direction, Number, Published, Reached, Result, Rule, Untestable, Within
-from benchmarks.claims.tables import NotHere, NotThere
+from benchmarks.claims.tables import NotThere
 from edgeformer.artifacts.errors import InputError
 
 
 def judge(claim: Claim, finder: Finder) -> Result:
     """Find our figures and apply the rule. Raises InputError where a pointer leads nowhere."""
-    try:
-        values, missing = find_all(claim, finder)
-    except NotHere as reason:
-        return Result(ours={}, origin=[], verdict="not testable here", why=str(reason))
+    values, missing = find_all(claim, finder)
     result = _judged(claim, finder, values, missing)
     remarks = dict.fromkeys(remark for figure in values.values() for remark in figure.remarks)
     return result.model_copy(update={"why": "; ".join([result.why, *remarks])}) if result.ours else result
@@ -65,7 +62,7 @@ def _named(names: list[str], ours: dict[str, Number]) -> str:
 
 
 def find_all(claim: Claim, finder: Finder) -> tuple[dict[str, Found], str]:
-    """Figure → what was found, and why the others are missing. Raises NotHere."""
+    """Figure → what was found, and why the others are missing."""
     values: dict[str, Found] = {}
     missing: list[str] = []
     for name in claim.published if claim.ours is not None else ():
