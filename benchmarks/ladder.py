@@ -2,15 +2,14 @@
 
     python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
     python -m benchmarks.ladder time FILE NAME=RUN_FOLDER…
-    python -m benchmarks.ladder table FILE EARLIER… --study STUDY
-    python -m benchmarks.ladder figure OUT.png FILE EARLIER… --study STUDY
+    python -m benchmarks.ladder table FILE EARLIER… --study STUDY…
+    python -m benchmarks.ladder figure OUT.png FILE EARLIER… --study STUDY…
 
 collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
 times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
 time: measures the times and bytes of NAME, a run of FILE, again, with an exported run that has the same graph.
 Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
-EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: the committed table of `distilled`, whose
-scores replace theirs.
+EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: committed tables, whose scores replace theirs.
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ MODELS = {
     "linear_sst2": "linear",
     "linear_distilled_sst2": "linear, distilled",
     "recurrent_sst2_fast-glue-dev": "light",
+    "recurrent_wide_sst2_fast-glue-dev": "wider",
+    "baseline_sst2_fast-glue-dev": "baseline",
     "recurrent_distilled_sst2": "light, distilled",
     "folded-teacher-norms-3-epochs": "MiniLM, folded",
     "minilm_sst2-search": "MiniLM of `search` (the teacher)",
@@ -50,17 +51,21 @@ MODELS = {
 """Name of a run without its seed → the model, in the order of the table."""
 SAME_GRAPH = {
     "recurrent_sst2_fast-glue-dev": "recurrent_distilled_sst2",
+    "recurrent_wide_sst2_fast-glue-dev": "recurrent_wide_sst2_fast-stopped",
+    "baseline_sst2_fast-glue-dev": "baseline_sst2_fast-stopped",
     "folded-teacher-norms-3-epochs": "minilm_folded_sst2-stopped",
     "minilm_sst2": "minilm_sst2-stopped",
 }
 """A model that was not exported here → the run whose graph differs in nothing but the numbers: its bytes and times."""
 STUDIED = {
-    "recurrent_sst2_fast-glue-dev": "light",
-    "recurrent_distilled_sst2": "distilled",
-    "folded-teacher-norms-3-epochs": "folded",
-    "minilm_sst2": "teacher",
+    "recurrent_sst2_fast-glue-dev": ("distilled", "light"),
+    "recurrent_wide_sst2_fast-glue-dev": ("table6", "wider-honest"),
+    "baseline_sst2_fast-glue-dev": ("table6", "baseline-honest"),
+    "recurrent_distilled_sst2": ("distilled", "distilled"),
+    "folded-teacher-norms-3-epochs": ("distilled", "folded"),
+    "minilm_sst2": ("distilled", "teacher"),
 }
-"""A model whose scores are those of a row of the study."""
+"""A model whose scores are those of a study's row."""
 
 
 def edgeformer(*arguments: str) -> dict[str, Any]:
@@ -127,7 +132,8 @@ class Step:
     """A model of the ladder: its runs, and the artifacts and times of its graph."""
 
     title: str
-    runs: list[dict[str, Any]]
+    parameters: int
+    minutes: float  # of training
     sizes: dict[str, int]  # artifact → bytes
     times: dict[tuple[str, int], dict[str, Any]]  # artifact and tokens → row
     accuracy: dict[str, str]  # set → text; sst-test also for INT8
@@ -140,15 +146,16 @@ class Step:
         return None if row is None or text == "–" else (row["ms"], float(text.split()[0]))
 
 
-def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: dict[str, Any]) -> list[Step]:
+def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies: list[dict[str, Any]]) -> list[Step]:
     """Return the models in the order of the table."""
-    studied = {(row["run"], row["at"]): row["cells"]["accuracy"] for row in study["rows"]}
+    studied = {(study["study"], row["run"], row["at"]): row["cells"] for study in studies for row in study["rows"]}
     measured, published = by_model(records), by_model(earlier)
     ladder = []
     for name, title in MODELS.items():
-        if not (runs := measured.get(name) or published.get(name)):
-            continue
+        runs = measured.get(name) or published.get(name) or []
         graphs = measured.get(SAME_GRAPH.get(name, name), [])[:1]
+        if not (runs or graphs):
+            continue
         built = [item for graph in graphs for item in graph["artifacts"] if item["status"] == "built"]
         times = {(row["artifact"], row["seq"]): row for graph in graphs for row in graph.get("times", ())}
         accuracy = {
@@ -157,13 +164,20 @@ def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], study: d
             "sst-test, INT8": spread(accuracies(runs, "onnx-int8", "sst-test")),
             "Yelp": spread([run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run]),
         }
-        seeds = len(runs)
-        if row := STUDIED.get(name):
-            cells = {split: studied[row, split] for split in ("glue-dev", "sst-test")}
-            accuracy |= {split: f"{cell['mean']:.4f} ± {cell['sd']:.4f}" for split, cell in cells.items()}
-            seeds = cells["sst-test"]["n"]
-        ladder.append(Step(title, runs, {item["id"]: item["size_bytes"] for item in built}, times, accuracy, seeds))
+        seeds, minutes = len(runs), [run["seconds"] / 60 for run in runs]
+        if name in STUDIED:
+            study, row = STUDIED[name]
+            cells = {split: studied[study, row, split] for split in ("glue-dev", "sst-test")}
+            accuracy |= {split: _said(cell["accuracy"]) for split, cell in cells.items()}
+            seeds, minutes = cells["sst-test"]["accuracy"]["n"], minutes or cells["sst-test"]["minutes"]["values"]
+        sizes = {item["id"]: item["size_bytes"] for item in built}
+        parameters = (runs or graphs)[0]["parameters"]
+        ladder.append(Step(title, parameters, mean(minutes), sizes, times, accuracy, seeds))
     return ladder
+
+
+def _said(cell: dict[str, Any]) -> str:
+    return f"{cell['mean']:.4f}" + (f" ± {cell['sd']:.4f}" if cell["sd"] is not None else "")
 
 
 def table(ladder: list[Step]) -> str:
@@ -172,10 +186,10 @@ def table(ladder: list[Step]) -> str:
     for step in ladder:
         times = [step.times.get(("onnx-int8", length)) for length in LENGTHS]
         rows.append([
-            step.title, f"{step.runs[0]['parameters']:,}", step.seeds, *step.accuracy.values(),
+            step.title, f"{step.parameters:,}", step.seeds, *step.accuracy.values(),
             *(f"{step.sizes[artifact] / 1e6:.2f}" if artifact in step.sizes else "–" for artifact in ARTIFACTS),
             *("–" if row is None else f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}" for row in times),
-            f"{mean(run['seconds'] for run in step.runs) / 60:.1f}",
+            f"{step.minutes:.1f}",
         ])  # fmt: skip
     header = ["model", "parameters", "seeds", *ladder[0].accuracy]
     header += [f"{name.removeprefix('onnx-').upper()}, MB" for name in ARTIFACTS]
@@ -237,12 +251,12 @@ def main() -> None:
     collecting.add_argument("runs", nargs="+", type=Path)
     for command in (printing, drawing):
         command.add_argument("earlier", nargs="+")
-        command.add_argument("--study", type=Path, required=True)
+        command.add_argument("--study", type=Path, nargs="+", required=True)
     arguments = parser.parse_args()
     if arguments.command in ("table", "figure"):
         document = json.loads(arguments.file.read_text(encoding="utf-8"))
-        study = json.loads(arguments.study.read_text(encoding="utf-8"))
-        ladder = steps(document["runs"], read(arguments.earlier), study)
+        studies = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.study]
+        ladder = steps(document["runs"], read(arguments.earlier), studies)
         if arguments.command == "table":
             print(table(ladder))
         else:
