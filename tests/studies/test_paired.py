@@ -34,13 +34,22 @@ def test_several_seeds_share_their_rows() -> None:
     runs, others = {1: ours, 2: ours, 3: theirs}, {1: theirs, 2: theirs, 3: theirs, 4: ours}
     pair = compare("a", "b", "test", runs, others)
     assert pair is not None and pair.won == (15, 15, 0)  # seed 4 has no partner
-    assert pair.p == pytest.approx(4 * 21_700 / 2**20) and pair.difference == pytest.approx(0.02 / 3)
+    assert pair.difference == pytest.approx(0.02 / 3)
+    assert pair.p == pytest.approx(2 * 21_700 / 2**20, abs=0.01)  # the signs of the same 20 rows are flipped
     linear = compare("a", "b", "test", {42: ours}, {1: theirs, 2: theirs})
     assert linear is not None and linear.won == (15, 15)  # a fit without a random part is compared with every seed
     assert compare("a", "b", "test", {1: ours, 2: ours}, {3: theirs, 4: theirs}) is None
     assert compare("a", "b", "test", {1: ours}, {1: theirs[:10]}) is None
     same = compare("a", "b", "test", {1: ours}, {1: ours})
     assert same is not None and same.p == 1.0 and same.low == same.high == 0.0
+
+
+def test_seeds_that_contradict_each_other_show_nothing() -> None:
+    """Each pair alone is clear (p < 1e-4); the sum of the differences is zero."""
+    ours, theirs = rights(700, 60, 15, 225)
+    pair = compare("a", "b", "test", {1: ours, 2: theirs[::-1]}, {1: theirs, 2: ours[::-1]})
+    assert pair is not None and (pair.won, pair.lost) == ((60, 15), (15, 60))
+    assert pair.difference == 0 and pair.p > 0.9
 
 
 def test_holm() -> None:
