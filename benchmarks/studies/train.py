@@ -199,12 +199,12 @@ class Trainer:
             write_text(path, recipe.to_yaml())
             source = (str(path),) if status is None else (str(folder / RECIPE_FILE), "--resume")
             self._call(job, ("train", *source, "--name", folder.name, "--artifacts", str(self.artifacts)))
-        run = self.results.keep(collect(job, folder))
+        run = self._keep(job, folder)  # with its answers: a study that is interrupted later has lost nothing
         self.progress.message(f"{job.title}: trained, {run.steps:,} steps, {run.seconds:,.0f} s")
 
     def _score(self, job: Job) -> None:
         folder, problems, tried = self.artifacts / job.folder_name, list[str](), set[tuple[str, ...]]()
-        run = self.results.keep(collect(job, folder))
+        run = self._keep(job, folder)
         while step := next((s for s in missing_steps(job, run, folder, self.splits) if s not in tried), None):
             tried.add(step)
             try:
@@ -213,13 +213,19 @@ class Trainer:
                 problems.append(str(error))
                 if self._stopping:
                     raise
-            run = self.results.keep(collect(job, folder))
-        if not problems and get_task(run.task).metric.name == "accuracy":
-            names = {row.split for row in run.evaluation.rows if row.artifact == TORCH} - {"validation"}
-            right = {name: packed(right_rows(folder, name)) for name in sorted(names)}
-            run = self.results.keep(run.model_copy(update={"right": right}))
+            run = self._keep(job, folder)
         if remaining := [" ".join(step) for step in missing_steps(job, run, folder, self.splits)]:
             raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect")
+
+    def _keep(self, job: Job, folder: Path) -> StudyRun:
+        """Keep and return the results of a finished run, with the rows that a classifier answers right."""
+        run, known = collect(job, folder), self.results.find(job)
+        if get_task(run.task).metric.name == "accuracy":
+            names = {row.split for row in run.evaluation.rows if row.artifact == TORCH} - {"validation"}
+            right = dict(known.right) if known is not None and known.started == run.started else {}
+            right |= {name: packed(right_rows(folder, name)) for name in sorted(names - right.keys())}
+            run = run.model_copy(update={"right": right})
+        return self.results.keep(run)
 
     def _call(self, job: Job, arguments: Sequence[str]) -> None:
         log, environment = self.artifacts / "studies" / "logs" / f"{job.key}.log", dict(os.environ)
