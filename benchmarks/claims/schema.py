@@ -131,13 +131,20 @@ class Reached(Frozen):
 class Direction(Frozen):
     """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of.
 
-    ``noise``  two standard errors of the difference. Where the published one is not larger, nothing was shown that
-               could be reproduced, whatever ours is. "seeds": two standard errors of our own figure, which is computed
-               for each seed; they say nothing of the published one.
+    ``noise``      two standard errors of ours; "seeds" computes our figure for each seed
+    ``published``  two standard errors of the published figure, on its test set. Where it is not larger, nothing was
+                   shown that could be reproduced, whatever ours is. Left out: that of ours; beside "seeds" none
     """
 
     kind: Literal["direction"]
     noise: float | dict[str, float] | Literal["seeds"]
+    published: float | dict[str, float] | None = None
+
+    @property
+    def published_noise(self) -> float | dict[str, float]:
+        if self.published is not None:
+            return self.published
+        return 0.0 if isinstance(self.noise, str) else self.noise
 
 
 class Untestable(Frozen):
@@ -209,7 +216,7 @@ class Claim(Frozen):
 
     @model_validator(mode="after")
     def _tolerances(self) -> "Claim":
-        parameters = {"absolute": getattr(self.rule, "absolute", None), "noise": getattr(self.rule, "noise", None)}
+        parameters = {key: getattr(self.rule, key, None) for key in ("absolute", "noise", "published")}
         for key, value in parameters.items():
             if isinstance(value, dict) and value.keys() != self.published.keys():
                 raise ValueError(f"rule.{key}: must have {', '.join(self.published)}, as `published`")

@@ -31,8 +31,8 @@ def _judged(claim: Claim, finder: Finder, values: Mapping[str, Found], missing: 
         return Result(ours={}, origin=[], verdict="not tested yet", why=missing)
     if isinstance(claim.rule, Direction) and claim.rule.noise == "seeds":
         noise = {name: seed_noise(name, figure) for name, figure in values.items()}
-        by_seeds = claim.model_copy(update={"rule": claim.rule.model_copy(update={"noise": noise})})
-        return _compared(by_seeds, ours, origin, seeds=True).model_copy(update={"noise": noise})
+        rule = claim.rule.model_copy(update={"noise": noise, "published": claim.rule.published_noise})
+        return _compared(claim.model_copy(update={"rule": rule}), ours, origin).model_copy(update={"noise": noise})
     return _compared(claim, ours, origin)
 
 
@@ -43,12 +43,12 @@ def seed_noise(name: str, figure: Found) -> float:
     return float(f"{2 * stdev(figure.seeds) / len(figure.seeds) ** 0.5:.3g}")
 
 
-def _compared(claim: Claim, ours: dict[str, Number], origin: list[str], *, seeds: bool = False) -> Result:
+def _compared(claim: Claim, ours: dict[str, Number], origin: list[str]) -> Result:
     """The verdict on figures that are all there. Those whose published difference is noise decide nothing."""
-    noise = [name for name in ours if not seeds and shows_nothing(claim.rule, name, claim.published[name])]
+    noise = [name for name in ours if shows_nothing(claim.rule, name, claim.published[name])]
     too_small = f"{_named(noise, ours)}the published difference is itself within two standard errors" if noise else ""
     if noise and len(noise) == len(ours):
-        why = f"{too_small}, {amounts(claim.rule.noise)}" if isinstance(claim.rule, Direction) else too_small
+        why = f"{too_small}, {amounts(claim.rule.published_noise)}" if isinstance(claim.rule, Direction) else too_small
         return Result(ours=ours, origin=origin, verdict="not testable as published", why=why)
     faults = {name: fault(claim.rule, name, ours[name], claim.published[name]) for name in ours if name not in noise}
     failed = [f"{_named([name], ours)}{reason}" for name, reason in faults.items() if reason]
@@ -87,7 +87,7 @@ def of_figure(amount: float | dict[str, float] | Literal["seeds"], name: str) ->
 
 def shows_nothing(rule: Rule, name: str, published: Published) -> bool:
     """Whether a published difference is no larger than its own noise."""
-    return isinstance(rule, Direction) and abs(ends(published)[0]) <= of_figure(rule.noise, name)
+    return isinstance(rule, Direction) and abs(ends(published)[0]) <= of_figure(rule.published_noise, name)
 
 
 def fault(rule: Rule, name: str, ours: Number, published: Published) -> str:

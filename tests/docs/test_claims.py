@@ -187,6 +187,10 @@ def test_noise_is_taken_from_the_seeds(tmp_path: Path, sd: float, expected: str)
     result = only_result(path)
     assert result.verdict == expected
     assert result.noise == {"accuracy": pytest.approx(2 * sd / math.sqrt(3), rel=0.01)}
+    content["claims"]["first"]["rule"]["published"] = 2.0  # what is published may be noise, whatever our seeds say
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    shown = only_result(path)
+    assert shown.verdict == "not testable as published" and "within two standard errors, 2" in shown.why
     content["claims"]["first"]["ours"] = {"kind": "json", "file": "figures.json", "path": ["runs", 0, "accuracy"]}
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     with pytest.raises(InputError, match=r"noise is seeds, but no cell of figures\.json has several"):
