@@ -248,7 +248,7 @@ def main() -> None:
     collecting.add_argument("--held-out", type=Path, required=True)
     collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
     collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
-    collecting.add_argument("runs", nargs="+", type=Path)
+    collecting.add_argument("runs", nargs="*", type=Path)
     for command in (printing, drawing):
         command.add_argument("earlier", nargs="+")
         command.add_argument("--study", type=Path, nargs="+", required=True)
