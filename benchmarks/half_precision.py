@@ -1,10 +1,11 @@
 """Score classifiers computed in FP16, beside FP32, in torch: on a CUDA card if there is one, else on the CPU.
 
-    python -m benchmarks.half_precision measure FILE RUN… [--split random-split]
+    python -m benchmarks.half_precision measure FILE NAME=RUN… [--split random-split]
     python -m benchmarks.half_precision table FILE
 
-Weights, and the inputs and results of every operation, are FP16; how a product sums within is torch's choice. ONNX
-Runtime on a CPU computes FP16 files in FP32 instead. FILE is one JSON; a run and set that it has already is replaced.
+All weights, and the inputs and results of all operations but norms, are FP16; norms compute in FP32. How a product sums
+within is torch's choice. It is not the exported FP16 graph, which ONNX Runtime computes in FP32 on a CPU. FILE is one
+JSON; a name and set that it has already is replaced.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def main() -> None:
     measuring, showing = commands.add_parser("measure"), commands.add_parser("table")
     for command in (measuring, showing):
         command.add_argument("file", type=Path)
-    measuring.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    measuring.add_argument("runs", nargs="+", metavar="NAME=RUN")
     measuring.add_argument("--split", default="random-split")
     arguments = parser.parse_args()
     file: Path = arguments.file
@@ -89,10 +90,10 @@ def main() -> None:
     if arguments.command == "table":
         print(table(runs))
         return
-    for folder in arguments.runs:
-        runs.setdefault(folder.name, {})[arguments.split] = score_run(folder, arguments.split)
+    for name, _, folder in (run.rpartition("=") for run in arguments.runs):
+        runs.setdefault(name, {})[arguments.split] = score_run(Path(folder), arguments.split)
         write_json(file, {"runs": runs})
-        print(table({folder.name: runs[folder.name]}))
+        print(table({name: runs[name]}))
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies:
             study, row = STUDIED[name]
             cells = {split: studied[study, row, split] for split in ("glue-dev", "sst-test")}
             accuracy |= {split: _said(cell["accuracy"]) for split, cell in cells.items()}
-            seeds, minutes = cells["sst-test"]["accuracy"]["n"], minutes or cells["sst-test"]["minutes"]["values"]
+            seeds, minutes = cells["sst-test"]["accuracy"]["n"], minutes or [cells["sst-test"]["minutes"]["mean"]]
         sizes = {item["id"]: item["size_bytes"] for item in built}
         parameters = (runs or graphs)[0]["parameters"]
         ladder.append(Step(title, parameters, mean(minutes), sizes, times, accuracy, seeds))

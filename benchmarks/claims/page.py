@@ -20,12 +20,13 @@ MEANINGS = {
 INTRODUCTION = """\
 # Claims of the papers
 
-Each quantitative claim of five texts has a verdict. The rule of a verdict was written before the measurement and is in
-`docs/claims.yaml`, with the source of each figure. [The papers' tables](papers.md) shows the studies.
+Each quantitative claim of five texts has a verdict. The rule of a verdict is in `docs/claims.yaml`, with the source of
+each figure. Rules were written before the measurement; later changes are in the history of that file.
+[The papers' tables](papers.md) shows the studies.
 """
 COUNTED = """
 *all* counts a claim once that several versions repeat. A difference is noise if it is below two standard errors of the
-test set. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
+test set, or of our seeds. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
 """
 
 

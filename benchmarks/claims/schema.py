@@ -133,7 +133,7 @@ class Direction(Frozen):
 
     ``noise``      two standard errors of ours; "seeds" computes our figure for each seed
     ``published``  two standard errors of the published figure, on its test set. Where it is not larger, nothing was
-                   shown that could be reproduced, whatever ours is. Left out: that of ours; beside "seeds" none
+                   shown that could be reproduced, whatever ours is. Default: ``noise``; 0 beside "seeds"
     """
 
     kind: Literal["direction"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from benchmarks.gpu.tables import options_of, tabulated
-from edgeformer.artifacts.errors import EdgeformerError
 
 STUDIES = ("own-protocol", "controls", "table6", "table13", "table7", "table9", "table10")
 FP16 = "FP16"
@@ -22,21 +21,16 @@ def measure(session: Session) -> None:
 
 
 def _scored_in_fp16(session: Session) -> Figures:
-    """Score the finished runs of the first two studies in FP32 and FP16. Raises EdgeformerError: there are none."""
+    """Score the runs of the first two studies that this session trained, in FP32 and FP16."""
     from benchmarks.half_precision import score_run
     from benchmarks.studies.study import plan_study
     from edgeformer.models.weights import MODEL_FOLDER
 
     options = options_of(session, train=False)
     outcomes = [outcome for name in STUDIES[:2] for outcome in plan_study(name, options).outcomes]
-    folders = dict.fromkeys(session.work / outcome.job.folder_name for outcome in outcomes)
-    runs = {
-        folder.name: score_run(folder, "random-split")
-        for folder in folders
-        if (folder / MODEL_FOLDER).is_dir() and "linear" not in folder.name
-    }
-    if not runs and not session.tiny:
-        raise EdgeformerError("no run of an encoder is finished")
+    encoders = [outcome.job.folder_name for outcome in outcomes if outcome.job.written.model.kind == "encoder"]
+    folders = [session.work / name for name in dict.fromkeys(encoders)]
+    runs = {folder.name: score_run(folder, "random-split") for folder in folders if (folder / MODEL_FOLDER).is_dir()}
     lost = (run["fp32"]["accuracy"] - run["fp16"]["accuracy"] for run in runs.values())
     return {"scores": runs, "differing": sum(run["differing"] for run in runs.values()),
             "accuracy_lost": max(lost, key=abs, default=None)}  # fmt: skip

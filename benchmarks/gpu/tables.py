@@ -18,11 +18,10 @@ AT_A_TIME = 6
 """Runs that share a card: each keeps one processor core busy launching kernels, the card is mostly idle with one."""
 
 
-def at_a_time() -> int:
+def parallel_runs() -> int:
     """Return how many runs share the card: as many as there are cores, less one, if `nvidia-cuda-mps-control -d` runs.
 
-    With it kernels of several processes run at the same time, else they take turns. On an H200 with 16 cores each of 15
-    trainings of an encoder with it made as many steps per second as each of 6 without it.
+    With it kernels of several processes run at the same time, else they take turns.
     """
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     return max(AT_A_TIME, usable_cores() - 1) if (pipes / "control").exists() else AT_A_TIME
@@ -59,7 +58,7 @@ def tabulated(session: Session, name: str) -> Figures:
 def options_of(session: Session, *, train: bool) -> StudyOptions:
     """Return the options by which a session's studies are made."""
     data = (session.options.data,) if session.options.data is not None and not session.tiny else ()
-    return StudyOptions(session.work, data=data, jobs=at_a_time(), train=train)
+    return StudyOptions(session.work, data=data, jobs=parallel_runs(), train=train)
 
 
 def _run(session: Session, name: str, *, train: bool) -> StudyTable:

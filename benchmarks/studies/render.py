@@ -37,6 +37,12 @@ def cell_text(row: StudyRow, name: str, attribute: str = "mean") -> str:
     return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
 
 
+_OF_THESE_WEIGHTS = (
+    "Intervals and p-values are of these trained weights on these rows; other seeds differ as well. *p*: McNemar's "
+    "exact test, over several seeds of the sum of their differences; *p (Holm)*: adjusted over the table."
+)
+
+
 def study_markdown(table: StudyTable) -> str:
     """Return the table, the rows of each group under its name."""
     columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading="")]
@@ -60,11 +66,13 @@ def study_markdown(table: StudyTable) -> str:
 def pairs_markdown(table: StudyTable) -> str:
     """Return the table of paired comparisons."""
     labels = {row.run: row.label for row in table.rows}
+    groups = {row.run: row.group for row in table.rows}
 
     def counts(values: Sequence[int]) -> str:
         return ", ".join(f"{value:,}" for value in values)
 
     columns: list[Column[Paired]] = [
+        *([Column("group", lambda pair: groups[pair.run], heading="")] if any(groups.values()) else []),
         Column("pair", lambda pair: f"{labels[pair.run]} − {labels[pair.against]}", heading=""),
         Column("at", lambda pair: pair.at, heading="set"),
         Column("rows", lambda pair: f"{pair.rows:,}", number=True),
@@ -99,6 +107,7 @@ def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list
     parts = [
         study_markdown(table).rstrip("\n"),
         pairs_markdown(table).rstrip("\n") if table.pairs else "",
+        _OF_THESE_WEIGHTS if table.pairs else "",
         f"The paper's figures: {markdown(sources)}." if sources else "",
         markdown(finding),
         "\n".join(f"{line}{paper}" for line, paper in zip(picks, papers, strict=True)),

@@ -129,6 +129,7 @@ class Trainer:
     failed: dict[str, str] = field(default_factory=dict)
     _processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)  # a second Ctrl-C comes while the first is handled
+    _answering: Any = field(default_factory=threading.Lock)
     _stopping: bool = False
 
     def _status(self, job: Job) -> str | None:
@@ -218,14 +219,22 @@ class Trainer:
             raise EdgeformerError("; ".join(problems) or f"`edgeformer {remaining[0]}` had no effect")
 
     def _keep(self, job: Job, folder: Path) -> StudyRun:
-        """Keep and return the results of a finished run, with the rows that a classifier answers right."""
-        run, known = collect(job, folder), self.results.find(job)
-        if get_task(run.task).metric.name == "accuracy":
-            names = {row.split for row in run.evaluation.rows if row.artifact == TORCH} - {"validation"}
-            right = dict(known.right) if known is not None and known.started == run.started else {}
-            right |= {name: packed(right_rows(folder, name)) for name in sorted(names - right.keys())}
-            run = run.model_copy(update={"right": right})
-        return self.results.keep(run)
+        """Keep and return the results of a finished run, with the rows that a classifier answers right.
+
+        Raises EdgeformerError where torch cannot compute the answers; the other results are kept.
+        """
+        previous = self.results.find(job)
+        run = self.results.keep(collect(job, folder))
+        if get_task(run.task).metric.name != "accuracy":
+            return run
+        names = {row.split for row in run.evaluation.rows if row.artifact == TORCH} - {"validation"}
+        right = dict(previous.right) if previous is not None and previous.started == run.started else {}
+        try:
+            with self._answering:  # one run at a time, beside the trainings
+                right |= {name: packed(right_rows(folder, name)) for name in sorted(names - right.keys())}
+        except RuntimeError as error:
+            raise EdgeformerError(f"which rows it answers right is unknown: {error}") from error
+        return self.results.keep(run.model_copy(update={"right": right}))
 
     def _call(self, job: Job, arguments: Sequence[str]) -> None:
         log, environment = self.artifacts / "studies" / "logs" / f"{job.key}.log", dict(os.environ)

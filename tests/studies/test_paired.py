@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
-from benchmarks.studies.paired import Paired, adjust, compare, packed, unpacked
+from benchmarks.studies.paired import Paired, adjust, compare, packed, sign_flip_test, unpacked
 
 
 def rights(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +37,7 @@ def test_several_seeds_share_their_rows() -> None:
     pair = compare("a", "b", "test", runs, others)
     assert pair is not None and pair.won == (15, 15, 0)  # seed 4 has no partner
     assert pair.difference == pytest.approx(0.02 / 3)
-    assert pair.p == pytest.approx(2 * 21_700 / 2**20, abs=0.01)  # the signs of the same 20 rows are flipped
+    assert pair.p == pytest.approx(2 * 21_700 / 2**20)  # the signs of the same 20 rows, twice the difference in each
     linear = compare("a", "b", "test", {42: ours}, {1: theirs, 2: theirs})
     assert linear is not None and linear.won == (15, 15)  # a fit without a random part is compared with every seed
     assert compare("a", "b", "test", {1: ours, 2: ours}, {3: theirs, 4: theirs}) is None
@@ -49,7 +51,16 @@ def test_seeds_that_contradict_each_other_show_nothing() -> None:
     ours, theirs = rights(700, 60, 15, 225)
     pair = compare("a", "b", "test", {1: ours, 2: theirs[::-1]}, {1: theirs, 2: ours[::-1]})
     assert pair is not None and (pair.won, pair.lost) == ((60, 15), (15, 60))
-    assert pair.difference == 0 and pair.p > 0.9
+    assert pair.difference == 0 and pair.p == pytest.approx(1)
+
+
+def test_sign_flips_of_differences_of_several_sizes() -> None:
+    """All 2^6 signs of 2, 2, 1, 1, 1, −1 by hand: 6 or more in 4 of them, −6 or less in as many."""
+    differences = np.array([2, 2, 1, 1, 1, -1])
+    sums = [sum(s * abs(d) for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=6)]
+    expected = sum(abs(total) >= differences.sum() for total in sums) / len(sums)
+    assert sign_flip_test(differences) == pytest.approx(expected)
+    assert sign_flip_test(np.zeros(5, dtype=int)) == 1.0
 
 
 def test_holm() -> None:
