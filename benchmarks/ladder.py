@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from math import log10
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -203,6 +204,7 @@ def figure(ladder: list[Step], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    labelled: list[tuple[float, float]] = []
     for number, step in enumerate(ladder):
         points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
         known = {artifact: point for artifact, point in points.items() if point is not None}
@@ -215,8 +217,11 @@ def figure(ladder: list[Step], path: Path) -> None:
             face = f"C{number}" if is_fp32 else "white"
             axes.scatter(*point, s=area, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
             beside = (area**0.5 / 2 + 3) * (1 if is_fp32 else -1)  # points
+            close = [y for x, y in labelled if abs(log10(point[0] / x)) < 0.1 and abs(point[1] - y) < 0.004]
+            shift = 0 if not close else 10 if point[1] > close[0] else -10  # points, away from the other label
+            labelled.append(point)
             axes.annotate(
-                f"{size:.1f} MB", point, (beside, 0), textcoords="offset points", fontsize=8, va="center",
+                f"{size:.1f} MB", point, (beside, shift), textcoords="offset points", fontsize=8, va="center",
                 ha="left" if is_fp32 else "right",
             )  # fmt: skip
         axes.scatter([], [], s=40, color=f"C{number}", label=step.title)
