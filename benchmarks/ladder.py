@@ -204,7 +204,7 @@ def figure(ladder: list[Step], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    labelled: list[tuple[float, float]] = []
+    labelled: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # labels of FP32 are on the right
     for number, step in enumerate(ladder):
         points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
         known = {artifact: point for artifact, point in points.items() if point is not None}
@@ -217,9 +217,9 @@ def figure(ladder: list[Step], path: Path) -> None:
             face = f"C{number}" if is_fp32 else "white"
             axes.scatter(*point, s=area, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
             beside = (area**0.5 / 2 + 3) * (1 if is_fp32 else -1)  # points
-            close = [y for x, y in labelled if abs(log10(point[0] / x)) < 0.1 and abs(point[1] - y) < 0.004]
+            close = [y for x, y in labelled[is_fp32] if abs(log10(point[0] / x)) < 0.1 and abs(point[1] - y) < 0.004]
             shift = 0 if not close else 10 if point[1] > close[0] else -10  # points, away from the other label
-            labelled.append(point)
+            labelled[is_fp32].append(point)
             axes.annotate(
                 f"{size:.1f} MB", point, (beside, shift), textcoords="offset points", fontsize=8, va="center",
                 ha="left" if is_fp32 else "right",
