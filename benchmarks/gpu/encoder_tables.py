@@ -16,8 +16,8 @@ def measure(session: Session) -> None:
     for name in STUDIES:
         session.case(name, lambda name=name: tabulated(session, name))  # type: ignore[misc]
     session.case(FP16, lambda: _scored_in_fp16(session))
-    if (figures := session.figures(FP16)) is not None and figures["accuracy_lost"] is not None:
-        session.conclude({"within": abs(figures["accuracy_lost"]) <= ALLOWED})
+    if (figures := session.figures(FP16)) is not None and figures["accuracy_cost"] is not None:
+        session.conclude({"within": abs(figures["accuracy_cost"]) <= ALLOWED})
 
 
 def _scored_in_fp16(session: Session) -> Figures:
@@ -31,9 +31,9 @@ def _scored_in_fp16(session: Session) -> Figures:
     encoders = [outcome.job.folder_name for outcome in outcomes if outcome.job.written.model.kind == "encoder"]
     folders = [session.work / name for name in dict.fromkeys(encoders)]
     runs = {folder.name: score_run(folder, "random-split") for folder in folders if (folder / MODEL_FOLDER).is_dir()}
-    lost = (run["fp32"]["accuracy"] - run["fp16"]["accuracy"] for run in runs.values())
+    costs = (run["fp32"]["accuracy"] - run["fp16"]["accuracy"] for run in runs.values())
     return {"scores": runs, "differing": sum(run["differing"] for run in runs.values()),
-            "accuracy_lost": max(lost, key=abs, default=None)}  # fmt: skip
+            "accuracy_cost": max(costs, key=abs, default=None)}  # fmt: skip
 
 
 ROW = Row(
@@ -46,7 +46,7 @@ ROW = Row(
         Column("rows that are missing", "missing"),
         Column("minutes of training", "minutes", "{:,.1f}"),
         Column("answers that differ in FP16", "differing"),
-        Column("accuracy that FP16 costs", "accuracy_lost", "{:.4f}"),
+        Column("accuracy that FP16 costs", "accuracy_cost", "{:.4f}"),
     ),
     module="encoder_tables",
 )
