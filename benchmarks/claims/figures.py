@@ -21,7 +21,6 @@ from benchmarks.claims.schema import (
     Formula,
     Json,
     Number,
-    Planned,
     Quoted,
     Setting,
     Source,
@@ -57,16 +56,6 @@ def count(recipe: str, overrides: tuple[str, ...]) -> int:
     from edgeformer.training.plan import count_offline
 
     return count_offline(load_recipe(recipe, [*overrides]))
-
-
-@cache
-def planned_peak_gib(recipe: str, device: str) -> float:
-    """What `edgeformer plan` predicts."""
-    from edgeformer.artifacts.documents import load_profile
-    from edgeformer.models import load_recipe
-    from edgeformer.training.plan import plan
-
-    return plan(load_recipe(recipe), load_profile(device)).peak_bytes / 2**30
 
 
 @cache
@@ -198,8 +187,6 @@ class Finder:
             case Setting():
                 value = setting(source.recipe, source.set, source.key.replace("$figure", figure))
                 return Found(value, [f"recipe {source.recipe}"])
-            case Planned():
-                return Found(planned_peak_gib(source.recipe, source.device), [f"plan of {source.recipe}"])
             case Each():
                 return self.find(source.of[figure], figure)
             case Quoted():

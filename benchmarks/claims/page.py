@@ -25,9 +25,16 @@ each figure. Rules were written before the measurement; later changes are in the
 [The papers' tables](papers.md) shows the studies.
 """
 COUNTED = """
-*all* counts a claim once that several versions repeat. A difference is noise if it is below two standard errors of the
-test set, or of our seeds. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
+*all* counts a claim once that several versions repeat, and a sentence with two readings once for each. A difference is
+noise if it is below two standard errors of the test set, or of our seeds. Training settings are no claims: the recipes
+`*_sst2` and `crt_deep_published` list them.
 """
+
+CHECKED = {
+    "not reproduced": "Figures of the texts that contradict each other, or the released code",
+    "reproduced": "Figures that agree",
+}
+"""Verdict on a check → what its table holds."""
 
 
 def page(claims: Claims) -> str:
@@ -41,8 +48,10 @@ def page(claims: Claims) -> str:
             matches = [c for c in of_paper if not c.check and c.result is not None and c.result.verdict == verdict]
             if matches:
                 parts += [f"## Paper {paper}: {verdict}\n", table(matches), ""]
-    checks = [claim for claim in claims.claims.values() if claim.check]
-    parts += ["## Contradictions\n", "Two figures of the texts that contradict each other:\n", table(checks)]
+    parts.append("## The texts against themselves\n")
+    for verdict, title in CHECKED.items():
+        checks = [c for c in claims.claims.values() if c.check and c.result is not None and c.result.verdict == verdict]
+        parts += [f"{title}:\n", table(checks), ""]
     return "\n".join(parts) + "\n"
 
 

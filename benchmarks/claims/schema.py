@@ -81,14 +81,6 @@ class Code(Frozen):
     name: str
 
 
-class Planned(Frozen):
-    """The peak of training a recipe on a device in GiB, as `edgeformer plan` predicts it; nothing is measured."""
-
-    kind: Literal["plan"]
-    recipe: str
-    device: str
-
-
 class Each(Frozen):
     """Every figure has a source of its own."""
 
@@ -104,9 +96,7 @@ class Formula(Frozen):
     of: "dict[str, Source | str]"
 
 
-Source = Annotated[
-    Counted | Json | Study | Quoted | Setting | Code | Planned | Each | Formula, Field(discriminator="kind")
-]
+Source = Annotated[Counted | Json | Study | Quoted | Setting | Code | Each | Formula, Field(discriminator="kind")]
 
 
 class Within(Frozen):
@@ -176,13 +166,13 @@ class Claim(Frozen):
     """One quantitative claim.
 
     ``text``       a short quotation
-    ``where``      text → page, section or table; several where versions repeat it
+    ``where``      text → page, section or table. The first has the quoted words; the others say the same
     ``study``      what tests it; "counts": arithmetic on exact counts or on the papers' own figures
     ``published``  name → figure
     ``ours``       how our figures of the same names are found; "$figure" stands for the name
     ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
     ``note``       what a reader of the verdict must know
-    ``check``      no text says it: two of its own figures are compared. Counted apart from what is claimed
+    ``check``      a text's figure against another of its figures, or the released code. Counted apart
     """
 
     text: str

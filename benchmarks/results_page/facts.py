@@ -192,10 +192,14 @@ def speeds() -> dict[str, str]:
 def claims() -> dict[str, str]:
     """Verdicts on the papers' claims."""
     content = yaml.safe_load((FOLDER.parents[2] / "docs" / "claims.yaml").read_text(encoding="utf-8"))
-    verdicts = [claim["result"]["verdict"] for claim in content["claims"].values() if not claim.get("check")]
+    made = [claim for claim in content["claims"].values() if not claim.get("check")]
+    verdicts = [claim["result"]["verdict"] for claim in made]
+    counted = sum(c["study"] == "counts" for c in made if c["result"]["verdict"] == "reproduced")
     return {
         "claims_made": f"{len(verdicts)}",
         "claims_reproduced": f"{verdicts.count('reproduced')}",
+        "claims_counted": f"{counted}",
+        "claims_measured": f"{verdicts.count('reproduced') - counted}",
         "claims_not_reproduced": f"{verdicts.count('not reproduced')}",
         "claims_untestable": f"{sum(verdict.startswith('not test') for verdict in verdicts)}",
     }

@@ -81,14 +81,14 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             return draw_study(place, table, specs, lines)
 
         names = drawn(pictures / name, shown, draw)
-        finding = finding_of(study, table.rows, table.pairs) if study.finding else ""
         # The words are those of the study as it is written now; the figures are those of the table.
         rows = [
-            row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})
+            row.model_copy(update=study.runs[row.run].model_dump(include={"label", "group", "note"}))
             for row in table.rows
         ]
         words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
         table = table.model_copy(update=words)
+        finding = finding_of(study, table.rows, table.pairs) if study.finding else ""
         parts = [
             f"# {table.title}",
             *([markdown(finding)] if finding else []),

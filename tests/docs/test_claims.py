@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.claims import figures
 from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
 from benchmarks.claims.page import page, tally
-from benchmarks.claims.schema import Claim, Claims, Planned, Result, read_claims
+from benchmarks.claims.schema import Claim, Claims, Result, read_claims
 from benchmarks.claims.verdicts import fault
 from edgeformer.artifacts.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def claims() -> Iterator[Claims]:
-    """As judged now, without planning a training: what `edgeformer plan` says is the slow test's."""
-    committed = read_claims(CLAIMS)
-    (planned,) = [claim.result for claim in committed.claims.values() if isinstance(claim.ours, Planned)]
-    assert planned is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "planned_peak_gib", lambda recipe, device: planned.ours["value"])
-        yield judged(CLAIMS, RESULTS)
-
-
-@pytest.mark.slow
-def test_the_planned_peak_is_the_committed_one() -> None:
-    (claim,) = [claim for claim in read_claims(CLAIMS).claims.values() if isinstance(claim.ours, Planned)]
-    assert isinstance(claim.ours, Planned) and claim.result is not None
-    peak = figures.planned_peak_gib(claim.ours.recipe, claim.ours.device)
-    assert claim.result.ours["value"] == pytest.approx(peak, rel=1e-4)
+def claims() -> Claims:
+    """As judged now."""
+    return judged(CLAIMS, RESULTS)
 
 
 def small(tmp_path: Path, **changes: Any) -> Path:

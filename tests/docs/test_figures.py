@@ -46,7 +46,8 @@ STATED = {
     "is Table 6 of paper A": "of the paper",
     "with its own BPE tokenizer on WikiText-2": "a data set",
     "on a part of WikiText-2": "a data set",
-    "a small model (width 128)": "a setting",
+    "of small models (width 128)": "a setting",
+    "up to 512 tokens": "a setting",
     "three shared layers of width 256": "a setting",
     "six layers of width 384": "a setting",
     "max(0.80, 0.92 · 0.98^(loop − 1))": "the paper's",
@@ -109,7 +110,7 @@ def test_committed_studies_are_shown(tmp_path: Path) -> None:
     displayed, _, protocol = pages["pictures/table6.md"].partition("\n\n## Protocol\n\n")
     assert displayed.startswith("# SST-2\n\n") and "](table6/figure" in displayed
     assert "0.9100" in displayed and "0.9061" in displayed and "a run" not in displayed
-    assert displayed.endswith("- Baseline, random-split: LEAKS FUTURE TOKENS – scores are void")
+    assert displayed.endswith("- Baseline (6 layers, 384), random-split: LEAKS FUTURE TOKENS – scores are void")
     assert protocol.startswith("Table 6. Three architectures, ") and "make study NAME=table6" in protocol
 
 

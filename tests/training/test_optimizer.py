@@ -72,12 +72,13 @@ class TestSchedules:
             assert max(values) == pytest.approx(1.0) and values.index(max(values)) in (4, 5)
 
     def test_plateau(self) -> None:
-        optimizer, scheduler = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=2))
+        # Paper A: half the rate where two epochs in a row do not improve the validation loss, which is patience 1.
+        optimizer, scheduler = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=1))
         values = []
         for loss in (1.0, 0.9, 0.9, 0.9, 0.9, 0.9):
             scheduler.step(loss)
             values.append(optimizer.param_groups[0]["lr"])
-        assert values == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5]
+        assert values == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
 def test_optimizer_groups() -> None:
