@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import get_args
 
@@ -94,10 +95,12 @@ def cells(claim: Claim) -> list[str]:
 
 
 def listed(figures: dict[str, str]) -> str:
-    """Each with its name; a single one is called ``value`` and needs none."""
-    return (
-        ", ".join(displayed if name == "value" else f"{name} {displayed}" for name, displayed in figures.items()) or "–"
-    )
+    """Each with its name, parts of a list (``exits.0``) together; a single one is called ``value`` and needs none."""
+    values: dict[str, list[str]] = {}
+    for name, displayed in figures.items():
+        values.setdefault(re.sub(r"^(\w+)\.\d+$", r"\1", name), []).append(displayed)
+    texts = [" ".join(parts) if name == "value" else f"{name} {' '.join(parts)}" for name, parts in values.items()]
+    return ", ".join(texts) or "–"
 
 
 def written(published: Published) -> str:
