@@ -13,6 +13,19 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 
 NONE = "**No figure was measured on a GPU.**"
+SUMMARY = {
+    "prediction_off": "predicted tensors over the measured peak, less one",
+    "within": "as wanted",
+    "with_reserve_off": "predicted peak with its reserve over the reserved peak, less one",
+    "measured_with": "measured by",
+    "cases": "measurements",
+    "held": "of them within the estimated range",
+    "median_log2": "median size of log2(measured / estimated)",
+    "worst_log2": "largest size of log2(measured / estimated)",
+    "over_stacked": "energy over that of stacked layers in the same format",
+    "claimed": "claimed ratios, by exit",
+}
+"""Key of a summary → what the page calls it; others are called by their words."""
 
 
 def gpu(folder: Path = RESULTS) -> str:
@@ -61,8 +74,10 @@ def _section(row: Row, document: dict[str, Any]) -> str:
         parts += [f"{escaped(Path(name).stem)}:", _study(figures)]
     # What each variant saves is in its table already.
     summary = {} if row.variants is not None else document["summary"]
-    lines = [f"- {key.replace('_', ' ')}: {_said(value)}" for key, value in summary.items()]
-    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+    lines = [f"- {SUMMARY.get(key, key.replace('_', ' '))}: {_said(value)}" for key, value in summary.items()]
+    if lines:
+        parts += [*([] if document["complete"] else ["So far:"]), "\n".join(lines)]
+    return "\n\n".join(parts)
 
 
 def table(columns: tuple[Column, ...], cases: dict[str, Any]) -> str:
@@ -119,5 +134,7 @@ def _mean(cell: dict[str, Any] | None) -> str:
 
 def _said(value: Any) -> str:
     if isinstance(value, dict):
-        return "; ".join(f"{escaped(str(key))} {_said(item)}" for key, item in value.items()) or "–"
+        return "; ".join(f"{escaped(str(key)).replace('_', ' ')}: {_said(item)}" for key, item in value.items()) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.3g}" if isinstance(value, float) else escaped(str(value))
