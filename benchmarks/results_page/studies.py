@@ -73,7 +73,15 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             for path in (folder / f"{key}.json" for key in keys):
                 if path.is_file() and (curve := read_json(path).get("curve")):
                     curves.setdefault(run, []).append(curve)
-        shown = [table.model_dump_json(exclude={"pairs"}), *(figure.model_dump_json() for figure in study.figures)]
+        # The words are those of the study as it is written now; the figures are those of the table.
+        rows = tuple(
+            row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})
+            for row in table.rows
+        )
+        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows, "kind": study.table.rows}
+        table = table.model_copy(update=words)
+        prose = {"pairs", "protocol", "notes", "finding"}
+        shown = [table.model_dump_json(exclude=prose), *(figure.model_dump_json() for figure in study.figures)]
         if any(figure.kind == "curves" for figure in study.figures):
             shown.append(json.dumps(curves))
 
@@ -82,13 +90,6 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
 
         names = drawn(pictures / name, shown, draw)
         finding = finding_of(study, table.rows, table.pairs) if study.finding else ""
-        # The words are those of the study as it is written now; the figures are those of the table.
-        rows = [
-            row.model_copy(update={"group": study.runs[row.run].group, "note": study.runs[row.run].note})
-            for row in table.rows
-        ]
-        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
-        table = table.model_copy(update=words)
         parts = [
             f"# {table.title}",
             *([markdown(finding)] if finding else []),

@@ -175,6 +175,7 @@ class StudyTable(Kept):
     title: str
     element: str
     protocol: str
+    kind: str = Field("tests", description="what the rows of a run are: TableSpec.rows")
     columns: Several[str]
     rows: Several[StudyRow]
     picks: Several[Picked] = ()

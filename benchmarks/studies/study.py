@@ -124,7 +124,8 @@ def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None
         )
     return StudyTable(
         study=study.name, title=study.title, element=study.element, protocol=study.protocol.strip(),
-        columns=study.table.columns, rows=rows, picks=tuple(pick(choice, rows) for choice in study.table.choices),
+        kind=study.table.rows, columns=study.table.columns, rows=rows,
+        picks=tuple(pick(choice, rows) for choice in study.table.choices),
         data=notes, minutes=round(sum(run.seconds for run in runs) / 60, 1), hosts=tuple(dict.fromkeys(hosts)),
         times=measured, finding=finding_of(study, rows, pairs), pairs=pairs,
         notes=(*study.notes, *filter(None, (mixed_hosts(runs), mixed_formats(runs)))),

@@ -67,7 +67,7 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     page = study_page(complete, [])
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
     assert study_body(complete, "", [])[0].count("\n|") == len(lines) + 1
-    kinds: tuple[Any, ...] = ("bubbles", "bars", "lines")
+    kinds: tuple[Any, ...] = ("bubbles", "dots", "lines")
     look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
     figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
     assert draw_study(tmp_path, complete, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
