@@ -27,6 +27,11 @@ _CLOSE = 0.06
 """Share of the axes within which a line's second point gets no label."""
 
 
+def figure_titles(figures: Sequence[FigureSpec]) -> dict[str, str]:
+    """Return the title of each figure by the name of its file."""
+    return {f"figure{number}.png": figure.title for number, figure in enumerate(figures, 1)}
+
+
 def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: Curves) -> list[str]:
     """Write ``figure1.png``… into a folder and return their names; without those for which there are no values."""
     names: list[str] = []
