@@ -22,7 +22,6 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from math import log10
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -138,13 +137,21 @@ class Step:
     sizes: dict[str, int]  # artifact → bytes
     times: dict[tuple[str, int], dict[str, Any]]  # artifact and tokens → row
     accuracy: dict[str, str]  # set → text; sst-test also for INT8
+    both: tuple[float, float] | None  # accuracy on sst-test in FP32 and INT8, of the runs that have both
     seeds: int
 
-    def point(self, artifact: str) -> tuple[float, float] | None:
-        """Return milliseconds at the longest of LENGTHS and the accuracy on sst-test, if both are known."""
-        text = self.accuracy["sst-test, INT8" if artifact == "onnx-int8" else "sst-test"]
-        row = self.times.get((artifact, LENGTHS[-1]))
-        return None if row is None or text == "–" else (row["ms"], float(text.split()[0]))
+    def points(self) -> list[tuple[str, float, float, bool]]:
+        """Return artifact, milliseconds at the longest of LENGTHS, accuracy on sst-test, whether the time is stable.
+
+        FP32 and INT8 where the same runs have both scores, else FP32 alone with the mean over all seeds.
+        """
+        scores = self.both or (float(self.accuracy["sst-test"].split()[0]),)
+        rows = [(artifact, self.times.get((artifact, LENGTHS[-1]))) for artifact in ARTIFACTS[: len(scores)]]
+        return [
+            (artifact, row["ms"], score, row["stable"])
+            for (artifact, row), score in zip(rows, scores, strict=True)
+            if row is not None
+        ]
 
 
 def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies: list[dict[str, Any]]) -> list[Step]:
@@ -165,6 +172,9 @@ def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies:
             "sst-test, INT8": spread(accuracies(runs, "onnx-int8", "sst-test")),
             "Yelp": spread([run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run]),
         }
+        pairs = [tuple(accuracies([run], artifact, "sst-test") for artifact in ARTIFACTS[:2]) for run in runs]
+        pairs = [pair for pair in pairs if all(pair)]
+        both = (mean(pair[0][0] for pair in pairs), mean(pair[1][0] for pair in pairs)) if pairs else None
         seeds, minutes = len(runs), [run["seconds"] / 60 for run in runs]
         if name in STUDIED:
             study, row = STUDIED[name]
@@ -173,7 +183,7 @@ def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies:
             seeds, minutes = cells["sst-test"]["accuracy"]["n"], minutes or [cells["sst-test"]["minutes"]["mean"]]
         sizes = {item["id"]: item["size_bytes"] for item in built}
         parameters = (runs or graphs)[0]["parameters"]
-        ladder.append(Step(title, parameters, mean(minutes), sizes, times, accuracy, seeds))
+        ladder.append(Step(title, parameters, mean(minutes), sizes, times, accuracy, both, seeds))
     return ladder
 
 
@@ -201,40 +211,48 @@ def table(ladder: list[Step]) -> str:
 def figure(ladder: list[Step], path: Path) -> None:
     """Accuracy on sst-test against the time of a call, in FP32 and INT8; the area is the file's size."""
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import NullFormatter
+    from matplotlib.transforms import Bbox
 
-    displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    labelled: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # labels of FP32 are on the right
+    displayed, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    labels: list[tuple[str, tuple[float, float], float]] = []  # text, point, radius of the bubble in points
     for number, step in enumerate(ladder):
-        points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
-        known = {artifact: point for artifact, point in points.items() if point is not None}
-        if not known:
-            continue
-        axes.plot(*zip(*known.values(), strict=True), color=f"C{number}", alpha=0.5)
-        for artifact, point in known.items():
-            size, is_fp32 = step.sizes[artifact] / 1e6, artifact == "onnx-fp32"
-            area = 20 + 12 * size
-            face = f"C{number}" if is_fp32 else "white"
-            axes.scatter(*point, s=area, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
-            beside = (area**0.5 / 2 + 3) * (1 if is_fp32 else -1)  # points
-            close = [y for x, y in labelled[is_fp32] if abs(log10(point[0] / x)) < 0.1 and abs(point[1] - y) < 0.004]
-            shift = 0 if not close else 10 if point[1] > close[0] else -10  # points, away from the other label
-            labelled[is_fp32].append(point)
-            axes.annotate(
-                f"{size:.1f} MB", point, (beside, shift), textcoords="offset points", fontsize=8, va="center",
-                ha="left" if is_fp32 else "right",
-            )  # fmt: skip
-        axes.scatter([], [], s=40, color=f"C{number}", label=step.title)
-    axes.scatter([], [], s=40, facecolor="grey", edgecolor="grey", label="FP32")
-    axes.scatter([], [], s=40, facecolor="white", edgecolor="grey", label="INT8")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"milliseconds of a call with one text of {LENGTHS[-1]} tokens (logarithmic)")
+        points, colour = step.points(), f"C{number}"
+        axes.plot([ms for _, ms, _, _ in points], [score for _, _, score, _ in points], color=colour, alpha=0.5)
+        for artifact, ms, score, is_stable in points:
+            size, face = step.sizes[artifact] / 1e6, colour if artifact == "onnx-fp32" else "white"
+            look: dict[str, Any] = {"edgecolor": "black" if face == colour else colour, "alpha": 0.7, "zorder": 2}
+            axes.scatter(ms, score, s=20 + 12 * size, facecolor=face, linestyle="-" if is_stable else ":", **look)
+            name = step.title if face == colour else "INT8"
+            labels.append((f"{name}, {size:.1f} MB", (ms, score), (20 + 12 * size) ** 0.5 / 2))
+    keys = {"FP32": ("grey", "-"), "INT8": ("white", "-"), "time not stable while measured": ("white", ":")}
+    for text, (face, line) in keys.items():
+        axes.scatter([], [], s=80, facecolor=face, edgecolor="black", linestyle=line, label=text)
+    axes.plot([], [], color="grey", label="the same runs (else mean over all seeds)")
+    axes.set(xscale="log", xlabel=f"milliseconds of a call with one text of {LENGTHS[-1]} tokens (logarithmic)")
     axes.set_ylabel("accuracy on sst-test (axis does not start at 0)")
-    axes.margins(0.12)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(0.2, 0.12)
     axes.grid(alpha=0.3)
-    displayed.legend(loc="outside right upper", fontsize=8)
+    displayed.legend(loc="outside lower center", ncols=4, fontsize=8, title="area: size of the file", title_fontsize=8)
+    displayed.draw_without_rendering()  # so that positions are known
+    scale, taken = displayed.dpi / 72, list[Bbox]()
+    for _, point, radius in labels:
+        x, y = axes.transData.transform(point)
+        taken.append(Bbox([[x - radius * scale, y - radius * scale], [x + radius * scale, y + radius * scale]]))
+    for text, point, radius in labels:  # on the first side where it covers nothing
+        away = radius + 3
+        sides = [(away, 0, "left", "center"), (-away, 0, "right", "center"), (0, away, "center", "bottom")]
+        for x, y, ha, va in [*sides, (0, -away, "center", "top")]:
+            label = axes.annotate(text, point, (x, y), textcoords="offset points", fontsize=8, ha=ha, va=va)
+            box = label.get_window_extent()
+            if not box.count_overlaps(taken) and axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1):
+                break
+            label.remove()
+        else:
+            label = axes.annotate(text, point, (away, 0), textcoords="offset points", fontsize=8, va="center")
+        taken.append(label.get_window_extent())
     displayed.savefig(path, dpi=120)
     plt.close(displayed)
 
