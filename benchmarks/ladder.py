@@ -31,6 +31,7 @@ from tabulate import tabulate
 
 from benchmarks.fold_results import accuracies, by_model, read, spread
 from benchmarks.sst2_results import collect
+from benchmarks.studies.figures import Label, place_labels
 from edgeformer.models import read_run_recipe
 from edgeformer.run import read_run
 from edgeformer.system.host import describe_host, now
@@ -212,10 +213,9 @@ def figure(ladder: list[Step], path: Path) -> None:
     """Accuracy on sst-test against the time of a call, in FP32 and INT8; the area is the file's size."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
-    from matplotlib.transforms import Bbox
 
     displayed, axes = plt.subplots(figsize=(9, 6), layout="constrained")
-    labels: list[tuple[str, tuple[float, float], float]] = []  # text, point, radius of the bubble in points
+    labels: list[Label] = []
     for number, step in enumerate(ladder):
         points, colour = step.points(), f"C{number}"
         axes.plot([ms for _, ms, _, _ in points], [score for _, _, score, _ in points], color=colour, alpha=0.5)
@@ -237,22 +237,7 @@ def figure(ladder: list[Step], path: Path) -> None:
     axes.grid(alpha=0.3)
     displayed.legend(loc="outside lower center", ncols=4, fontsize=8, title="area: size of the file", title_fontsize=8)
     displayed.draw_without_rendering()  # so that positions are known
-    scale, taken = displayed.dpi / 72, list[Bbox]()
-    for _, point, radius in labels:
-        x, y = axes.transData.transform(point)
-        taken.append(Bbox([[x - radius * scale, y - radius * scale], [x + radius * scale, y + radius * scale]]))
-    for text, point, radius in labels:  # on the first side where it covers nothing
-        away = radius + 3
-        sides = [(away, 0, "left", "center"), (-away, 0, "right", "center"), (0, away, "center", "bottom")]
-        for x, y, ha, va in [*sides, (0, -away, "center", "top")]:
-            label = axes.annotate(text, point, (x, y), textcoords="offset points", fontsize=8, ha=ha, va=va)
-            box = label.get_window_extent()
-            if not box.count_overlaps(taken) and axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1):
-                break
-            label.remove()
-        else:
-            label = axes.annotate(text, point, (away, 0), textcoords="offset points", fontsize=8, va="center")
-        taken.append(label.get_window_extent())
+    place_labels(axes, labels)
     displayed.savefig(path, dpi=120)
     plt.close(displayed)
 

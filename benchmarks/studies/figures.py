@@ -18,13 +18,13 @@ Curves = Mapping[str, Sequence[Sequence[dict[str, Any]]]]
 """Name of a run → the records of each of its seeds, see metrics.jsonl."""
 Blocks = Mapping[str, Mapping[str, StudyRow]]
 """Heading → name → row."""
+Label = tuple[str, tuple[float, float], float]
+"""Text, the point that it names, and the radius of the mark there in points."""
 _CURVES = {
     "loss": "training loss", "loss_final": "training loss after all loops", "val_loss": "validation loss",
     "early_exit_loss": "loss with early exit", "early_exit_mean_loops": "mean loops per token",
 }  # fmt: skip
 """Figure of metrics.jsonl → its name; the loss of an exit is named by its loop."""
-_CLOSE = 0.06
-"""Share of the axes within which a line's second point gets no label."""
 
 
 def figure_titles(figures: Sequence[FigureSpec]) -> dict[str, str]:
@@ -59,6 +59,7 @@ def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], c
         if figure.kind == "dots":
             height = 1.5 + 0.25 * max(len(part) + len(heads) for (part, _), heads in zip(panels, blocks, strict=True))
             width = 2.6 + 3.6 * len(panels)
+        labels: dict[Any, list[Label]] = {}
         is_shared = figure.panels and not any(row.leaks for row in rows)  # void scores have a scale of their own
         with drawing(path, f"{figure.title} ({_describe(rows, figure, curves)})", len(panels), (width, height)) as axes:
             for axis in axes[1:] if is_shared else ():
@@ -75,10 +76,13 @@ def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], c
                     is_same = [[*block] for block in heads.values()] == [[*block] for block in blocks[0].values()]
                     axis.tick_params(labelleft=axis is axes[0] or not is_same)
                 else:
-                    _draw_points(axis, heads, figure, ys[0], table, colours)
+                    labels[axis] = _draw_points(axis, heads, figure, ys[0], table, colours)
             for axis in axes[1:] if is_shared and figure.kind != "dots" else ():
                 axis.label_outer()
             _finish(axes, ncols=max(1, int(width / 2.8)))
+            axes[0].figure.draw_without_rendering()
+            for axis, texts in labels.items():
+                place_labels(axis, texts, on_lines=figure.kind == "lines")
         names.append(path.name)
     return names
 
@@ -184,45 +188,59 @@ def _draw_dots(axis: Any, blocks: Blocks, y: str, colours: Mapping[str, str]) ->
 
 def _draw_points(
     axis: Any, blocks: Blocks, figure: FigureSpec, y: str, table: StudyTable, colours: Mapping[str, str]
-) -> None:
+) -> list[Label]:
     """Draw ``y`` against ``x``: a line per run and rule, or a bubble per row whose area is its ``size``."""
     names = {(row.run, row.at): name for block in blocks.values() for name, row in block.items()}
     rows = [row for block in blocks.values() for row in block.values()]
-    points = {(row.run, row.at): (row.cells[figure.x].mean or 0.0, row.cells[y].mean or 0.0) for row in rows}
-    spans = [max(values) - min(values) or 1.0 for values in zip(*points.values(), strict=True)]
     largest = max(row.cell(figure.size).mean or 0.0 for row in rows)
-    series: dict[str, list[StudyRow]] = {}
-    for row in sorted(rows, key=lambda row: points[row.run, row.at]):
-        point, colour = points[row.run, row.at], colours[row.label]
+    series: dict[str, tuple[dict[str, str], list[tuple[float, float]]]] = {}
+    labels: list[Label] = []
+    for row in sorted(rows, key=lambda row: row.cells[figure.x].mean or 0.0):
+        point, colour = (row.cells[figure.x].mean or 0.0, row.cells[y].mean or 0.0), colours[row.label]
         lengths = {"xerr": _lengths(row, figure.x), "yerr": _lengths(row, y)}
         axis.errorbar(*point, **lengths, fmt="o", color=colour, capsize=3, markersize=4, elinewidth=0.8)
-        rule = row.at.rpartition(" ")[0]  # before a threshold the rule of early exit: ``cosine 0.9``
-        series.setdefault(", ".join(filter(None, (_label(row), rule))), []).append(row)
-        # How far each other point is, as shares of the axes: right and up are positive.
-        away = [
-            [(b - a) / span for a, b, span in zip(point, other, spans, strict=True)]
-            for place, other in points.items()
-            if place != (row.run, row.at)
-        ]
-        look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": INK, "zorder": 4}
-        look["bbox"] = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-        if figure.kind == "bubbles":
-            area = 1500 * (row.cell(figure.size).mean or 0.0) / largest if largest else 40
-            axis.scatter(*point, s=area, color=colour, alpha=0.35, linewidth=0)
-            text = names[row.run, row.at]
-            text += f"\n{cell_text(row, figure.size)} {measure(figure.size).heading}" if figure.size else ""
-            nearest = min(away, key=lambda shares: shares[0] ** 2 + shares[1] ** 2, default=(0.0, -1.0))
-            side = -1 if nearest[1] > 0 or (nearest[1] == 0 and nearest[0] < 0) else 1
-            offset = (0, side * (area**0.5 / 2 + 4))
-            axis.annotate(text, point, offset, ha="center", va="bottom" if side > 0 else "top", **look)
-        elif not any(-_CLOSE < across < 0 and abs(up) < _CLOSE for across, up in away):
-            axis.annotate(_place(row, table), point, (5, 5), **look)
-    for name, line in series.items() if figure.kind == "lines" else ():
-        style = ":" if " " in line[0].at else "-"
-        xs, ys = zip(*(points[row.run, row.at] for row in line), strict=True)
-        axis.plot(xs, ys, style, color=colours[line[0].label], label=name)
+        if figure.kind == "lines":
+            rule = row.at.rpartition(" ")[0]  # before a threshold the rule of early exit: ``cosine 0.9``
+            name, look = ", ".join(filter(None, (_label(row), rule))), {"fmt": ":" if rule else "-", "color": colour}
+            series.setdefault(name, (look, []))[1].append(point)
+            labels.append((_place(row, table), point, 2.0))
+            continue
+        area = 1500 * (row.cell(figure.size).mean or 0.0) / largest if largest else 40
+        axis.scatter(*point, s=area, color=colour, alpha=0.35, linewidth=0)
+        size = f"\n{cell_text(row, figure.size)} {measure(figure.size).heading}" if figure.size else ""
+        labels.append((names[row.run, row.at] + size, point, area**0.5 / 2))
+    for name, (look, points) in series.items():
+        axis.errorbar(*zip(*points, strict=True), **look, label=name)
     axis.margins(*((0.35, 0.25) if figure.kind == "bubbles" else (0.1, 0.1)))
     axis.set(xlabel=_axis_label(figure.x, rows), ylabel=_axis_label(y, rows))
+    return labels
+
+
+def place_labels(axis: Any, labels: Sequence[Label], *, on_lines: bool = False) -> None:
+    """Write each label on the first side of its mark where it covers no other label and, if possible, no mark.
+
+    Beside lines, labels stand above them only, and one without space is left out. Call it after
+    ``draw_without_rendering``: positions must be final.
+    """
+    from matplotlib.transforms import Bbox
+
+    marks, placed = list[Bbox](), list[Bbox]()
+    for _, point, radius in labels:
+        (x, y), length = axis.transData.transform(point), radius * axis.figure.dpi / 72
+        marks.append(Bbox.from_extents(x - length, y - length, x + length, y + length))
+    look = {"textcoords": "offset points", "fontsize": 8, "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}}
+    for text, point, radius in labels:
+        away = radius + 3
+        sides = [(away, 0, "left", "center"), (-away, 0, "right", "center"), (0, away, "center", "bottom")]
+        sides = [(4, 4, "left", "bottom")] if on_lines else [*sides, (0, -away, "center", "top")]
+        places = [(marks, side) for side in sides] + ([] if on_lines else [([], side) for side in sides[::-1]])
+        for avoided, (x, y, ha, va) in places:
+            label = axis.annotate(text, point, (x, y), ha=ha, va=va, zorder=4, **look)
+            box = label.get_window_extent().padded(2)
+            if not box.count_overlaps([*avoided, *placed]) and box.x0 > axis.bbox.x0 and box.x1 < axis.bbox.x1:
+                placed.append(box)
+                break
+            label.remove()
 
 
 def _lines(curves: Curves, row: StudyRow, y: str) -> list[list[tuple[float, float]]]:
