@@ -1,12 +1,12 @@
-"""The models from a quarter of a megabyte to 90: accuracy, bytes, time of a call and of training, in one table.
+"""The models from a quarter of a megabyte to 90: accuracy, bytes and time of a call, in one table.
 
-    python -m benchmarks.ladder collect FILE --held-out yelp.jsonl.xz RUN_FOLDER… [--graphs RUN_FOLDER…]
+    python -m benchmarks.ladder collect FILE RUN_FOLDER… [--graphs RUN_FOLDER…]
     python -m benchmarks.ladder time FILE NAME=RUN_FOLDER…
     python -m benchmarks.ladder table FILE EARLIER… --study STUDY…
     python -m benchmarks.ladder figure OUT.png FILE EARLIER… --study STUDY…
 
-collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets and on held-out reviews, and
-times calls of 1×16 and 1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
+collect: exports each run in INT8 and INT4, scores all artifacts on its dev and test sets, and times calls of 1×16 and
+1×64 on this host. Runs after --graphs are exported and timed only. FILE keeps earlier runs.
 time: measures the times and bytes of NAME, a run of FILE, again, with an exported run that has the same graph.
 Runs whose names differ in ``-seedN`` alone are the same model. A run that --max-steps ended is called -stopped.
 EARLIER: runs of other pages, as sst2_results.py collected them. STUDY: committed tables, whose scores replace theirs.
@@ -16,22 +16,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
-import random
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from math import log10
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.fold_results import accuracies, by_model, read, spread
 from benchmarks.sst2_results import collect
+from benchmarks.studies.figures import Label, place_labels
 from edgeformer.models import read_run_recipe
 from edgeformer.run import read_run
 from edgeformer.system.host import describe_host, now
@@ -78,16 +75,13 @@ def edgeformer(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(process.stdout))
 
 
-def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
-    """Export, score and time a run; its record is that of sst2_results.py and more. None: it is not scored."""
+def measure(folder: Path, *, is_scored: bool) -> dict[str, Any]:
+    """Export, time and maybe score a run; its record is that of sst2_results.py and more."""
     recipe: Any = read_run_recipe(folder)
     edgeformer("export", str(folder), "--int8", "--int4", "--keep-going", "--replace")
-    scores = {}
-    if held_out is not None:
+    if is_scored:
         for split in ("validation" if recipe.data.split == "sst-test" else "glue-dev", "sst-test"):
             edgeformer("evaluate", str(folder), "--artifact", "all", "--split", split)
-        rows = edgeformer("evaluate", str(folder), "--artifact", "all", "--data", str(held_out))["rows"]
-        scores = {row["artifact"]: {"n": row["n"], "accuracy": row["accuracy"]} for row in rows if row["exit"] is None}
     times = measure_times(folder)
     (record,) = collect([folder])
     teacher = getattr(recipe.training, "teacher", None)
@@ -97,7 +91,6 @@ def measure(folder: Path, held_out: Path | None) -> dict[str, Any]:
         "seed": recipe.seed,
         "teacher": None if teacher is None else Path(teacher).name,
         "distillation": None if teacher is None else recipe.training.distillation.model_dump(),
-        **({"held_out": scores} if scores else {}),
         "times": times,
     }
 
@@ -134,17 +127,24 @@ class Step:
 
     title: str
     parameters: int
-    minutes: float  # of training
     sizes: dict[str, int]  # artifact → bytes
     times: dict[tuple[str, int], dict[str, Any]]  # artifact and tokens → row
     accuracy: dict[str, str]  # set → text; sst-test also for INT8
+    both: tuple[float, float] | None  # accuracy on sst-test in FP32 and INT8, of the runs that have both
     seeds: int
 
-    def point(self, artifact: str) -> tuple[float, float] | None:
-        """Return milliseconds at the longest of LENGTHS and the accuracy on sst-test, if both are known."""
-        text = self.accuracy["sst-test, INT8" if artifact == "onnx-int8" else "sst-test"]
-        row = self.times.get((artifact, LENGTHS[-1]))
-        return None if row is None or text == "–" else (row["ms"], float(text.split()[0]))
+    def points(self) -> list[tuple[str, float, float, bool]]:
+        """Return artifact, milliseconds at the longest of LENGTHS, accuracy on sst-test, whether the time is stable.
+
+        FP32 and INT8 where the same runs have both scores, else FP32 alone with the mean over all seeds.
+        """
+        scores = self.both or (float(self.accuracy["sst-test"].split()[0]),)
+        rows = [(artifact, self.times.get((artifact, LENGTHS[-1]))) for artifact in ARTIFACTS[: len(scores)]]
+        return [
+            (artifact, row["ms"], score, row["stable"])
+            for (artifact, row), score in zip(rows, scores, strict=True)
+            if row is not None
+        ]
 
 
 def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies: list[dict[str, Any]]) -> list[Step]:
@@ -163,17 +163,19 @@ def steps(records: list[dict[str, Any]], earlier: list[dict[str, Any]], studies:
             "glue-dev": spread([(run["tests"].get("glue-dev") or run["validation"])["accuracy"] for run in runs]),
             "sst-test": spread(accuracies(runs, "torch", "sst-test")),
             "sst-test, INT8": spread(accuracies(runs, "onnx-int8", "sst-test")),
-            "Yelp": spread([run["held_out"]["onnx-fp32"]["accuracy"] for run in runs if "held_out" in run]),
         }
-        seeds, minutes = len(runs), [run["seconds"] / 60 for run in runs]
+        pairs = [tuple(accuracies([run], artifact, "sst-test") for artifact in ARTIFACTS[:2]) for run in runs]
+        pairs = [pair for pair in pairs if all(pair)]
+        both = (mean(pair[0][0] for pair in pairs), mean(pair[1][0] for pair in pairs)) if pairs else None
+        seeds = len(runs)
         if name in STUDIED:
             study, row = STUDIED[name]
             cells = {split: studied[study, row, split] for split in ("glue-dev", "sst-test")}
             accuracy |= {split: _said(cell["accuracy"]) for split, cell in cells.items()}
-            seeds, minutes = cells["sst-test"]["accuracy"]["n"], minutes or [cells["sst-test"]["minutes"]["mean"]]
+            seeds = cells["sst-test"]["accuracy"]["n"]
         sizes = {item["id"]: item["size_bytes"] for item in built}
         parameters = (runs or graphs)[0]["parameters"]
-        ladder.append(Step(title, parameters, mean(minutes), sizes, times, accuracy, seeds))
+        ladder.append(Step(title, parameters, sizes, times, accuracy, both, seeds))
     return ladder
 
 
@@ -190,51 +192,42 @@ def table(ladder: list[Step]) -> str:
             step.title, f"{step.parameters:,}", step.seeds, *step.accuracy.values(),
             *(f"{step.sizes[artifact] / 1e6:.2f}" if artifact in step.sizes else "–" for artifact in ARTIFACTS),
             *("–" if row is None else f"{'' if row['stable'] else '≤ '}{row['ms']:.3f}" for row in times),
-            f"{step.minutes:.1f}",
         ])  # fmt: skip
     header = ["model", "parameters", "seeds", *ladder[0].accuracy]
     header += [f"{name.removeprefix('onnx-').upper()}, MB" for name in ARTIFACTS]
     header += [f"INT8, ms 1×{length}" for length in LENGTHS]
-    return tabulate(rows, [*header, "training, min"], tablefmt="github", disable_numparse=True)
+    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 
 def figure(ladder: list[Step], path: Path) -> None:
     """Accuracy on sst-test against the time of a call, in FP32 and INT8; the area is the file's size."""
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import NullFormatter
 
-    displayed, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    labelled: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # labels of FP32 are on the right
+    displayed, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    labels: list[Label] = []
     for number, step in enumerate(ladder):
-        points = {artifact: step.point(artifact) for artifact in ("onnx-fp32", "onnx-int8")}
-        known = {artifact: point for artifact, point in points.items() if point is not None}
-        if not known:
-            continue
-        axes.plot(*zip(*known.values(), strict=True), color=f"C{number}", alpha=0.5)
-        for artifact, point in known.items():
-            size, is_fp32 = step.sizes[artifact] / 1e6, artifact == "onnx-fp32"
-            area = 20 + 12 * size
-            face = f"C{number}" if is_fp32 else "white"
-            axes.scatter(*point, s=area, edgecolor=f"C{number}", facecolor=face, alpha=0.8, zorder=2)
-            beside = (area**0.5 / 2 + 3) * (1 if is_fp32 else -1)  # points
-            close = [y for x, y in labelled[is_fp32] if abs(log10(point[0] / x)) < 0.1 and abs(point[1] - y) < 0.004]
-            shift = 0 if not close else 10 if point[1] > close[0] else -10  # points, away from the other label
-            labelled[is_fp32].append(point)
-            axes.annotate(
-                f"{size:.1f} MB", point, (beside, shift), textcoords="offset points", fontsize=8, va="center",
-                ha="left" if is_fp32 else "right",
-            )  # fmt: skip
-        axes.scatter([], [], s=40, color=f"C{number}", label=step.title)
-    axes.scatter([], [], s=40, facecolor="grey", edgecolor="grey", label="FP32")
-    axes.scatter([], [], s=40, facecolor="white", edgecolor="grey", label="INT8")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"milliseconds of a call with one text of {LENGTHS[-1]} tokens (logarithmic)")
+        points, colour = step.points(), f"C{number}"
+        axes.plot([ms for _, ms, _, _ in points], [score for _, _, score, _ in points], color=colour, alpha=0.5)
+        for artifact, ms, score, is_stable in points:
+            size, face = step.sizes[artifact] / 1e6, colour if artifact == "onnx-fp32" else "white"
+            look: dict[str, Any] = {"edgecolor": "black" if face == colour else colour, "alpha": 0.7, "zorder": 2}
+            axes.scatter(ms, score, s=20 + 12 * size, facecolor=face, linestyle="-" if is_stable else ":", **look)
+            name = step.title if face == colour else "INT8"
+            labels.append((f"{name}, {size:.1f} MB", (ms, score), (20 + 12 * size) ** 0.5 / 2))
+    keys = {"FP32": ("grey", "-"), "INT8": ("white", "-"), "time not stable while measured": ("white", ":")}
+    for text, (face, line) in keys.items():
+        axes.scatter([], [], s=80, facecolor=face, edgecolor="black", linestyle=line, label=text)
+    axes.plot([], [], color="grey", label="the same runs (else mean over all seeds)")
+    axes.set(xscale="log", xlabel=f"milliseconds of a call with one text of {LENGTHS[-1]} tokens (logarithmic)")
     axes.set_ylabel("accuracy on sst-test (axis does not start at 0)")
-    axes.margins(0.12)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(0.2, 0.12)
     axes.grid(alpha=0.3)
-    displayed.legend(loc="outside right upper", fontsize=8)
+    displayed.legend(loc="outside lower center", ncols=4, fontsize=8, title="area: size of the file", title_fontsize=8)
+    displayed.draw_without_rendering()  # so that positions are known
+    place_labels(axes, labels)
     displayed.savefig(path, dpi=120)
     plt.close(displayed)
 
@@ -250,8 +243,6 @@ def main() -> None:
     for command in (collecting, timing, printing, drawing):
         command.add_argument("file", type=Path)
     timing.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
-    collecting.add_argument("--held-out", type=Path, required=True)
-    collecting.add_argument("--rows", type=int, default=1000, help="labelled reviews that are drawn of them")
     collecting.add_argument("--graphs", nargs="*", default=(), type=Path)
     collecting.add_argument("runs", nargs="*", type=Path)
     for command in (printing, drawing):
@@ -278,17 +269,12 @@ def main() -> None:
             by_name[name].update({**times, "timed": {"measured": now(), "host": describe_host()}})
         arguments.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return
-    with TemporaryDirectory() as folder:  # rows of three stars have no label
-        held_out = Path(folder) / "held-out.jsonl"
-        with lzma.open(arguments.held_out, "rt", encoding="utf-8") as lines:
-            labelled = [line for line in lines if json.loads(line)["label"] is not None]
-        held_out.write_text("".join(random.Random(0).sample(labelled, arguments.rows)), encoding="utf-8")
-        records = [measure(run, held_out) for run in arguments.runs]
-    records += [measure(run, None) for run in arguments.graphs]
+    records = [measure(run, is_scored=True) for run in arguments.runs]
+    records += [measure(run, is_scored=False) for run in arguments.graphs]
     earlier = json.loads(arguments.file.read_text(encoding="utf-8"))["runs"] if arguments.file.is_file() else []
     names = {record["run"] for record in records}
     records = [*(record for record in earlier if record["run"] not in names), *records]
-    document = {"measured": now(), "host": describe_host(), "held_out": arguments.held_out.name, "runs": records}
+    document = {"measured": now(), "host": describe_host(), "runs": records}
     arguments.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

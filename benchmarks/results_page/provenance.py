@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from benchmarks.studies.results import StudyTable
+from benchmarks.studies.results import StudyTable, machine_of
 from benchmarks.studies.specification import measure
 from edgeformer.artifacts.base import Frozen
 
@@ -127,9 +127,11 @@ def _machine(key: str, value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    name = value.get("cpu") if isinstance(value, dict) else None
-    if name is None:
+    if not isinstance(value, dict) or "cpu" not in value:
         return ""
+    name = machine_of(value)
+    if name != value["cpu"]:
+        return name  # a graphics card, whose figures do not depend on the cores
     count, label = (value.get("threads"), "threads") if value.get("threads") else (value.get("cores"), "cores")
     return f"{name}, {count} {label.removesuffix('s') if count == 1 else label}" if count else str(name)
 

@@ -16,13 +16,12 @@ from typing import Any
 
 from benchmarks.results_page.provenance import read_json, study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT, printed
-from benchmarks.studies.figures import draw_study
-from benchmarks.studies.render import Questions, finding_of, study_body
+from benchmarks.studies.figures import draw_study, figure_titles
+from benchmarks.studies.render import Questions, column_legend, finding_of, prose, study_body
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.specification import load_study
 from edgeformer.artifacts.errors import MissingDependencyError
 from edgeformer.artifacts.files import write_text
-from edgeformer.artifacts.units import markdown
 from edgeformer.report import canvas
 
 STUDIES, STUDY_PICTURES = FOLDER.parent / "studies", ROOT / "docs" / "results" / "studies"
@@ -73,26 +72,29 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
             for path in (folder / f"{key}.json" for key in keys):
                 if path.is_file() and (curve := read_json(path).get("curve")):
                     curves.setdefault(run, []).append(curve)
-        shown = [table.model_dump_json(exclude={"pairs"}), *(figure.model_dump_json() for figure in study.figures)]
+        # The words are those of the study as it is written now; the figures are those of the table.
+        rows = tuple(
+            row.model_copy(update=study.runs[row.run].model_dump(include={"label", "group", "note"}))
+            for row in table.rows
+        )
+        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows, "kind": study.table.rows}
+        table = table.model_copy(update=words)
+        no_figures = {"pairs", "protocol", "notes", "finding"}
+        shown = [table.model_dump_json(exclude=no_figures), *(figure.model_dump_json() for figure in study.figures)]
         if any(figure.kind == "curves" for figure in study.figures):
             shown.append(json.dumps(curves))
 
         def draw(place: Path, table: StudyTable = table, specs: Any = study.figures, lines: Any = curves) -> list[str]:
             return draw_study(place, table, specs, lines)
 
-        names = drawn(pictures / name, shown, draw)
-        # The words are those of the study as it is written now; the figures are those of the table.
-        rows = [
-            row.model_copy(update=study.runs[row.run].model_dump(include={"label", "group", "note"}))
-            for row in table.rows
-        ]
-        words = {"protocol": study.protocol, "notes": study.notes, "rows": rows}
-        table = table.model_copy(update=words)
+        names, titles = drawn(pictures / name, shown, draw), figure_titles(study.figures)
         finding = finding_of(study, table.rows, table.pairs) if study.finding else ""
         parts = [
             f"# {table.title}",
-            *([markdown(finding)] if finding else []),
-            *study_body(table, "", [f"{name}/{picture}" for picture in names]),
+            *([prose(finding)] if finding else []),
+            *study_body(table, "", {f"{name}/{picture}": titles[picture] for picture in names}),
+            "## Columns",
+            column_legend(table, study.finding),
             "## Protocol",
             f"{table.element}. {' '.join(table.protocol.split())}",
             study_origin(folder.parent, table),

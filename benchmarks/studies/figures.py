@@ -1,17 +1,35 @@
-"""Figures of a study: its rows as bubbles, bars or lines, and the curves of its runs."""
+"""Figures of a study: its rows as dots, bubbles or lines, and the curves of its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+from scipy.stats import binomtest
+
+from benchmarks.studies.render import cell_text
 from benchmarks.studies.results import StudyRow, StudyTable
 from benchmarks.studies.specification import FigureSpec, measure
-from edgeformer.report.canvas import INK, PALETTE, can_draw, drawing
+from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, can_draw, drawing
 
 Curves = Mapping[str, Sequence[Sequence[dict[str, Any]]]]
 """Name of a run → the records of each of its seeds, see metrics.jsonl."""
+Blocks = Mapping[str, Mapping[str, StudyRow]]
+"""Heading → name → row."""
+Label = tuple[str, tuple[float, float], float]
+"""Text, the point that it names, and the radius of the mark there in points."""
+_CURVES = {
+    "loss": "training loss", "loss_final": "training loss after all loops", "val_loss": "validation loss",
+    "early_exit_loss": "loss with early exit", "early_exit_mean_loops": "mean loops per token",
+}  # fmt: skip
+"""Figure of metrics.jsonl → its name; the loss of an exit is named by its loop."""
+
+
+def figure_titles(figures: Sequence[FigureSpec]) -> dict[str, str]:
+    """Return the title of each figure by the name of its file."""
+    return {f"figure{number}.png": figure.title for number, figure in enumerate(figures, 1)}
 
 
 def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], curves: Curves) -> list[str]:
@@ -20,114 +38,234 @@ def draw_study(folder: Path, table: StudyTable, figures: Sequence[FigureSpec], c
     for number, figure in enumerate(figures, 1):
         path = folder / f"figure{number}.png"
         path.unlink(missing_ok=True)
-        needed, width, height = [name for name in (*figure.y, figure.x, figure.size) if name], 7.2, 4.4
+        needed = [name for name in (*figure.y, figure.x, figure.size) if name]
         rows = [row for row in table.rows if figure.at is None or str(figure.at) == row.at]
-        rows = [row for row in rows if all(row.cell(name).mean is not None for name in needed)]
-        series = {
-            run: seeds
-            for run, seeds in curves.items()
-            if any(name in record for records in seeds for record in records for name in figure.y)
-        }
-        if not can_draw() or not (series if figure.kind == "curves" else rows):
+        if figure.kind == "curves":
+            first_rows = {row.run: row for row in reversed(rows) if any(_lines(curves, row, y) for y in figure.y)}
+            rows = [row for row in rows if first_rows.get(row.run) is row]
+        else:
+            rows = [row for row in rows if all(row.cell(name).mean is not None for name in needed)]
+        if not can_draw() or not rows:
             continue
-        counts = sorted({len(seeds) for seeds in series.values()})
-        title = "one seed" if counts == [1] else f"a line for each of {max(counts, default=0)} seeds"
-        if figure.kind != "curves":
-            title = describe_seeds(rows, figure.y)
-        elif len(figure.y) > 2:
-            width = 3.6
-        if figure.kind == "bars":
-            height = max(height, 1.2 + 0.45 * len(rows))
-        with drawing(path, f"{figure.title} ({title})", len(figure.y), (width * len(figure.y), height)) as axes:
-            for axis, y in zip(axes, figure.y, strict=True):
+        parts: dict[str, list[StudyRow]] = {}
+        for row in rows:
+            parts.setdefault(getattr(row, figure.panels) if figure.panels else "", []).append(row)
+        panels = [(part, figure.y) for part in parts.values()] if figure.panels else [(rows, (y,)) for y in figure.y]
+        colours = {
+            label: PALETTE[n % len(PALETTE)] for n, label in enumerate(dict.fromkeys(r.label for r in table.rows))
+        }
+        width, height = (7.2 if len(panels) == 1 else 4.8 * len(panels)), 4.8
+        blocks = [_blocks(part, table) for part, _ in panels]
+        if figure.kind == "dots":
+            height = 1.5 + 0.25 * max(len(part) + len(heads) for (part, _), heads in zip(panels, blocks, strict=True))
+            width = 2.6 + 3.6 * len(panels)
+        labels: dict[Any, list[Label]] = {}
+        is_shared = figure.panels and not any(row.leaks for row in rows)  # void scores have a scale of their own
+        with drawing(path, f"{figure.title} ({_describe(rows, figure, curves)})", len(panels), (width, height)) as axes:
+            for axis in axes[1:] if is_shared else ():
+                axis.sharex(axes[0])
+                if figure.kind != "dots":
+                    axis.sharey(axes[0])
+            for axis, (part, ys), heads in zip(axes, panels, blocks, strict=True):
+                if figure.panels:
+                    axis.set_title(fill(part[0].group if figure.panels == "group" else _label(part[0]), 44), fontsize=9)
                 if figure.kind == "curves":
-                    _draw_curves(axis, series, table.rows, y)
-                elif figure.kind == "bars":
-                    _draw_bars(axis, rows, y)
+                    _draw_curves(axis, part, figure, ys, curves, colours)
+                elif figure.kind == "dots":
+                    _draw_dots(axis, heads, ys[0], colours)
+                    is_same = [[*block] for block in heads.values()] == [[*block] for block in blocks[0].values()]
+                    axis.tick_params(labelleft=axis is axes[0] or not is_same)
                 else:
-                    _draw_points(axis, rows, figure, y)
-                for name in ("x", "y"):  # no figure is negative, and an axis that is cut says so
-                    low, high = getattr(axis, f"get_{name}lim")()
-                    label = getattr(axis, f"get_{name}label")()
-                    if low < 0 < high and getattr(axis.dataLim, f"{name}0") >= 0:
-                        getattr(axis, f"set_{name}lim")(0, high)
-                    elif label and min(low, high) > 0:
-                        getattr(axis, f"set_{name}label")(f"{label}\n(axis does not start at 0)")
+                    labels[axis] = _draw_points(axis, heads, figure, ys[0], table, colours)
+            for axis in axes[1:] if is_shared and figure.kind != "dots" else ():
+                axis.label_outer()
+            _finish(axes, ncols=max(1, int(width / 2.8)))
+            axes[0].figure.draw_without_rendering()
+            for axis, texts in labels.items():
+                place_labels(axis, texts, on_lines=figure.kind == "lines")
         names.append(path.name)
     return names
 
 
-def describe_seeds(rows: Sequence[StudyRow], names: Sequence[str]) -> str:
-    """Return how many seeds rows are of and what the whiskers of some figures show, for a title."""
-    counts = sorted({max(len(row.keys), 1) for row in rows})
-    number = "one seed" if counts[-1] == 1 else f"{'' if len(counts) == 1 else f'{counts[0]} to '}{counts[-1]} seeds"
-    if all(row.cells[name].sd is None and row.cells[name].low is not None for row in rows for name in names):
-        return f"{number}, whiskers: least and most of the rounds"
-    return number if counts[-1] == 1 else f"{number}, whiskers: ± standard deviation"
+def _finish(axes: Sequence[Any], ncols: int) -> None:
+    """Write large numbers with a prefix, say which axes do not start at 0, and put one legend below the panels."""
+    from matplotlib.ticker import EngFormatter
+
+    legend: dict[str, Any] = {}
+    for axis in axes:
+        for name, line in (("x", axis.xaxis), ("y", axis.yaxis)):
+            low, high = line.get_view_interval()
+            label = line.get_label().get_text()
+            if label == "epoch" or (low < 0 < high and getattr(axis.dataLim, f"{name}0") >= 0):  # no figure is negative
+                getattr(axis, f"set_{name}lim")(0, high)
+            elif label and min(low, high) > 0:
+                line.set_label_text(f"{label}\n(axis does not start at 0)")
+            if label and high >= 1e5:
+                line.set_major_formatter(EngFormatter())
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    if legend:
+        look: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8, "ncols": ncols}
+        axes[0].figure.legend(legend.values(), legend.keys(), **look)
 
 
-def _whiskers(row: StudyRow, name: str) -> tuple[tuple[float], tuple[float]] | None:
-    """Return the lengths below and above a value: the standard deviation over the seeds, else the range over rounds."""
-    cell = row.cells[name]
-    if cell.sd is None and cell.low is not None and cell.high is not None and cell.mean is not None:
-        return (max(0.0, cell.mean - cell.low),), (max(0.0, cell.high - cell.mean),)
-    return ((cell.sd,), (cell.sd,)) if cell.sd else None
+def _describe(rows: Sequence[StudyRow], figure: FigureSpec, curves: Curves) -> str:
+    """Return how many seeds a figure shows."""
+    counts = sorted({len(curves[row.run]) if figure.kind == "curves" else max(len(row.keys), 1) for row in rows})
+    seeds = "one seed" if counts[-1] == 1 else f"{'' if len(counts) == 1 else f'{counts[0]} to '}{counts[-1]} seeds"
+    return f"a line for each of {seeds}" if figure.kind == "curves" and counts[-1] > 1 else seeds
 
 
-def _label(row: StudyRow, text: str = "") -> str:
-    parts = [row.label, text, row.group]
-    return ", ".join(filter(None, parts)) + (" (leaks: void)" if row.leaks else "")
+def _whiskers(row: StudyRow, name: str) -> tuple[float, float, str] | None:
+    """Return the lengths below and above a value, and what they show; None: there is no spread."""
+    cell, count = row.cells[name], row.cell("rows").mean
+    value = cell.mean or 0.0
+    if name == "accuracy" and count:
+        interval = binomtest(round(value * count), round(count)).proportion_ci(method="wilson")
+        return max(0.0, value - interval.low), max(0.0, interval.high - value), "95% interval over the rows of the set"
+    if cell.sd is None and cell.low is not None and cell.high is not None:
+        return max(0.0, value - cell.low), max(0.0, cell.high - value), "least and most of the rounds"
+    return (cell.sd, cell.sd, "± standard deviation over the seeds") if cell.sd else None
 
 
-def _draw_bars(axis: Any, rows: Sequence[StudyRow], y: str) -> None:
-    """Draw a bar per row, in one colour per model, with the published value as a tick across."""
-    models, has_places = [*dict.fromkeys(row.label for row in rows)], len({row.at for row in rows}) > 1
-    for number, row in enumerate(rows):
-        cell, colour = row.cells[y], PALETTE[models.index(row.label) % len(PALETTE)]
-        bar = axis.barh(number, cell.mean, xerr=_whiskers(row, y), color=colour, height=0.62, error_kw={"capsize": 3})
-        axis.bar_label(bar, [f"{cell.mean:,.{measure(y).places}f}"], fontsize=8, padding=5)
-        if cell.published is not None:
-            axis.plot([cell.published] * 2, [number - 0.36, number + 0.36], color=INK, linewidth=1.6)
-    if any(row.cells[y].published is not None for row in rows):
-        axis.plot([], [], color=INK, label="published")
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-    axis.set_yticks(range(len(rows)), [_label(row, row.at if has_places else "") for row in rows], fontsize=8)
-    axis.invert_yaxis()
-    axis.margins(x=0.16)
-    axis.set(xlabel=measure(y).heading)
+def _lengths(row: StudyRow, name: str) -> list[list[float]] | None:
+    whiskers = _whiskers(row, name)
+    return [[whiskers[0]], [whiskers[1]]] if whiskers is not None else None
 
 
-def _draw_points(axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, y: str) -> None:
+def _axis_label(name: str, rows: Sequence[StudyRow]) -> str:
+    """Return the label of an axis: the figure with its unit, and what the whiskers are."""
+    texts = dict.fromkeys(whiskers[2] for row in rows if (whiskers := _whiskers(row, name)) is not None)
+    return "\n".join([measure(name).axis or measure(name).heading, *(f"whiskers: {text}" for text in texts)])
+
+
+def _label(row: StudyRow) -> str:
+    return row.label + (" (leaks: void)" if row.leaks else "")
+
+
+def _place(row: StudyRow, table: StudyTable) -> str:
+    return f"loop {row.at}" if table.kind == "exits" else row.at.upper() if table.kind == "artifacts" else row.at
+
+
+def _blocks(rows: Sequence[StudyRow], table: StudyTable) -> Blocks:
+    """Name the rows of a panel: those of a group, of a test set or of a model stand under a heading."""
+    several = {name for name in ("group", "label", "at") if len({getattr(row, name) for row in rows}) > 1}
+    heading = "at" if table.kind == "tests" else "label"
+    heading = "group" if "group" in several else heading if {"label", "at"} <= several else ""
+    blocks: dict[str, dict[str, StudyRow]] = {}
+    for row in rows:
+        parts = [_label(row)] if heading != "label" and ("label" in several or "at" not in several) else []
+        parts += [_place(row, table)] if heading != "at" and "at" in several else []
+        title = _label(row) if heading == "label" else getattr(row, heading) if heading else ""
+        blocks.setdefault(title, {})[", ".join(parts)] = row
+    return blocks
+
+
+def _draw_dots(axis: Any, blocks: Blocks, y: str, colours: Mapping[str, str]) -> None:
+    """Draw a dot with its whiskers for each row, one below the other; the value stands in the right margin."""
+    ticks: dict[int, str] = {}
+    line, across = -1, axis.get_yaxis_transform()
+    for heading, block in blocks.items():
+        if heading:
+            line += 1
+            axis.text(0.01, line, heading, transform=across, fontsize=8, fontweight="bold", va="center")
+        for name, row in block.items():
+            line, cell = line + 1, row.cells[y]
+            ticks[line] = name
+            if cell.values:
+                axis.plot(cell.values, [line + 0.3] * len(cell.values), ".", color=GREY, markersize=4, label="a seed")
+            look: dict[str, Any] = {"fmt": "o", "color": colours[row.label], "capsize": 3, "markersize": 5}
+            axis.errorbar(cell.mean, line, xerr=_lengths(row, y), **look)
+            if cell.published is not None:
+                axis.plot(cell.published, line, "D", color=INK, fillstyle="none", markersize=6, label="paper")
+            axis.text(1.02, line, cell_text(row, y), transform=across, fontsize=8, va="center")
+    axis.set_yticks([*ticks], [*ticks.values()], fontsize=8)
+    axis.set_ylim(line + 0.5, -0.5)
+    axis.grid(axis="x", color=FAINT, linewidth=0.8)
+    axis.margins(x=0.08)
+    axis.set_xlabel(_axis_label(y, [row for block in blocks.values() for row in block.values()]))
+
+
+def _draw_points(
+    axis: Any, blocks: Blocks, figure: FigureSpec, y: str, table: StudyTable, colours: Mapping[str, str]
+) -> list[Label]:
     """Draw ``y`` against ``x``: a line per run and rule, or a bubble per row whose area is its ``size``."""
-    largest = max((row.cell(figure.size).mean or 0.0 for row in rows), default=0.0) if figure.size else 0.0
-    runs, labels = [*dict.fromkeys(row.run for row in rows)], set[str]()
+    names = {(row.run, row.at): name for block in blocks.values() for name, row in block.items()}
+    rows = [row for block in blocks.values() for row in block.values()]
+    largest = max(row.cell(figure.size).mean or 0.0 for row in rows)
+    series: dict[str, tuple[dict[str, str], list[tuple[float, float]]]] = {}
+    labels: list[Label] = []
     for row in sorted(rows, key=lambda row: row.cells[figure.x].mean or 0.0):
-        point, colour = (row.cells[figure.x].mean, row.cells[y].mean), PALETTE[runs.index(row.run) % len(PALETTE)]
-        label = _label(row, row.at.rpartition(" ")[0])  # before a threshold the rule of early exit: ``cosine 0.9``
-        whiskers = {"xerr": _whiskers(row, figure.x), "yerr": _whiskers(row, y)}
-        axis.errorbar(*point, **whiskers, fmt="o", color=colour, capsize=3, label=None if label in labels else label)
-        labels.add(label)
-        if largest:
-            area = 1500 * (row.cell(figure.size).mean or 0.0) / largest + 20
-            axis.scatter(*point, s=area, color=colour, alpha=0.35, linewidth=0)
-        axis.annotate(row.at, point, xytext=(5, 5), textcoords="offset points", fontsize=7, color=colour)
-        if None not in (printed := (row.cell(figure.x).published, row.cell(y).published)):
-            axis.plot(*printed, "x", color=colour, markersize=7, label=None if "published" in labels else "published")
-            labels.add("published")
-    axis.margins(0.2)
-    axis.set(xlabel=measure(figure.x).heading, ylabel=measure(y).heading)
-    axis.legend(frameon=False, fontsize=8)
+        point, colour = (row.cells[figure.x].mean or 0.0, row.cells[y].mean or 0.0), colours[row.label]
+        lengths = {"xerr": _lengths(row, figure.x), "yerr": _lengths(row, y)}
+        axis.errorbar(*point, **lengths, fmt="o", color=colour, capsize=3, markersize=4, elinewidth=0.8)
+        if figure.kind == "lines":
+            rule = row.at.rpartition(" ")[0]  # before a threshold the rule of early exit: ``cosine 0.9``
+            name, look = ", ".join(filter(None, (_label(row), rule))), {"fmt": ":" if rule else "-", "color": colour}
+            series.setdefault(name, (look, []))[1].append(point)
+            labels.append((_place(row, table), point, 2.0))
+            continue
+        area = 1500 * (row.cell(figure.size).mean or 0.0) / largest if largest else 40
+        axis.scatter(*point, s=area, color=colour, alpha=0.35, linewidth=0)
+        size = f"\n{cell_text(row, figure.size)} {measure(figure.size).heading}" if figure.size else ""
+        labels.append((names[row.run, row.at] + size, point, area**0.5 / 2))
+    for name, (look, points) in series.items():
+        axis.errorbar(*zip(*points, strict=True), **look, label=name)
+    axis.margins(*((0.35, 0.25) if figure.kind == "bubbles" else (0.1, 0.1)))
+    axis.set(xlabel=_axis_label(figure.x, rows), ylabel=_axis_label(y, rows))
+    return labels
 
 
-def _draw_curves(axis: Any, curves: Curves, rows: Sequence[StudyRow], y: str) -> None:
-    """Draw a figure of metrics.jsonl over epochs, a thin line for every seed of a run."""
-    for number, (run, seeds) in enumerate(curves.items()):
-        label = next((_label(row) for row in rows if row.run == run), run)
-        for seed, records in enumerate(seeds):
-            points = [(record["epoch"], record[y]) for record in records if y in record]
-            look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.2, "alpha": 0.75}
-            mark = "o-" if len(points) < 15 else "-"  # scores of epochs have marks, losses of steps do not
-            if points:
-                axis.plot(*zip(*points, strict=True), mark, label=None if seed else label, **look)
-    axis.set(xlabel="epoch", ylabel=y.replace("_", " "), xlim=(0, None))
-    axis.legend(frameon=False, fontsize=8)
+def place_labels(axis: Any, labels: Sequence[Label], *, on_lines: bool = False) -> None:
+    """Write each label on the first side of its mark where it covers no other label and, if possible, no mark.
+
+    Beside lines, labels stand above them only, and one without space is left out. Call it after
+    ``draw_without_rendering``: positions must be final.
+    """
+    from matplotlib.transforms import Bbox
+
+    marks, placed = list[Bbox](), list[Bbox]()
+    for _, point, radius in labels:
+        (x, y), length = axis.transData.transform(point), radius * axis.figure.dpi / 72
+        marks.append(Bbox.from_extents(x - length, y - length, x + length, y + length))
+    look = {"textcoords": "offset points", "fontsize": 8, "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}}
+    for text, point, radius in labels:
+        away = radius + 3
+        sides = [(away, 0, "left", "center"), (-away, 0, "right", "center"), (0, away, "center", "bottom")]
+        sides = [(4, 4, "left", "bottom")] if on_lines else [*sides, (0, -away, "center", "top")]
+        places = [(marks, side) for side in sides] + ([] if on_lines else [([], side) for side in sides[::-1]])
+        for avoided, (x, y, ha, va) in places:
+            label = axis.annotate(text, point, (x, y), ha=ha, va=va, zorder=4, **look)
+            box = label.get_window_extent().padded(2)
+            if not box.count_overlaps([*avoided, *placed]) and box.x0 > axis.bbox.x0 and box.x1 < axis.bbox.x1:
+                placed.append(box)
+                break
+            label.remove()
+
+
+def _lines(curves: Curves, row: StudyRow, y: str) -> list[list[tuple[float, float]]]:
+    """Return the points of each seed of a run over epochs; a single point is no line."""
+    lines = [[(record["epoch"], record[y]) for record in records if y in record] for records in curves.get(row.run, ())]
+    return [points for points in lines if len(points) > 1]
+
+
+def _curve_name(y: str) -> str:
+    kind, _, loop = y.partition("_exit")
+    return f"{_CURVES[kind]} after loop {loop}" if loop.isdigit() else _CURVES.get(y, y.replace("_", " "))
+
+
+def _draw_curves(
+    axis: Any, rows: Sequence[StudyRow], figure: FigureSpec, ys: Sequence[str], curves: Curves, colours: Any
+) -> None:
+    """Draw figures of metrics.jsonl over epochs, a thin line for every seed of a run."""
+    for row in rows:
+        for number, y in enumerate(ys):
+            for points in _lines(curves, row, y):
+                colour = colours[row.label] if len(ys) == 1 else PALETTE[number]
+                mark = "o-" if len(points) < 15 else "-"  # scores of epochs have marks, losses of steps do not
+                look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "markersize": 4, "alpha": 0.75}
+                axis.plot(
+                    *zip(*points, strict=True), mark, label=_label(row) if len(ys) == 1 else _curve_name(y), **look
+                )
+    name = _curve_name(ys[0]) if len(ys) == 1 else "loss"
+    axis.set(xlabel="epoch", ylabel=f"{name}, {figure.unit}" if "loss" in name else name)

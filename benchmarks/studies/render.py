@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import sqrt
 
@@ -21,46 +21,97 @@ from edgeformer.report.columns import DASH, Column, Columns
 _ALPHA = 0.05
 """Two means are called different where a t test gives chance less than this."""
 _SAME_ROWS = re.compile(r": the same [\d,]+ rows$")
+_CODE = re.compile(r"(`[^`]+`)")
+_HEADINGS = {
+    "tests": ("model", "set"), "artifacts": ("model", "precision"), "exits": ("model", "exit after loop"),
+    "thresholds": ("model", "threshold"), "labels": ("data set", "set"),
+}  # fmt: skip
+"""Kind of a table's rows → the headings of its first two columns."""
+_TIMES = ("ms_per_sample", "latency_ms", "minutes")
+"""Figures that are not compared with a paper's, whose device has no name."""
+_OF_THESE_WEIGHTS = (
+    "Intervals and p-values are of these trained weights on these rows; other seeds differ as well. *p*: exact "
+    "sign-flip test of the rows' differences, summed over the seeds (one seed: McNemar's exact test); *p (Holm)*: "
+    "adjusted over the table."
+)
 
 
-def cell_text(row: StudyRow, name: str, attribute: str = "mean") -> str:
+def prose(text: str) -> str:
+    """Escape text of a study for Markdown, but for code between backticks."""
+    return "".join(part if number % 2 else markdown(part) for number, part in enumerate(_CODE.split(text)))
+
+
+def cell_text(row: StudyRow, name: str) -> str:
     """Return a figure as the table shows it: mean ± standard deviation over the seeds, or the range over the rounds."""
     cell, places = row.cell(name), measure(name).places
-    value = getattr(cell, attribute)
-    if value is None:
+    if cell.mean is None:
         return DASH
-    text = f"{value:{'+' if attribute == 'difference' else ''},.{places}f}"
-    if attribute != "mean":
-        return text
+    text = f"{cell.mean:,.{places}f}"
     if cell.low is not None and cell.high is not None:
         return f"{text} ({cell.low:.{places}f}–{cell.high:.{places}f})"
     return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
 
 
-_OF_THESE_WEIGHTS = (
-    "Intervals and p-values are of these trained weights on these rows; other seeds differ as well. *p*: McNemar's "
-    "exact test, over several seeds of the sum of their differences; *p (Holm)*: adjusted over the table."
-)
+def published_text(row: StudyRow, name: str) -> str:
+    """Return the paper's figure, and how much larger ours is."""
+    cell, places = row.cell(name), measure(name).places
+    if cell.published is None:
+        return DASH
+    text = f"{cell.published:,.{places}f}"
+    if cell.difference is None or name in _TIMES:
+        return text
+    return f"{text} ({round(cell.difference, places) + 0.0:+,.{places}f})"  # + 0.0: no negative zero
+
+
+def shown_columns(table: StudyTable) -> list[str]:
+    """Return the columns of a table; minutes of several machines do not stand in one column."""
+    machines = {host.rpartition(", ")[0] for host in table.hosts}
+    return [name for name in table.columns if name != "minutes" or len(machines) == 1]
 
 
 def study_markdown(table: StudyTable) -> str:
-    """Return the table, the rows of each group under its name."""
-    columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading="")]
-    columns.append(Column("at", lambda row: row.at, heading=""))
-    for name in table.columns:
-        headings = {"mean": measure(name).heading}
-        if any(row.cell(name).published is not None for row in table.rows):
-            headings |= {"published": "paper", "difference": "Δ"}
-        for attribute, heading in headings.items():
-            text = partial(cell_text, name=name, attribute=attribute)
-            columns.append(Column(name, text, heading=heading, text=text, number=True))
-    if any(row.keys for row in table.rows):  # else nothing was trained
-        columns.append(Column("seeds", lambda row: len(row.keys), number=True))
+    """Return the table, the rows of each group under its name, with the paper's figures where a group has any."""
+    model, place = _HEADINGS[table.kind]
     parts = []
     for group in dict.fromkeys(row.group for row in table.rows):
         rows = [row for row in table.rows if row.group == group]
+        columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading=model)]
+        columns.append(Column("at", lambda row: row.at, heading=place))
+        for name in shown_columns(table):
+            texts = {measure(name).heading: cell_text}
+            if any(row.cell(name).published is not None for row in rows):
+                texts["paper" if name in _TIMES else "paper (Δ)"] = published_text
+            for heading, function in texts.items():
+                text = partial(function, name=name)
+                columns.append(Column(name, text, heading=heading, text=text, number=True))
+        if any(row.keys for row in table.rows):  # else nothing was trained
+            columns.append(Column("seeds", lambda row: len(row.keys), number=True))
         parts.append((f"{markdown_line(group)}\n\n" if group else "") + Columns(columns).markdown(rows))
     return "\n\n".join(parts) + "\n"
+
+
+def column_legend(table: StudyTable, template: str = "") -> str:
+    """Return what the columns of a table mean, and the tests that a finding's ``template`` calls."""
+    columns = shown_columns(table)
+    lines = [f"- **{measure(name).heading}**: {markdown(measure(name).meaning)}" for name in columns]
+    if "minutes" in columns:
+        lines[columns.index("minutes")] += f", on {table.hosts[0].rpartition(', ')[0]}"
+    cells = [row.cell(name) for row in table.rows for name in columns]
+    if any(cell.published is not None for cell in cells):
+        lines.append(
+            "- **paper (Δ)**: the published figure, and ours less it; not for times, the paper names no device"
+        )
+    if any(cell.sd for cell in cells):
+        lines.append("- **±**: standard deviation (n − 1) over the seeds")
+    if table.pairs:
+        lines.append(
+            "- **points of accuracy (95%)**: difference in percentage points, with a bootstrap interval over the rows"
+        )
+    if "clear(" in template:
+        lines.append("- Seeds separate two models where Welch's t test over their seeds gives p < 0.05.")
+    if "apart(" in template:
+        lines.append("- Two rows of one model differ where a paired t test over its seeds gives p < 0.05.")
+    return "\n".join(lines)
 
 
 def pairs_markdown(table: StudyTable) -> str:
@@ -72,8 +123,8 @@ def pairs_markdown(table: StudyTable) -> str:
         return ", ".join(f"{value:,}" for value in values)
 
     columns: list[Column[Paired]] = [
-        *([Column("group", lambda pair: groups[pair.run], heading="")] if any(groups.values()) else []),
-        Column("pair", lambda pair: f"{labels[pair.run]} − {labels[pair.against]}", heading=""),
+        *([Column("group", lambda pair: groups[pair.run])] if any(groups.values()) else []),
+        Column("pair", lambda pair: f"{labels[pair.run]} − {labels[pair.against]}", heading="first − second"),
         Column("at", lambda pair: pair.at, heading="set"),
         Column("rows", lambda pair: f"{pair.rows:,}", number=True),
         Column("difference", lambda pair: f"{100 * pair.difference:+.2f} ({100 * pair.low:+.2f} to "
@@ -86,20 +137,17 @@ def pairs_markdown(table: StudyTable) -> str:
     return Columns(columns).markdown(table.pairs)
 
 
-def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list[str]:
-    """Return what a study says, as paragraphs of Markdown; ``pictures`` are paths as seen from the document."""
+def study_body(table: StudyTable, finding: str, pictures: Mapping[str, str]) -> list[str]:
+    """Return what a study says, as paragraphs of Markdown; ``pictures``: path as seen from the document → title."""
     sources = "; ".join(dict.fromkeys(row.source for row in table.rows if row.source))
-    papers = [f". The paper: {markdown(pick.paper)}" if pick.paper else "" for pick in table.picks]
+    papers = [f". The paper: {prose(pick.paper)}" if pick.paper else "" for pick in table.picks]
     picks = [f"- **{markdown(pick.title)}**: {markdown(pick.reason)}" for pick in table.picks]
     stand_ins = dict.fromkeys(
         note for notes in table.data.values() for note in notes if "in place of the hub's" in note
     )
-    remarks = []
-    for note in stand_ins:
-        runs = [run for run, notes in table.data.items() if note in notes]
-        if not _SAME_ROWS.search(note):  # other rows than the hub's data set
-            remarks.append(note if len(runs) == len(table.data) else f"{', '.join(runs)}: {note}")
-    remarks += table.notes
+    # Without the name of the part: a source is the training set of some rows and a test set of others.
+    remarks = [note.partition(": ")[2] for note in stand_ins if not _SAME_ROWS.search(note)]
+    remarks = [*dict.fromkeys(remarks), *table.notes]
     for remark in dict.fromkeys(row.remark for row in table.rows if row.remark):
         rows = [row for row in table.rows if row.remark == remark]
         for label in dict.fromkeys(row.label for row in rows):
@@ -109,23 +157,26 @@ def study_body(table: StudyTable, finding: str, pictures: Sequence[str]) -> list
         pairs_markdown(table).rstrip("\n") if table.pairs else "",
         _OF_THESE_WEIGHTS if table.pairs else "",
         f"The paper's figures: {markdown(sources)}." if sources else "",
-        markdown(finding),
+        prose(finding),
         "\n".join(f"{line}{paper}" for line, paper in zip(picks, papers, strict=True)),
-        f"{table.minutes:,.0f} minutes of training in all: {'; '.join(table.hosts)}." if table.hosts else "",
+        f"{table.minutes:,.0f} minutes of training in all, on: {'; '.join(table.hosts)}." if table.hosts else "",
         f"Times: {table.times}." if table.times else "",
-        *(f"![{table.title}]({path})" for path in pictures),
-        "\n".join(f"- {markdown(remark)}" for remark in remarks),
+        *(f"![{markdown(title)}]({path})" for path, title in pictures.items()),
+        "\n".join(f"- {prose(remark)}" for remark in remarks),
     ]
     return [part for part in parts if part]
 
 
-def study_page(table: StudyTable, pictures: Sequence[str]) -> str:
-    """Return README.md of a study's folder; ``pictures``: names of the files in the same folder."""
-    legend = [f"- **{markdown(measure(name).heading)}**: {markdown(measure(name).meaning)}" for name in table.columns]
-    legend.append("- mean ± standard deviation (n − 1) over the seeds; *times as fast*: median (least–most)")
+def study_page(table: StudyTable, pictures: Mapping[str, str], template: str = "") -> str:
+    """Return README.md of a study's folder.
+
+    Args:
+        pictures: names of the files in the same folder, and their titles.
+        template: of the finding, whose tests are named.
+    """
     origins = dict.fromkeys(f"- {markdown(row.run)}: {markdown(row.origin)}" for row in table.rows)
-    parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {markdown_line(table.protocol)}"]
-    parts += [*study_body(table, table.finding, pictures), "## Columns", "\n".join(legend)]
+    parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {prose(table.protocol)}"]
+    parts += [*study_body(table, table.finding, pictures), "## Columns", column_legend(table, template)]
     return "\n\n".join([*parts, "## Where the rows are from", "\n".join(origins)]) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +30,13 @@ class Kept(Frozen):
     """Base of what is read from files of this and of earlier versions, which have further keys."""
 
     model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+def machine_of(host: Mapping[str, Any]) -> str:
+    """Return the processor or graphics card that a host's figures are of; earlier hosts do not name the card."""
+    if str(host.get("accelerator")).startswith("cuda"):
+        return str(host.get("gpu", "graphics card not recorded"))
+    return str(host.get("cpu"))
 
 
 class ExportedSize(Kept):
@@ -175,6 +182,7 @@ class StudyTable(Kept):
     title: str
     element: str
     protocol: str
+    kind: str = Field("tests", description="what the rows of a run are: TableSpec.rows")
     columns: Several[str]
     rows: Several[StudyRow]
     picks: Several[Picked] = ()

@@ -22,12 +22,13 @@ Several = Annotated[tuple[T, ...], Field(strict=False)]
 
 
 class Measure(NamedTuple):
-    """How a figure is printed: heading, decimals, meaning, and whether a higher value is better (None: neither)."""
+    """How a figure is printed: heading, decimals, meaning, whether a higher value is better (None: neither), axis."""
 
     heading: str
     places: int
     meaning: str
     higher_is_better: bool | None = None
+    axis: str = ""  # of a picture, with the unit; empty: the heading
 
 
 MEASURES: dict[str, Measure] = {
@@ -35,22 +36,27 @@ MEASURES: dict[str, Measure] = {
     "train_rows": Measure("train rows", 0, "rows of the training set"),
     "cut": Measure("cut", 2, "share of the set's texts that are longer than the model reads"),
     "parameters": Measure("parameters", 0, "parameters, each counted once", False),
-    "megabytes": Measure("MB", 2, "bytes of the parameters over 2^20, as the papers count: 4 (FP16 2, INT8 1, INT4 ½)",
-                         False),
-    "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of external weights", False),
-    "accuracy": Measure("accuracy", 4, "share of right answers", True),
+    "megabytes": Measure("MiB", 2, "2^20 bytes of the parameters, as the papers count: 4 (FP16 2, INT8 1, INT4 ½) each",
+                         False, "MiB of parameters"),
+    "size_bytes": Measure("bytes", 0, "bytes of the exported file, with its share of external weights", False,
+                          "bytes of the file"),
+    "accuracy": Measure("accuracy", 4, "share of right answers", True, "accuracy, share of right answers"),
     "f1": Measure("F1", 4, "F1 of the second of two labels; macro-averaged where there are more", True),
     "precision": Measure("precision", 4, "precision, of the same", True),
     "recall": Measure("recall", 4, "recall, of the same", True),
-    "loss": Measure("loss", 4, "mean cross-entropy per row or token, nats", False),
-    "perplexity": Measure("PPL", 3, "exp(loss), per token", False),
+    "loss": Measure("loss", 4, "mean cross-entropy per row or token, nats", False, "loss, nats per token"),
+    "perplexity": Measure("PPL", 3, "exp(loss), per token", False, "perplexity per token"),
     "word_perplexity": Measure("word PPL", 1, "perplexity per word of the text", False),
-    "ms_per_sample": Measure("ms/sample", 4, "time in the model over the whole set, batched, over its rows", False),
-    "latency_ms": Measure("latency ms", 3, "median time of one call, measured in turns with the other rows", False),
-    "speedup": Measure("times as fast", 2, "latency of the reference row over this row's, per round: median", True),
-    "loop_ratio": Measure("loop ratio", 2, "loops of the whole model over those computed: no time is measured", True),
-    "mean_loops": Measure("mean loops", 2, "loops that a token takes on average", False),
-    "minutes": Measure("min", 1, "wall time of training", False),
+    "ms_per_sample": Measure("ms/sample", 4, "milliseconds in the model for the whole set, in batches, over its rows",
+                             False, "time per text, ms"),
+    "latency_ms": Measure("latency ms", 3, "median time of one call, measured in turns with the other rows", False,
+                          "latency of one call, ms"),
+    "speedup": Measure("times as fast", 2, "latency of the reference over this row's: median (least–most) of rounds",
+                       True, "times as fast as the reference"),
+    "loop_ratio": Measure("loop ratio", 2, "loops of the whole model over those computed: no time is measured", True,
+                          "loops of the whole model over those computed"),
+    "mean_loops": Measure("mean loops", 2, "loops that a token takes on average", False, "mean loops per token"),
+    "minutes": Measure("min", 1, "minutes of training", False),
     "epochs": Measure("epochs", 0, "epochs trained"),
     "best_epoch": Measure("best epoch", 0, "epoch whose weights were kept"),
 }  # fmt: skip
@@ -135,12 +141,14 @@ class TableSpec(Frozen):
 class FigureSpec(Frozen):
     """A figure of the table's rows, or of the runs' curves."""
 
-    kind: Literal["bubbles", "bars", "lines", "curves"]
+    kind: Literal["bubbles", "dots", "lines", "curves"]
     title: str
+    panels: Literal["", "group", "run"] = Field("", description="a panel for each; empty: for each figure in ``y``")
     x: str = Field("", description="bubbles, lines: the figure along x; curves: epoch")
     y: Annotated[Several[str], Field(min_length=1)]
     size: str = Field("", description="bubbles: the figure that their area shows")
     at: str | int | float | None = Field(None, description="only rows of this test set, precision, exit or threshold")
+    unit: str = Field("nats per token", description="curves: of losses")
 
 
 class Study(Frozen):

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.figures import draw_study
+from benchmarks.studies.figures import draw_study, figure_titles
 from benchmarks.studies.jobs import jobs_of
 from benchmarks.studies.render import finding_of, study_body, study_page
-from benchmarks.studies.results import Outcome, Results, StudyTable, StudyTimes
+from benchmarks.studies.results import Outcome, Results, StudyTable, StudyTimes, machine_of
 from benchmarks.studies.specification import Study, load_study, study_names
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pairs_of, pick, rows_of
 from benchmarks.studies.train import Trainer
@@ -73,7 +73,7 @@ def plan_study(name: str, options: StudyOptions, progress: Progress = SILENT) ->
         elif (run := results.find(job)) is not None:
             outcomes.append(Outcome(job, run))
         else:
-            reason = results.ambiguity(job) or "has no results here, and --no-train trains nothing"
+            reason = results.ambiguity(job) or "not trained"
             outcomes.append(Outcome(job, None, reason, "unavailable"))
     return Plan(study, tuple(outcomes), trainer)
 
@@ -101,14 +101,16 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
         if outcome.run is not None and outcome.run.curve:
             curves.setdefault(outcome.job.row, []).append(outcome.run.curve)
     write_json(folder / "table.json", table)
-    write_text(folder / "README.md", study_page(table, draw_study(folder, table, study.figures, curves)))
+    titles = figure_titles(study.figures)
+    pictures = {name: titles[name] for name in draw_study(folder, table, study.figures, curves)}
+    write_text(folder / "README.md", study_page(table, pictures, study.finding))
     return table
 
 
 def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None) -> StudyTable:
     """Return the table of a study's results."""
     runs = [*{outcome.run.key: outcome.run for outcome in outcomes if outcome.run is not None}.values()]
-    hosts = [f"{run.host.get('cpu')}, {run.host.get('accelerator', 'cpu')}, {run.precision}" for run in runs]
+    hosts = [f"{machine_of(run.host)}, {run.precision}" for run in runs]
     rows, pairs = rows_of(study, outcomes, times), pairs_of(study, outcomes)
     notes: dict[str, tuple[str, ...]] = {}
     for outcome in outcomes:
@@ -116,15 +118,16 @@ def table_of(study: Study, outcomes: Sequence[Outcome], times: StudyTimes | None
     measured = ""
     if times is not None:
         unstable = sum(not entry.stable for entry in times.entries)
-        shaky = f"; {unstable} of {len(times.entries)} graphs were not measured calmly" if unstable else ""
+        shaky = f"; the times of {unstable} of {len(times.entries)} graphs varied while measured" if unstable else ""
+        rounds = len(times.entries[0].p50_ms) if times.entries else 0
         measured = (
             f"batch {times.batch} × {times.seq} tokens on {times.host.get('cpu')}, {times.threads} threads; "
-            f"{len(times.entries[0].p50_ms) if times.entries else 0} rounds in turns, each median in a process of its "
-            f"own{shaky}"
+            f"the median of each graph in {rounds} rounds over all graphs, each time in a new process{shaky}"
         )
     return StudyTable(
         study=study.name, title=study.title, element=study.element, protocol=study.protocol.strip(),
-        columns=study.table.columns, rows=rows, picks=tuple(pick(choice, rows) for choice in study.table.choices),
+        kind=study.table.rows, columns=study.table.columns, rows=rows,
+        picks=tuple(pick(choice, rows) for choice in study.table.choices),
         data=notes, minutes=round(sum(run.seconds for run in runs) / 60, 1), hosts=tuple(dict.fromkeys(hosts)),
         times=measured, finding=finding_of(study, rows, pairs), pairs=pairs,
         notes=(*study.notes, *filter(None, (mixed_hosts(runs), mixed_formats(runs)))),
@@ -168,6 +171,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except EdgeformerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    console.print("\n\n".join(study_body(table, table.finding, [])), markup=False, soft_wrap=True)
+    console.print("\n\n".join(study_body(table, table.finding, {})), markup=False, soft_wrap=True)
     console.print(f"\nread {options.artifacts / 'studies' / table.study / 'README.md'}", markup=False, soft_wrap=True)
     return 3 if any(row.missing for row in table.rows) else 0

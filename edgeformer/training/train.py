@@ -394,7 +394,12 @@ class RunRecord:
                 processes=loop.processes.count,
                 versions=library_versions(),
                 code_version=code_version(),
-                host={**describe_host(), "accelerator": str(loop.device), "threads": torch.get_num_threads()},
+                host={
+                    **describe_host(),
+                    "accelerator": str(loop.device),
+                    "threads": torch.get_num_threads(),
+                    **({"gpu": torch.cuda.get_device_name(loop.device)} if loop.device.type == "cuda" else {}),
+                },
             )
             write_json(folder / RUN_FILE, self.manifest)
 

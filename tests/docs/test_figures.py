@@ -107,7 +107,9 @@ def test_committed_studies_are_shown(tmp_path: Path) -> None:
     (tmp_path / "0a1b.json").write_text(json.dumps({"key": "a run"}), encoding="utf-8")
     pages = study_pages(tmp_path, tmp_path / "pictures")
     assert pages.keys() == {"pictures/table6.md"}
-    displayed, _, protocol = pages["pictures/table6.md"].partition("\n\n## Protocol\n\n")
+    page, _, protocol = pages["pictures/table6.md"].partition("\n\n## Protocol\n\n")
+    displayed, _, columns = page.partition("\n\n## Columns\n\n")
+    assert columns.startswith("- **accuracy**: share of right answers\n- **paper (Δ)**")
     assert displayed.startswith("# SST-2\n\n") and "](table6/figure" in displayed
     assert "0.9100" in displayed and "0.9061" in displayed and "a run" not in displayed
     assert displayed.endswith("- Baseline (6 layers, 384), random-split: LEAKS FUTURE TOKENS – scores are void")

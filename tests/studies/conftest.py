@@ -18,7 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study of three runs: its file and its artifacts. Copy it before changing anything."""
     folder = tmp_path_factory.mktemp("study")
     figures = [
-        {"kind": "bars", "title": "accuracy", "y": ["accuracy"]},
+        {"kind": "dots", "title": "accuracy", "y": ["accuracy"]},
         {"kind": "bubbles", "title": "trade", "x": "loss", "y": ["accuracy"], "size": "parameters"},
         {"kind": "curves", "title": "curves", "y": ["val_loss"]},
     ]

@@ -92,7 +92,7 @@ def test_a_table_is_made_from_results_alone(place: Path, tmp_path: Path) -> None
     (kept / f"{plan_study(path, options).outcomes[2].job.key}.json").unlink()
     _, table = make(path, options)
     assert table.rows[1].cells["accuracy"].mean is None
-    assert (table.rows[1].missing or "").startswith("second, seed 1: has no results here")
+    assert (table.rows[1].missing or "").startswith("second, seed 1: not trained")
 
 
 def test_a_failed_export_leaves_the_scores_and_the_reason(place: Path, tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from benchmarks.studies.figures import draw_study
 from benchmarks.studies.render import finding_of, study_body, study_page
-from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyTable, StudyTimes, TimedArtifact
+from benchmarks.studies.results import (
+    Cell,
+    Outcome,
+    StudyRow,
+    StudyRun,
+    StudyTable,
+    StudyTimes,
+    TimedArtifact,
+    machine_of,
+)
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
 from edgeformer.artifacts.errors import RecipeError
@@ -64,13 +73,29 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
         study="made", title="T|itle", element="Table 0", protocol="-", columns=tuple(columns), rows=lines,
         picks=(picked,), minutes=3.0,
     )  # fmt: skip
-    page = study_page(complete, [])
+    page = study_page(complete, {})
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
-    assert study_body(complete, "", [])[0].count("\n|") == len(lines) + 1
-    kinds: tuple[Any, ...] = ("bubbles", "bars", "lines")
+    assert "| model" in page and "paper (Δ)" in page and "- **±**: standard deviation" in page and "**min**" not in page
+    assert study_body(complete, "", {})[0].count("\n|") == len(lines) + 1
+    kinds: tuple[Any, ...] = ("bubbles", "dots", "lines")
     look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
     figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
     assert draw_study(tmp_path, complete, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
+
+
+def test_minutes_of_two_machines_are_left_out_and_code_in_notes_stays_code() -> None:
+    def page(*hosts: str) -> str:
+        made = StudyTable(
+            study="made", title="T", element="E", protocol="-", columns=("minutes",), minutes=2.0, hosts=hosts,
+            rows=(line("wide", minutes=Cell(mean=1.0)),), notes=("`sst-test` is *another* set",),
+        )  # fmt: skip
+        return study_page(made, {"figure1.png": "Loss"}, "{{ clear('a', 'b', 'test', 'loss') }}")
+
+    card = machine_of({"cpu": "X", "accelerator": "cuda"})
+    assert "**min**" in page("X, fp32", "X, bf16") and "**min**" not in page("X, fp32", f"{card}, bf16")
+    assert card == "graphics card not recorded" and machine_of({"cpu": "X", "accelerator": "cuda", "gpu": "H"}) == "H"
+    text = page("X, fp32")
+    assert "`sst-test` is \\*another\\* set" in text and "Welch" in text and "![Loss](figure1.png)" in text
 
 
 def test_times_of_two_processors_are_not_put_side_by_side() -> None:
