@@ -114,4 +114,5 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
         and "1,234" in displayed
         and "Not finished" in displayed
     )
-    assert r"no \| memory" in displayed and "So far:\n\n- predicted tensors over the measured peak, less one: 0.0512" in displayed
+    assert r"no \| memory" in displayed
+    assert "So far:\n\n- predicted tensors over the measured peak, less one: 0.0512" in displayed
