@@ -22,6 +22,7 @@ Label = tuple[str, tuple[float, float], float]
 """Text, the point that it names, and the radius of the mark there in points."""
 _CURVES = {
     "loss": "training loss", "loss_final": "training loss after all loops", "val_loss": "validation loss",
+    "val_accuracy": "validation accuracy",
     "early_exit_loss": "loss with early exit", "early_exit_mean_loops": "mean loops per token",
 }  # fmt: skip
 """Figure of metrics.jsonl → its name; the loss of an exit is named by its loop."""

@@ -59,6 +59,7 @@ MEASURES: dict[str, Measure] = {
     "minutes": Measure("min", 1, "minutes of training", False),
     "epochs": Measure("epochs", 0, "epochs trained"),
     "best_epoch": Measure("best epoch", 0, "epoch whose weights were kept"),
+    "last_validation": Measure("last validation", 4, "accuracy on the validation set after the last epoch", True),
 }  # fmt: skip
 _SHARE = re.compile(r"share_([0-9]+)")
 

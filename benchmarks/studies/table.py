@@ -173,6 +173,8 @@ def _lines(run: StudyRun, table: TableSpec, host: str | None) -> Lines:
     common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     common |= {"train_rows": run.data.rows["train"]} if "train_rows" in table.columns else {}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
+    scored = [record["val_accuracy"] for record in run.curve if "val_accuracy" in record]
+    common |= {"last_validation": scored[-1]} if scored else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}
     for figures in lines.values() if timing_hosts([run]) != [host] else ():
         figures.pop("ms_per_sample", None)
