@@ -9,7 +9,6 @@ checkpoint. FILE is one JSON; a name and set that it has already is replaced.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from edgeformer.artifacts.files import write_json
+from benchmarks._named_runs import Records, command_line
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
 from edgeformer.run import TORCH, Location, read_run
@@ -48,7 +47,7 @@ def measure(folder: Path, split: str) -> dict[str, Any]:
     return {"recipe": run.recipe, **epochs, "kept": scores(folder, split), "last": last, **facts}
 
 
-def table(runs: dict[str, dict[str, Any]]) -> str:
+def table(runs: Records) -> str:
     """Return the scores in Markdown."""
     rows = [
         [name, split, record["best_epoch"], *(f"{record['kept'][score]:.4f}" for score in SCORES[:2]),
@@ -60,26 +59,5 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return tabulate(rows, header, tablefmt="github", disable_numparse=True)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring, showing = commands.add_parser("measure"), commands.add_parser("table")
-    for command in (measuring, showing):
-        command.add_argument("file", type=Path)
-    measuring.add_argument("runs", nargs="+", metavar="NAME=RUN")
-    measuring.add_argument("--split", default="random-split")
-    arguments = parser.parse_args()
-    file: Path = arguments.file
-    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else {}
-    if arguments.command == "table":
-        print(table(runs))
-        return
-    for name, _, folder in (run.rpartition("=") for run in arguments.runs):
-        runs.setdefault(name, {})[arguments.split] = measure(Path(folder), arguments.split)
-        write_json(file, {"runs": runs})
-        print(table({name: runs[name]}))
-
-
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, measure, table)
