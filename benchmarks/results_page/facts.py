@@ -23,6 +23,7 @@ def facts() -> dict[str, str]:
         **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(),
         **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(),
         **claims(),
+        **last_epoch(),
     }  # fmt: skip
 
 
@@ -63,6 +64,18 @@ def pretrained() -> dict[str, str]:
         "smallest_mb": f"{rows['int4']['bytes'] / 1e6:.1f} MB",
         "smallest_sst_test": f"{rows['int4']['accuracy']:.4f}",
     }
+
+
+def last_epoch() -> dict[str, str]:
+    """How often the last epoch's weights score higher than those with the lowest validation loss, by set."""
+    runs = [*result("2026-11-27-last-epoch")["runs"].values()]
+
+    def higher(split: str) -> str:
+        records = [run[split] for run in runs]
+        wins = sum(record["last"]["accuracy"] > record["kept"]["accuracy"] for record in records)
+        return f"{wins} of {len(records)}"
+
+    return {"last_epoch_higher": higher("random-split"), "last_epoch_higher_sst_test": higher("sst-test")}
 
 
 def ladder() -> dict[str, str]:

@@ -22,7 +22,7 @@ CHANGES = "changes.json"
 TIMED_COLUMNS = ("latency_ms", "speedup")
 """Columns of studies whose figures are in a times-*.json; all others are in the results of runs."""
 _DATES = ("measured", "created", "finished", "started", "began", "when")
-_DEPTH = 3
+_DEPTH = 4
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 

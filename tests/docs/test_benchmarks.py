@@ -76,6 +76,7 @@ def test_the_table_has_every_script() -> None:
     children = {
         "_peer.py",
         "_decode.py",
+        "_named_runs.py",
         "_torch_rates.py",
         "_torch_routes.py",
         "judging.py",
