@@ -68,14 +68,20 @@ def pretrained() -> dict[str, str]:
 
 def last_epoch() -> dict[str, str]:
     """How often the last epoch's weights score higher than those with the lowest validation loss, by set."""
-    runs = [*result("2026-11-27-last-epoch")["runs"].values()]
+    documents = result("2026-11-27-last-epoch")["runs"]
+    runs = [*documents.values()]
 
     def higher(split: str) -> str:
         records = [run[split] for run in runs]
         wins = sum(record["last"]["accuracy"] > record["kept"]["accuracy"] for record in records)
         return f"{wins} of {len(records)}"
 
-    return {"last_epoch_higher": higher("random-split"), "last_epoch_higher_sst_test": higher("sst-test")}
+    said = {"last_epoch_higher": higher("random-split"), "last_epoch_higher_sst_test": higher("sst-test")}
+    for model in ("baseline", "light"):
+        for which in ("kept", "last"):
+            score = documents[f"{model}, all rows"]["random-split"][which]
+            said[f"{which}_epoch_{model}"] = f"{score['accuracy']:.4f}"
+    return said
 
 
 def ladder() -> dict[str, str]:
