@@ -52,7 +52,7 @@ def page(claims: Claims) -> str:
     parts.append("## The texts against themselves\n")
     for verdict, title in CHECKED.items():
         checks = [c for c in claims.claims.values() if c.check and c.result is not None and c.result.verdict == verdict]
-        parts += [f"{title}:\n", table(checks), ""]
+        parts += [f"{title}:\n", table(checks, "checked against"), ""]
     return "\n".join(parts) + "\n"
 
 
@@ -72,9 +72,9 @@ def tally(claims: list[Claim]) -> list[int]:
     return [len(claims), *(verdict_counts[verdict] for verdict in VERDICTS)]
 
 
-def table(claims: list[Claim]) -> str:
-    """Markdown: one line per claim; not padded, because the last column is long."""
-    header = ["where", "claim", "published", "ours", "unit", "why"]
+def table(claims: list[Claim], against: str = "ours") -> str:
+    """Markdown: one line per claim; not padded, because the last column is long. ``against``: what it is judged by."""
+    header = ["where", "claim", "published", against, "unit", "why"]
     rows = [header, ["---"] * len(header), *map(cells, claims)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
