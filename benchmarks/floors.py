@@ -45,7 +45,7 @@ from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, tota
 from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
 from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.openvino.session import missing
+from edgeformer.runtimes.openvino.session import OPENVINO
 from edgeformer.runtimes.session import Session
 from edgeformer.system.host import cpu_name, default_threads
 
@@ -124,7 +124,7 @@ class Machine:
         for name, file in graphs.items():
             session = stack.enter_context(OnnxSession(file, provider, threads))
             self._products.append((name, partial(session.run, {"x": feeds[name]})))
-        if missing() is None:
+        if OPENVINO.missing() is None:
             import openvino
 
             for name, hint in (("fp32", "f32"), ("bf16", "bf16")):
@@ -237,7 +237,7 @@ def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -
     checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     report: dict[str, Any] = {}
     bars: list[Bar] = []
-    why = missing()
+    why = OPENVINO.missing()
     absent = [] if why is None else [f"OpenVINO is unavailable: {why}"]
     with ExitStack() as stack:
         sessions = dict(opened(bundle, arguments.threads, stack))

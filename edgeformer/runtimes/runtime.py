@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
+from importlib import import_module, util
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
-from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
+from edgeformer.artifacts.errors import ArtifactError, DataError, InputError, MissingDependencyError, install_hint
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision
 from edgeformer.runtimes.session import Array
@@ -355,3 +355,61 @@ class Runtime(ABC):
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         """Return why an artifact's latency cannot be estimated for another device, or None."""
         return f"edgeformer has no estimates for {self.name}; run profile on the device itself"
+
+
+@dataclass(frozen=True)
+class OptionalPackage:
+    """A package that comes with an extra of edgeformer.
+
+    Attributes:
+        name: distribution, for pip.
+        purpose: what it is for, in the remedy of ``doctor``.
+        modules: that must be installed; the first is the package's own.
+        script: probe for :func:`~edgeformer.system.capability.ask_installed`; empty: of the installed version only.
+    """
+
+    name: str
+    extra: str
+    purpose: str
+    modules: tuple[str, ...]
+    script: str = ""
+
+    def missing(self) -> str | None:
+        """Return why the package cannot be used, or None if it is installed."""
+        if all(util.find_spec(module) is not None for module in self.modules):
+            return None
+        return f"package: {self.name} is not installed ({install_hint(self.extra)})"
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Wrap imports of the package. Raises MissingDependencyError if it is missing or does not load."""
+        if (problem := self.missing()) is not None:
+            raise MissingDependencyError(problem)
+        try:
+            yield
+        except Exception as error:  # its libraries raise any class
+            hint = install_hint(self.extra, reinstall=True)
+            raise MissingDependencyError(f"{self.name} is installed, but cannot be imported: {error}; {hint}") from None
+
+
+class OptionalRuntime(Runtime):
+    """A runtime whose packages come with an extra; the first of ``packages`` runs the artifacts."""
+
+    packages: tuple[OptionalPackage, ...]
+
+    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
+        return super().cannot_run(artifact) or self.packages[0].missing()
+
+    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
+        from edgeformer.system.capability import ask_installed, describe_extra, describe_package
+
+        version = "import importlib.metadata\nsay(version=importlib.metadata.version({!r}))\n"
+        scripts = {package.modules[0]: package.script or version.format(package.name) for package in self.packages}
+        answers = ask_installed(scripts, timeout_s)
+        lines = [
+            describe_package(
+                package.name, answers[package.modules[0]], f"{package.purpose}: {install_hint(package.extra)}"
+            )
+            for package in self.packages
+        ]
+        return [*lines, describe_extra(self.packages[0].extra)]

@@ -24,7 +24,7 @@ from edgeformer.models.pretrained.model import load_components
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import Exits, extract_outputs
 from edgeformer.runtimes.executorch.builder import write_program
-from edgeformer.runtimes.executorch.session import missing
+from edgeformer.runtimes.executorch.session import EXECUTORCH
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.early_exit import exit_logits
 from tests.models.test_model_conformance import LABELLED, TRAINING
@@ -299,7 +299,7 @@ def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Pa
 
 def test_products_of_folds_are_computed_by_xnnpack(bert: tuple[Any, Path], tmp_path: Path) -> None:
     """XNNPACK's product takes no bias that is chosen from several: the reference kernel would be 40 times slower."""
-    if missing() is not None:
+    if EXECUTORCH.missing() is not None:
         pytest.skip("the extra executorch is not installed")
     fold = {"layers": 2, "iterations": 2, "own": "norms", "order": "immediate"}
     module = ADAPTER.exported(load(bert[1], fold=fold))

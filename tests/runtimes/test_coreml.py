@@ -22,7 +22,7 @@ from edgeformer.runtimes.coreml.builder import MAX_BATCH
 from edgeformer.runtimes.runtime import ArtifactFiles, BuildJob, Target, Unavailable
 
 pytestmark = pytest.mark.skipif(
-    runtime.missing() is not None, reason="the extra coreml is not installed, which converts to Core ML"
+    runtime.COREMLTOOLS.missing() is not None, reason="the extra coreml is not installed, which converts to Core ML"
 )
 
 INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 64
@@ -134,6 +134,6 @@ def test_what_cannot_be_built_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     decode = job.graphs[0].model_copy(update={"id": "onnx-fp32-decode", "role": "decode"})
     (refused,) = CoreMLBuilder().build(TARGET, replace(job, graphs=(decode,)))
     assert refused.status == "rejected" and "caches of earlier tokens are not supported" in str(refused.reason)
-    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     plan = CoreMLBuilder().plan(None)
     assert isinstance(plan, Unavailable) and "[coreml]" in plan.reason

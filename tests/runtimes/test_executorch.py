@@ -27,7 +27,8 @@ from edgeformer.runtimes.executorch.builder import MAX_BATCH, write_program
 from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
 
 pytestmark = pytest.mark.skipif(
-    runtime.missing() is not None, reason="the extra executorch is not installed, which writes and runs programs"
+    runtime.EXECUTORCH.missing() is not None,
+    reason="the extra executorch is not installed, which makes programs",
 )
 
 INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 32
@@ -227,7 +228,7 @@ def test_what_cannot_be_built_says_why(tmp_path: Path) -> None:
 def test_without_the_package_it_says_which_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requested_providers(entry(), "executorch") == ("executorch",) and cannot_run(entry()) is None
     assert provider_facts("executorch").counts_threads
-    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "executorch is not installed" in str(cannot_run(entry()))
     plan = ExecuTorchBuilder().plan(None)
     assert isinstance(plan, Unavailable) and "[executorch]" in plan.reason

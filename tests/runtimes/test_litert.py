@@ -235,7 +235,7 @@ def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(builder, "installed_version", lambda name: None)
     plan = find_builder("litert").plan(None)
     assert isinstance(plan, Unavailable) and "ai-edge-litert and litert-torch" in plan.reason
-    monkeypatch.setattr(session.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     session.load_library.cache_clear()
     entry = ArtifactManifest(id="litert-fp32", file="a.tflite", format="litert", precision="fp32", status="built")
     assert "package: ai-edge-litert is not installed" in str(runtime_of(entry).cannot_run(entry))

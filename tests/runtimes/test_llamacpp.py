@@ -226,6 +226,6 @@ def test_what_a_gguf_cannot_hold_is_rejected_with_a_reason(tmp_path: Path, bundl
 
 
 def test_without_the_package_its_extra_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_library.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     reason = cannot_run(bundle.artifact("gguf-fp16"))
     assert reason is not None and "xllamacpp is not installed" in reason and "llamacpp" in reason

@@ -43,7 +43,7 @@ from tests.runtimes.test_openvino_rotation import kernels_of
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 from tests.test_old_format import OLD
 
-NEEDS_OPENVINO = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+NEEDS_OPENVINO = pytest.mark.skipif(runtime.OPENVINO.missing() is not None, reason="openvino is not installed")
 CPU, BF16 = runtime.CPU, runtime.CPU_BF16
 
 
@@ -71,7 +71,7 @@ def test_runtimes_are_asked_for_by_name(tiny: Bundle) -> None:
 
 
 def test_without_the_package_it_says_which_one_is_missing(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (entry,) = tiny.artifacts
     assert "package: openvino is not installed" in str(cannot_run(entry, CPU)) and cannot_run(entry) is None
     assert requested_providers(entry, "all") == ("CPUExecutionProvider",)

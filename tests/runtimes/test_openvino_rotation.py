@@ -14,7 +14,7 @@ from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
 
-pytestmark = pytest.mark.skipif(runtime.missing() is not None, reason="openvino is not installed")
+pytestmark = pytest.mark.skipif(runtime.OPENVINO.missing() is not None, reason="openvino is not installed")
 
 
 def rotated(

@@ -20,7 +20,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.coreml.session import FORMAT, NOT_APPLE, PACKAGE, missing
+from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, PACKAGE
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -55,7 +55,7 @@ class CoreMLBuilder(Builder):
     flag = "--coreml"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        problem = missing()
+        problem = COREMLTOOLS.missing()
         return Unavailable(FORMAT, problem, "fp16") if problem is not None else Target(FORMAT, precision="fp16")
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:

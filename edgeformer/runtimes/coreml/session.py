@@ -10,32 +10,33 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError
 from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 
 EXTRA = FORMAT = "coreml"
 NOT_APPLE = "Core ML runs on Apple devices only"
 PACKAGE = "model.mlpackage"
 """Folder in the zip file."""
-
-
-def missing() -> str | None:
-    """Return why the package cannot be used, or None if it is installed."""
-    if util.find_spec("coremltools") is not None:
-        return None
-    return f"package: coremltools is not installed ({install_hint(EXTRA)})"
+# Its import takes 10 s and writes to stderr, and says nothing that its version does not say.
+COREMLTOOLS = OptionalPackage(
+    "coremltools", EXTRA, "models for Apple devices, by export --coreml", ("coremltools",),
+    """import importlib.metadata, sys
+devices = ["Core ML"] if sys.platform == "darwin" else ["converts only"]
+say(version=importlib.metadata.version("coremltools"), devices=devices)
+""",
+)  # fmt: skip
 
 
 def cannot_run_here() -> str | None:
     """Return why this system cannot run a model, or None."""
-    return missing() if sys.platform == "darwin" else NOT_APPLE
+    return COREMLTOOLS.missing() if sys.platform == "darwin" else NOT_APPLE
 
 
 class CoreMLSession(Graph):

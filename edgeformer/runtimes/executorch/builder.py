@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.executorch.session import EXTRA, FORMAT, missing
+from edgeformer.runtimes.executorch.session import EXECUTORCH, EXTRA, FORMAT
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -50,7 +50,7 @@ class ExecuTorchBuilder(Builder):
     flag = "--executorch"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        problem = missing()
+        problem = EXECUTORCH.missing()
         return Unavailable(FORMAT, problem, "fp32") if problem is not None else Target(FORMAT, precision="fp32")
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:

@@ -17,13 +17,21 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 from edgeformer.system.host import default_threads
 
 EXTRA = FORMAT = "executorch"
 LIBRARY = "executorch.extension.pybindings._C"
+EXECUTORCH = OptionalPackage(
+    "executorch", EXTRA, "programs for phones, by export --executorch", ("executorch", "torch"),
+    f"""import importlib, importlib.metadata, torch
+names = importlib.import_module({LIBRARY!r})._get_registered_backend_names()
+say(version=importlib.metadata.version("executorch"), devices=[name for name in names if "Xnnpack" in name])
+""",
+)  # fmt: skip
 _METHOD = "forward"
 _OPTION_BYTES = 1024
 """More than a BackendOption has (324 in 1.5): if later versions have a larger one, the rest is zeros."""
@@ -32,27 +40,13 @@ _pool_number = 0
 """Number of the process's thread pool: programs keep a pointer to the pool that they were loaded with."""
 
 
-def missing() -> str | None:
-    """Return why the package cannot be used, or None if it is installed."""
-    if util.find_spec("torch") is not None and util.find_spec("executorch") is not None:
-        return None
-    return f"package: executorch is not installed ({install_hint(EXTRA)})"
-
-
 @cache
 def library() -> Any:
     """Return ExecuTorch's library. Raises MissingDependencyError if it cannot be imported."""
-    problem = missing()
-    if problem is not None:
-        raise MissingDependencyError(problem)
-    try:
+    with EXECUTORCH.importing():
         import torch  # noqa: F401  loads the libraries that this one needs
 
-        module = importlib.import_module(LIBRARY)
-    except Exception as error:
-        hint = install_hint(EXTRA, reinstall=True)
-        raise MissingDependencyError(f"executorch is installed, but cannot be imported: {error}; {hint}") from None
-    return module
+        return importlib.import_module(LIBRARY)
 
 
 class _Option(ctypes.Structure):

@@ -19,29 +19,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
-from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 from edgeformer.system.host import default_threads
 
-EXTRA, PACKAGE, PROVIDER = "litert", "ai_edge_litert", "litert"
+EXTRA = PROVIDER = "litert"
+LITERT = OptionalPackage(
+    "ai-edge-litert", EXTRA, "LiteRT, which runs .tflite files", ("ai_edge_litert",),
+    """import importlib.metadata
+from ai_edge_litert.compiled_model import CompiledModel
+say(version=importlib.metadata.version("ai-edge-litert"))
+""",
+)  # fmt: skip
 _SIGNATURE = re.compile(r"(\d+)x(\d+)")
 _IN_MEMORY = ":memory"
 """XNNPACK's name of a weight cache in anonymous memory (memfd)."""
 _IDENTIFIER = b"TFL3"
 _COVERAGE_S = 120
-
-
-def missing() -> str | None:
-    """Return why the package cannot be used, or None if it is installed."""
-    if util.find_spec(PACKAGE) is not None:
-        return None
-    return f"package: ai-edge-litert is not installed ({install_hint(EXTRA)})"
 
 
 def signature_name(rows: int, tokens: int) -> str:
@@ -81,13 +81,8 @@ def _hide_native_output_at_exit() -> None:
 @cache
 def load_library() -> Any:
     """Return the process's LiteRT environment for the processor. Raises MissingDependencyError."""
-    if (problem := missing()) is not None:
-        raise MissingDependencyError(problem)
-    try:
+    with LITERT.importing():
         from ai_edge_litert.environment import Environment
-    except Exception as error:  # its libraries raise any class
-        hint = install_hint(EXTRA, reinstall=True)
-        raise MissingDependencyError(f"ai-edge-litert is installed, but cannot be imported: {error}; {hint}") from None
     # With an existing folder LiteRT loads libraries for GPUs and NPUs, which are not used here.
     nowhere = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
     with native_output_hidden():

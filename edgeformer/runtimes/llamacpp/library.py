@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
+from edgeformer.runtimes.runtime import OptionalPackage
 
 EXTRA, PACKAGE = "llamacpp", "xllamacpp"
+XLLAMACPP = OptionalPackage(PACKAGE, EXTRA, "llama.cpp, which runs GGUF files", (PACKAGE,))
 _POINTER = ctypes.c_void_p
 _DEFAULT_SIZES = [512, 2048, 512]
 """First fields of llama_context_params, as llama.cpp sets them: n_ctx, n_batch, n_ubatch."""
@@ -79,17 +81,10 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 """Function → types of its arguments and of its result."""
 
 
-def missing() -> str | None:
-    """Return why the package cannot be used, or None if it is installed."""
-    if util.find_spec(PACKAGE) is not None:
-        return None
-    return f"package: {PACKAGE} is not installed ({install_hint(EXTRA)})"
-
-
 @cache
 def library() -> Any:
     """Return llama.cpp's library, initialised. Raises MissingDependencyError: it is missing or of another interface."""
-    if (problem := missing()) is not None:
+    if (problem := XLLAMACPP.missing()) is not None:
         raise MissingDependencyError(problem)
     spec = util.find_spec(PACKAGE)
     assert spec is not None and spec.origin is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.openvino.session import CPU, CPU_BF16, EXTRA, HINTS, missing, without_telemetry
+from edgeformer.runtimes.openvino.session import CPU, CPU_BF16, EXTRA, HINTS, OPENVINO, without_telemetry
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     ArtifactFiles,
@@ -28,43 +28,22 @@ from edgeformer.runtimes.runtime import (
     Calls,
     Kind,
     OpenOptions,
+    OptionalPackage,
+    OptionalRuntime,
     ProviderFacts,
-    Runtime,
     Target,
     Unavailable,
     built_entry,
     full_text_graphs,
     initial_entry,
 )
-from edgeformer.system.capability import (
-    Capability,
-    ask_installed,
-    describe_extra,
-    describe_package,
-    installed_version,
-)
+from edgeformer.system.capability import installed_version
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
     from edgeformer.runtimes.session import Graph
 
 FORMAT = "openvino"
-
-# As without_telemetry, for child processes.
-_SILENT = "import sys\nsys.modules['openvino_telemetry'] = None\n"
-_SCRIPTS = {
-    "openvino": f"""{_SILENT}
-import openvino
-core = openvino.Core()
-bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-more = ["CPU in bfloat16"] if bf16 else []
-say(version=openvino.__version__.partition("-")[0], devices=core.available_devices + more)
-""",
-    "nncf": f"""{_SILENT}
-import importlib.metadata
-say(version=importlib.metadata.version("nncf"))
-""",
-}
 
 
 class Int8Builder(Builder):
@@ -163,19 +142,17 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     return quantized
 
 
-class OpenVINORuntime(Runtime):
+class OpenVINORuntime(OptionalRuntime):
     name = "openvino"
     formats = (FORMAT,)
     builders = (Int8Builder(),)
     reads = (ONNX,)
     distributions = ("openvino", "nncf")
+    packages = (OPENVINO, OptionalPackage("nncf", EXTRA, "INT8 for OpenVINO, by export --int8", ("nncf",)))
     facts: ClassVar = {
         CPU: ProviderFacts("OpenVINO", "cpu", counts_threads=True),
         CPU_BF16: ProviderFacts("OpenVINO bf16", "cpu", counts_threads=True, rounds_to="bf16"),
     }
-
-    def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        return super().cannot_run(artifact) or missing()
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.openvino.session import OpenVINOSession
@@ -195,15 +172,6 @@ class OpenVINORuntime(Runtime):
         from edgeformer.runtimes.openvino.session import core
 
         core()
-
-    def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        answers = ask_installed(_SCRIPTS, timeout_s)
-        hint = install_hint(EXTRA)
-        return [
-            describe_package("openvino", answers["openvino"], f"another runtime for processors: {hint}"),
-            describe_package("nncf", answers["nncf"], f"INT8 for OpenVINO, by export --int8: {hint}"),
-            describe_extra(EXTRA),
-        ]
 
 
 RUNTIME = OpenVINORuntime()

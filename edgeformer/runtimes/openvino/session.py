@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs, shape_text
 from edgeformer.system.host import default_threads
 from edgeformer.system.memory import release_heap
@@ -33,13 +33,17 @@ HINTS = {CPU: "f32", CPU_BF16: "bf16"}
 """Provider → inference precision of FP32 graphs. By default OpenVINO uses bfloat16 if the processor supports it."""
 
 _TELEMETRY = "openvino_telemetry"
-
-
-def missing() -> str | None:
-    """Return why the package cannot be used, or None if it is installed."""
-    if util.find_spec("openvino") is not None:
-        return None
-    return f"package: openvino is not installed ({install_hint(EXTRA)})"
+OPENVINO = OptionalPackage(
+    "openvino", EXTRA, "another runtime for processors", ("openvino",),
+    f"""import sys
+sys.modules[{_TELEMETRY!r}] = None  # as without_telemetry
+import openvino
+core = openvino.Core()
+bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+more = ["CPU in bfloat16"] if bf16 else []
+say(version=openvino.__version__.partition("-")[0], devices=core.available_devices + more)
+""",
+)  # fmt: skip
 
 
 @contextmanager
@@ -59,15 +63,8 @@ def without_telemetry() -> Iterator[None]:
 @cache
 def core() -> Any:
     """Return the process's ``openvino.Core``. Raises MissingDependencyError if the package cannot be imported."""
-    problem = missing()
-    if problem is not None:
-        raise MissingDependencyError(problem)
-    with without_telemetry():
-        try:
-            import openvino
-        except Exception as error:  # its libraries raise any class
-            hint = install_hint(EXTRA, reinstall=True)
-            raise MissingDependencyError(f"openvino is installed, but cannot be imported: {error}; {hint}") from None
+    with OPENVINO.importing(), without_telemetry():
+        import openvino
     return openvino.Core()
 
 
