@@ -161,28 +161,22 @@ class Llama:
         for start in range(0, len(ids), self._call_tokens):
             piece = ids[start : start + self._call_tokens]
             is_last = start + len(piece) == len(ids)
-            results.append(self._read_piece(piece, every, is_last))
-        return np.concatenate([result for result in results if len(result)])
-
-    def _read_piece(self, ids: Sequence[int], every: bool, is_last: bool) -> NDArray[np.float32]:
-        batch = self._library.llama_batch_init(len(ids), 0, 1)
-        try:
-            batch.n_tokens = len(ids)
-            for place, token in enumerate(ids):
-                batch.token[place], batch.pos[place] = token, self.length + place
-                batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
-                batch.logits[place] = every or (is_last and place == len(ids) - 1)
-            if code := self._library.llama_decode(self._context, batch):
-                raise EdgeformerError(f"llama.cpp failed with code {code}: {_reason()}")
-        finally:
-            self._library.llama_batch_free(batch)
-        self.length += len(ids)
-        count = len(ids) if every else int(is_last)
-        if not count:
-            return np.empty((0, self.vocab_size), np.float32)
-        pointer = self._library.llama_get_logits(self._context)
-        logits: NDArray[np.float32] = np.ctypeslib.as_array(pointer, (count, self.vocab_size)).copy()
-        return logits
+            batch = self._library.llama_batch_init(len(piece), 0, 1)
+            try:
+                batch.n_tokens = len(piece)
+                for place, token in enumerate(piece):
+                    batch.token[place], batch.pos[place] = token, self.length + place
+                    batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+                    batch.logits[place] = every or (is_last and place == len(piece) - 1)
+                if code := self._library.llama_decode(self._context, batch):
+                    raise EdgeformerError(f"llama.cpp failed with code {code}: {_reason()}")
+            finally:
+                self._library.llama_batch_free(batch)
+            self.length += len(piece)
+            if count := len(piece) if every else int(is_last):
+                pointer = self._library.llama_get_logits(self._context)
+                results.append(np.ctypeslib.as_array(pointer, (count, self.vocab_size)).copy())
+        return np.concatenate(results)
 
     def truncate(self, length: int) -> None:
         """Forget all tokens after the first ``length`` ones."""
