@@ -60,16 +60,6 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
     )
 
 
-def stored_twice(sharing: Sharing) -> str | None:
-    """Return the problem of a file that stores more parameters than its graph needs, or None.
-
-    Fewer are no problem: parameters with equal numbers, such as untrained zeros, are stored once.
-    """
-    if sharing.stored_parameters > sharing.unique_parameters:
-        return f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
-    return None
-
-
 def _is_parameter(tensor: onnx.TensorProto) -> bool:
     if math.prod(tensor.dims) <= 1 or tensor.name.endswith(NO_PARAMETERS):
         return False

@@ -36,7 +36,6 @@ from edgeformer.export.audit import (
     audit_sharing,
     describe_io,
     float32_operators,
-    stored_twice,
     sum_counts,
     weight_parts,
 )
@@ -57,6 +56,7 @@ from edgeformer.runtimes import (
 )
 from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.runtime import stored_twice
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.tasks import Run, Task
 from edgeformer.tasks.metric import out_of_tolerance

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError, MissingDependencyError, install_hint
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision, Sharing
 from edgeformer.runtimes.session import Array
 from edgeformer.tasks.metric import TOLERANCES
 
@@ -222,12 +222,9 @@ def initial_entry(graph: ArtifactManifest, format_: str, precision: Precision, *
 
 
 def unmeasured_parity(graph: ArtifactManifest, reason: str, precision: Precision | None = None) -> Parity:
-    """Return the parity of an artifact that was not run yet, with the tolerance of its source graph.
-
-    ``precision``: of the artifact, if it is not the graph's.
-    """
+    """Return the parity of an artifact that was not run yet; ``precision``: of the artifact; None: its graph's."""
     kind, tolerance = TOLERANCES[precision or graph.precision]
-    if graph.parity is not None and precision is None:  # its task may define other tolerances
+    if graph.parity is not None and precision in (None, graph.precision):  # its task may define other tolerances
         kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
     return Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
 
@@ -237,19 +234,32 @@ def built_entry(
 ) -> ArtifactManifest:
     """Complete the entry of an artifact that was written to ``file`` with the installed versions of ``packages``.
 
-    A ``reason`` in ``fields`` keeps it rejected.
+    A ``reason`` in ``fields``, or a ``sharing`` with weights that are stored twice, keeps it rejected.
     """
     from edgeformer.system.capability import installed_version
 
     path, versions = bundle / file, {name: installed_version(name) for name in packages}
+    sharing = fields.get("sharing")
+    reason = fields.get("reason") or (stored_twice(sharing) if sharing is not None else None)
     update = {
         "file": file,
         "size_bytes": path.stat().st_size,
         "sha256": sha256_of(path),
-        "status": "rejected" if fields.get("reason") else "built",
+        "status": "rejected" if reason else "built",
+        "reason": reason,
         "built_with": {name: version for name, version in versions.items() if version is not None},
     }
-    return entry.model_copy(update=update | fields)
+    return entry.model_copy(update=fields | update)
+
+
+def stored_twice(sharing: Sharing) -> str | None:
+    """Return the problem of a file that stores more parameters than its graph needs, or None.
+
+    Fewer are no problem: parameters with equal numbers, such as untrained zeros, are stored once.
+    """
+    if sharing.stored_parameters > sharing.unique_parameters:
+        return f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
+    return None
 
 
 class Runtime(ABC):

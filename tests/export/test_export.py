@@ -15,10 +15,11 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Sharing
 from edgeformer.bundle import Bundle
 from edgeformer.export import run_source
-from edgeformer.export.audit import audit_sharing, stored_twice
+from edgeformer.export.audit import audit_sharing
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.run import read_run
+from edgeformer.runtimes.runtime import stored_twice
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.onnx_outline import read_outline
-from edgeformer.export.audit import audit_portability, audit_sharing, stored_twice, weight_parts
+from edgeformer.export.audit import audit_portability, audit_sharing, weight_parts
 from edgeformer.export.graphs import write_graph
 from edgeformer.export.quantize import (
     BLOCK,
@@ -38,6 +38,7 @@ from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes.runtime import stored_twice
 from tests.export.language_run import LOOPS, exported_language_run
 
 ROWS, POSITIONS, SIZE = 3000, 40, 32

@@ -23,7 +23,7 @@ from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.pretrained.model import load_components
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.models.tracing import Exits, extract_outputs
-from edgeformer.runtimes.executorch.builder import write_program
+from edgeformer.runtimes.executorch import ExecuTorchBuilder
 from edgeformer.runtimes.executorch.session import EXECUTORCH
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.early_exit import exit_logits
@@ -303,8 +303,9 @@ def test_products_of_folds_are_computed_by_xnnpack(bert: tuple[Any, Path], tmp_p
         pytest.skip("the extra executorch is not installed")
     fold = {"layers": 2, "iterations": 2, "own": "norms", "order": "immediate"}
     module = ADAPTER.exported(load(bert[1], fold=fold))
-    written = write_program(Exits(module), ("input_ids", "attention_mask"), 16, tmp_path / "model.pte")
-    assert written.delegated and not [name for name in written.not_delegated if "mm" in name or "linear" in name]
+    names = ("input_ids", "attention_mask"), ("logits",)
+    facts = ExecuTorchBuilder().write(Exits(module), *names, 16, tmp_path / "model.pte", "fp32").engine
+    assert facts["delegated"] and not [name for name in facts["not_delegated"] if "mm" in name or "linear" in name]
 
 
 def test_layer_decay(bert: tuple[Any, Path]) -> None:

@@ -18,7 +18,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.runtimes import OpenOptions, cannot_run, requested_providers, runtime_of
 from edgeformer.runtimes.coreml import CoreMLBuilder
 from edgeformer.runtimes.coreml import session as runtime
-from edgeformer.runtimes.coreml.builder import MAX_BATCH
+from edgeformer.runtimes.module_builder import MAX_BATCH
 from edgeformer.runtimes.runtime import ArtifactFiles, BuildJob, Target, Unavailable
 
 pytestmark = pytest.mark.skipif(

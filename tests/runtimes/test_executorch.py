@@ -23,7 +23,7 @@ from edgeformer.inference.verify import verify
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts, requested_providers
 from edgeformer.runtimes.executorch import ExecuTorchBuilder
 from edgeformer.runtimes.executorch import session as runtime
-from edgeformer.runtimes.executorch.builder import MAX_BATCH, write_program
+from edgeformer.runtimes.module_builder import MAX_BATCH, StoredModel
 from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
 
 pytestmark = pytest.mark.skipif(
@@ -76,11 +76,15 @@ def expected(module: torch.nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarr
     return answers.numpy()
 
 
+def write_program(module: torch.nn.Module, path: Path, precision: Any = "fp32") -> StoredModel:
+    return ExecuTorchBuilder().write(module, INPUTS, ("scores",), LENGTH, path, precision)
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Looped, Path, Any]:
     module = Looped(loops=3).eval()
     path = tmp_path_factory.mktemp("executorch") / "model.pte"
-    return module, path, write_program(module, INPUTS, LENGTH, path)
+    return module, path, write_program(module, path)
 
 
 def test_it_takes_any_batch_and_length_up_to_the_largest(program: tuple[Looped, Path, Any]) -> None:
@@ -137,12 +141,12 @@ def test_sessions_with_other_threads_may_alternate(program: tuple[Looped, Path, 
 
 def test_a_shared_layer_is_stored_once(program: tuple[Looped, Path, Any], tmp_path: Path) -> None:
     module, path, written = program
-    assert written.stored_parameters == module.count()
+    assert written.parameters == module.count()
     assert 4 * module.count() <= written.weight_bytes < path.stat().st_size
     stacked = Looped(loops=3, stacked=True).eval()
-    assert write_program(stacked, INPUTS, LENGTH, tmp_path / "stacked.pte").stored_parameters == stacked.count()
-    quantized = write_program(module, INPUTS, LENGTH, tmp_path / "int8.pte", "int8")
-    assert quantized.stored_parameters == module.count() and quantized.quantized == 4
+    assert write_program(stacked, tmp_path / "stacked.pte").parameters == stacked.count()
+    quantized = write_program(module, tmp_path / "int8.pte", "int8")
+    assert quantized.parameters == module.count() and quantized.quantized == {"linear": 4}
     assert quantized.weight_bytes < written.weight_bytes
     inputs = texts(5, 7)
     with runtime.ExecuTorchSession(tmp_path / "int8.pte", entry("int8"), threads=1) as session:
@@ -155,7 +159,7 @@ def test_a_shared_layer_is_stored_once(program: tuple[Looped, Path, Any], tmp_pa
 def test_a_shared_layer_is_packed_once(tmp_path: Path) -> None:
     """In a process of its own: with the weight cache six loops need the memory of one layer of 2.4 MB."""
     module, path = Looped(loops=6, width=768).eval(), tmp_path / "wide.pte"
-    write_program(module, INPUTS, LENGTH, path)
+    write_program(module, path)
     script = (
         "import sys, numpy as np\nfrom pathlib import Path\n"
         "from edgeformer.artifacts.manifest import ArtifactManifest\n"
@@ -183,16 +187,16 @@ def test_a_shared_layer_is_packed_once(tmp_path: Path) -> None:
 
 
 def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) -> None:
-    written = program[2]
-    assert written.delegated >= 3 * 3 and written.not_delegated["embedding_default"] == 1
+    facts = program[2].engine
+    assert facts["delegated"] >= 3 * 3 and facts["not_delegated"]["embedding_default"] == 1
     job = job_for(program[1].parent)
     (built,) = ExecuTorchBuilder().build(Target("executorch", precision="fp32"), job)
-    assert built.engine is not None and built.engine.not_delegated == written.not_delegated
+    assert built.engine is not None and built.engine.not_delegated == facts["not_delegated"]
     assert built.engine.shapes["input_ids"][-1] == (MAX_BATCH, LENGTH)
     with runtime.ExecuTorchSession(program[1].parent / str(built.file), built, threads=1) as session:
         (caveat,) = [text for text in session.caveats() if "outside XNNPACK's kernels" in text]
-    outside = sum(written.not_delegated.values())
-    assert f"{outside} of {outside + written.delegated} operators" in caveat and "embedding_default (1)" in caveat
+    outside = sum(facts["not_delegated"].values())
+    assert f"{outside} of {outside + facts['delegated']} operators" in caveat and "embedding_default (1)" in caveat
 
 
 def job_for(bundle: Path, **changes: Any) -> BuildJob:

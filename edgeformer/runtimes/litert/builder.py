@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from edgeformer.runtimes.runtime import (
     full_text_graphs,
     initial_entry,
     silent_libraries,
+    stored_twice,
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
@@ -61,10 +61,7 @@ class LiteRTBuilder(Builder):
 
     name = "litert"
     formats = (FORMAT,)
-
-    @property
-    def flag(self) -> str:
-        return "--litert"
+    flag = "--litert"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
         absent = [name for name in (*PACKAGES, "torch") if installed_version(name) is None]
@@ -100,7 +97,7 @@ class LiteRTBuilder(Builder):
                         convert(module, *names, shapes, path, bounds_norms=bounds_norms)
                         unique = graph.sharing.unique_parameters if graph.sharing is not None else None
                         sharing, _ = audit_file(path, unique)
-                        if sharing.stored_parameters <= sharing.unique_parameters:
+                        if stored_twice(sharing) is None:
                             break
                 yield self._describe(graph, entry, job, file)
                 if not has_int8:
@@ -119,13 +116,10 @@ class LiteRTBuilder(Builder):
         """Complete the entry of a written file; export then measures its parity and scores."""
         needed = graph.sharing.unique_parameters if graph.sharing is not None else None
         sharing, quantized = audit_file(job.bundle / file, needed)
-        reason = None
-        if sharing.stored_parameters > sharing.unique_parameters:
-            reason = f"stores {sharing.stored_parameters:,} parameters for a model of {sharing.unique_parameters:,}"
         absent = f"ai-edge-litert is not installed, which runs it; {install_hint(EXTRA)}"
-        parity = unmeasured_parity(graph, absent, None if entry.precision == "fp32" else entry.precision)
+        parity = unmeasured_parity(graph, absent, entry.precision)
         fields = {"sharing": sharing, "quantized": quantized, "parity": parity}
-        return built_entry(entry, job.bundle, file, (*PACKAGES, "torch"), **fields, reason=reason)
+        return built_entry(entry, job.bundle, file, (*PACKAGES, "torch"), **fields)
 
 
 def signature_shapes(job: BuildJob) -> list[tuple[int, int]]:
@@ -165,24 +159,22 @@ def convert(
             results = self.module(*(arrays[name].long() for name in inputs))
             return dict(zip(outputs, results if isinstance(results, tuple) else (results,), strict=True))
 
-    def write() -> None:
-        import litert_torch
-        from litert_torch._config import config
-
-        config.show_progress = False
-        named, converter = Named().eval(), None
-        for rows, tokens in shapes:
-            arrays = {name: torch.ones(rows, tokens, dtype=torch.int32) for name in inputs}
-            add = (litert_torch if converter is None else converter).signature
-            converter = add(signature_name(rows, tokens), named, sample_kwargs=arrays)
-        assert converter is not None
-        with replacing(path) as temporary:
-            converter.convert().export(str(temporary))
-
     norms = [part for part in module.modules() if "Norm" in type(part).__name__] if bounds_norms else []
     hooks = [norm.register_forward_hook(lambda norm, _, output: output.clamp(min=_BOUND)) for norm in norms]
     try:
-        _run_quietly(write, f"{path.name}: litert-torch cannot convert this model")
+        with _converting(f"{path.name}: litert-torch cannot convert this model"):
+            import litert_torch
+            from litert_torch._config import config
+
+            config.show_progress = False
+            named, converter = Named().eval(), None
+            for rows, tokens in shapes:
+                arrays = {name: torch.ones(rows, tokens, dtype=torch.int32) for name in inputs}
+                add = (litert_torch if converter is None else converter).signature
+                converter = add(signature_name(rows, tokens), named, sample_kwargs=arrays)
+            assert converter is not None
+            with replacing(path) as temporary:
+                converter.convert().export(str(temporary))
     finally:
         for hook in hooks:
             hook.remove()
@@ -194,19 +186,16 @@ _RECIPES = ("dynamic_wi8_afp32", "weight_only_wi8_afp32")
 
 def quantize(source: Path, target: Path) -> str:
     """Quantize a .tflite file; return the name of the first recipe that works. Raises EdgeformerError if none does."""
-
-    def write(recipe_name: str) -> None:
-        from ai_edge_quantizer import quantizer, recipe
-
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints sizes and bars
-            result = quantizer.Quantizer(str(source), getattr(recipe, recipe_name)()).quantize()
-        with replacing(target) as temporary:
-            temporary.write_bytes(result.quantized_model)
-
     problem: EdgeformerError | None = None
     for name in _RECIPES:
         try:
-            _run_quietly(partial(write, name), f"{source.name}: AI Edge Quantizer cannot quantize it")
+            with _converting(f"{source.name}: AI Edge Quantizer cannot quantize it"):
+                from ai_edge_quantizer import quantizer, recipe
+
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints sizes and bars
+                    result = quantizer.Quantizer(str(source), getattr(recipe, name)()).quantize()
+                with replacing(target) as temporary:
+                    temporary.write_bytes(result.quantized_model)
             return name
         except EdgeformerError as error:
             problem = problem or error
@@ -214,11 +203,12 @@ def quantize(source: Path, target: Path) -> str:
     raise problem
 
 
-def _run_quietly(action: Callable[[], None], problem: str) -> None:
-    """Run a library's function without its messages. Raises EdgeformerError with its reason."""
+@contextmanager
+def _converting(problem: str) -> Iterator[None]:
+    """Hide a library's messages. Raises EdgeformerError with its reason."""
     try:
         with silent_libraries(), native_output_hidden():
-            action()
+            yield
     except (OSError, MemoryError, EdgeformerError):
         raise
     except Exception as error:  # errors of torch.export, JAX, MLIR and the quantizer share no base class

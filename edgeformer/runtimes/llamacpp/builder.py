@@ -46,10 +46,7 @@ class GGUFBuilder(Builder):
 
     name = "gguf"
     formats = (FORMAT,)
-
-    @property
-    def flag(self) -> str:
-        return "--gguf"
+    flag = "--gguf"
 
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
         if installed_version("gguf") is None:

@@ -1,0 +1,152 @@
+"""Builders that convert a graph's torch module with any batch and length: Core ML and ExecuTorch differ in how."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision, Sharing
+from edgeformer.artifacts.progress import bar
+from edgeformer.runtimes.runtime import (
+    ENGINES_FOLDER,
+    Builder,
+    BuildJob,
+    OptionalPackage,
+    Target,
+    Unavailable,
+    built_entry,
+    full_text_graphs,
+    initial_entry,
+    unmeasured_parity,
+)
+from edgeformer.system.capability import installed_version
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.device import DeviceProfile
+
+MAX_BATCH = 16
+_EXAMPLE_LENGTH = 7
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """Contents of a model's file, counted in it.
+
+    Attributes:
+        quantized: kind of weight → number in INT8.
+        engine: further fields of :class:`Engine`.
+    """
+
+    parameters: int
+    constants: int
+    weight_bytes: int
+    quantized: dict[str, int]
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModuleBuilder(Builder):
+    """Builds a file of each full and exit graph with the full vocabulary; with ``--int8`` also one in INT8.
+
+    Attributes:
+        package: that converts.
+        distributions: whose versions an artifact records.
+        endings: precision without ``--int8``, then ``int8`` → end of the file names.
+        step: text of the progress bar, with the artifact's id.
+        not_run: why parity is not measured on a machine that cannot run the files.
+        no_caches: why decode graphs are refused.
+    """
+
+    package: OptionalPackage
+    distributions: tuple[str, ...]
+    endings: Mapping[Precision, str]
+    step: str
+    not_run: str
+    no_caches: str
+
+    @abstractmethod
+    def write(
+        self, module: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], length: int, path: Path,
+        precision: Precision,
+    ) -> StoredModel:  # fmt: skip
+        """Write a file that takes 1 to ``MAX_BATCH`` rows of 1 to ``length`` tokens.
+
+        ``module``: in evaluation mode, from ``inputs``, int64 [batch, sequence] each, to ``outputs``, float32.
+        Raises EdgeformerError if it cannot be converted.
+        """
+
+    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
+        problem, precision = self.package.missing(), next(iter(self.endings))
+        if problem is not None:
+            return Unavailable(self.formats[0], problem, precision)
+        return Target(self.formats[0], precision=precision)
+
+    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        has_int8 = any(graph.precision == "int8" for graph in job.graphs)
+        for precision in self.endings:
+            if precision != "int8" or has_int8:
+                for graph in full_text_graphs(job, "fp32"):
+                    yield self._build(graph, precision, job)
+        for graph in job.graphs:
+            if graph.role == "decode" and graph.precision == "fp32" and not graph.trimmed:
+                yield initial_entry(graph, self.formats[0], next(iter(self.endings)), reason=self.no_caches)
+
+    def _build(self, graph: ArtifactManifest, precision: Precision, job: BuildJob) -> ArtifactManifest:
+        """Write the file of one graph, and return its manifest entry."""
+        parity = unmeasured_parity(graph, self.not_run, precision)
+        entry = initial_entry(graph, self.formats[0], precision, parity=parity)
+        try:
+            module = job.module(graph)
+        except EdgeformerError as error:
+            return entry.model_copy(update={"status": "unavailable", "reason": str(error), "parity": None})
+        file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}{self.endings[precision]}"
+        length, start_s = min(job.max_length, job.max_positions), time.perf_counter()
+        try:
+            with bar(job.progress, self.step.format(entry.id), None):
+                names = tuple(graph.inputs), tuple(graph.outputs) or ("logits",)
+                stored = self.write(module, *names, length, job.bundle / file, precision)
+        except EdgeformerError as error:
+            return entry.model_copy(update={"reason": str(error)})
+        unique = sum(parameter.numel() for parameter in module.parameters())
+        if graph.sharing is not None:  # an exit does not need every parameter of the model
+            unique = graph.sharing.unique_parameters
+        engine = Engine(
+            builder=f"{self.package.name} {installed_version(self.package.name)}",
+            seconds=round(time.perf_counter() - start_s, 2),
+            checked_by="size",
+            weight_bytes=stored.weight_bytes,
+            graph_bytes=(job.bundle / str(graph.file)).stat().st_size,
+            shapes=dict.fromkeys(graph.inputs, ((1, 1), (1, min(_EXAMPLE_LENGTH, length)), (MAX_BATCH, length))),
+            **stored.engine,
+        )
+        sharing = Sharing(
+            unique_parameters=unique, stored_parameters=stored.parameters, constant_elements=stored.constants,
+            weight_bytes=stored.weight_bytes,
+        )  # fmt: skip
+        fields = {"engine": engine, "quantized": stored.quantized, "sharing": sharing}
+        return built_entry(entry, job.bundle, file, self.distributions, **fields)
+
+
+def export_program(module: Any, inputs: Sequence[str], length: int) -> Any:
+    """Export a module as a ``torch.export.ExportedProgram`` of 1 to ``MAX_BATCH`` rows of 1 to ``length`` tokens.
+
+    ``module``: in evaluation mode; its arguments are ``inputs``, int64 [batch, sequence] each.
+    """
+    import torch
+
+    class Source(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source = module
+
+        def forward(self, *arrays: torch.Tensor) -> Any:
+            return self.source(*arrays)
+
+    example = tuple(torch.ones(2, min(_EXAMPLE_LENGTH, length), dtype=torch.int64) for _ in inputs)
+    sizes = {0: torch.export.Dim("batch", max=MAX_BATCH), 1: torch.export.Dim("sequence", max=length)}
+    shapes = ((sizes,) * len(inputs),)  # of forward's only argument, which takes all inputs
+    return torch.export.export(Source(), example, dynamic_shapes=shapes)
