@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision, Sharing
@@ -63,7 +63,7 @@ class ModuleBuilder(Builder):
 
     package: OptionalPackage
     distributions: tuple[str, ...]
-    endings: Mapping[Precision, str]
+    endings: ClassVar[Mapping[Precision, str]]
     step: str
     not_run: str
     no_caches: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.coreml.builder import CoreMLBuilder
 from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, cannot_run_here
-from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts
+from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts, Runtime
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
@@ -25,7 +25,8 @@ class CoreMLRuntime(OptionalRuntime):
     session_modules = ("coremltools", "edgeformer.runtimes.coreml.session")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        return super().cannot_run(artifact) or cannot_run_here()
+        # Not OptionalRuntime's: on other systems, installing the package would not help.
+        return Runtime.cannot_run(self, artifact) or cannot_run_here()
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.coreml.session import CoreMLSession
