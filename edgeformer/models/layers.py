@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+INITIAL_STD = 0.02
 MASKED = -1e4
 """Added to the attention score of a hidden token: zero after softmax, and representable in every float type."""
 
@@ -63,6 +64,15 @@ def to_float32(x: Tensor) -> Tensor:
 NORMS: dict[str, Callable[..., nn.Module]]
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": TokenBatchNorm, "none": nn.Identity}
 """Constructors by name, of (size, eps=…) (paper B, normalisation ablation)."""
+
+
+def initialize_weights(model: nn.Module) -> None:
+    """Draw matrices and tables from a normal distribution, in place, and set biases to zero."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=INITIAL_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def convert_weights_to_fp16(model: nn.Module) -> nn.Module:

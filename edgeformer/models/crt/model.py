@@ -24,13 +24,12 @@ from edgeformer.models.causal import (
     recomputed,
 )
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.layers import NORMS
+from edgeformer.models.layers import INITIAL_STD, NORMS, initialize_weights
 
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
 CYCLE_GROUP = 2
 """TRM cycles that are recomputed together with ``checkpointing: cycles``."""
-_INITIAL_STD = 0.02
 
 
 class CausalConvolution(torch.autograd.Function):
@@ -244,18 +243,14 @@ class CRT(LanguageModel):
         names = {"shared": ["shared"], "separate": [str(loop) for loop in config.exits], "tied": []}[config.heads]
         self.exit_heads = nn.ModuleDict({name: nn.Linear(size, vocabulary, bias=False) for name in names})
         self.head = nn.Linear(size, vocabulary, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=_INITIAL_STD)
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        nn.init.normal_(self.loop_encodings, std=_INITIAL_STD)
+        initialize_weights(self)
+        nn.init.normal_(self.loop_encodings, std=INITIAL_STD)
         # A sum of n residuals grows like √n; the last matrix of each cycle is smaller by that factor.
         for chain in (self.refine, self.trm):
             for cycle in chain.cycles:
                 last = cycle.lin2 if cycle.lin2 is not None else cycle.pointwise
                 if isinstance(last, nn.Linear):
-                    nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(len(chain.cycles)))
+                    nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(len(chain.cycles)))
 
     def head_of(self, loop: int) -> nn.Linear:
         """Return the head that answers after ``loop``."""

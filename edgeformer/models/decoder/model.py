@@ -23,9 +23,7 @@ from edgeformer.models.causal import (
     recomputed,
 )
 from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.layers import RMSNorm, Rotation, SwiGLU, rotary_table
-
-_INITIAL_STD = 0.02
+from edgeformer.models.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
 
 
 class GroupedAttention(nn.Module):
@@ -122,16 +120,12 @@ class DecoderModel(LanguageModel):
         cos, sin = rotary_table(config.max_positions, config.head_width, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=_INITIAL_STD)
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        initialize_weights(self)
         # A sum of n residuals grows like √n; the matrices that write into it are smaller by that factor.
         layer: Any
         for layer in self.layers:
             for last in (layer.attention.out, layer.ffn.w3):
-                nn.init.normal_(last.weight, std=_INITIAL_STD / math.sqrt(2 * config.layers))
+                nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(2 * config.layers))
 
     def head_of(self, loop: int) -> Head:
         """Return the head that answers after ``loop``: the only one."""

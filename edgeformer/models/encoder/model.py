@@ -19,11 +19,10 @@ from edgeformer.models.layers import (
     Rotation,
     SwiGLU,
     explicit_attention,
+    initialize_weights,
     padding_mask,
     rotary_table,
 )
-
-_INITIAL_STD = 0.02
 
 
 class SelfAttention(nn.Module):
@@ -94,11 +93,7 @@ class EncoderClassifier(nn.Module):
         cos, sin = rotary_table(config.max_positions, config.hidden_size // config.heads, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=_INITIAL_STD)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
+        initialize_weights(self)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the logits in float32; without a mask every token is real."""
