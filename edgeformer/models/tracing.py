@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import logging
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +23,13 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.tasks.early_exit import exit_logits
 
+KeyValue = tuple[onnx_ir.Value, onnx_ir.Value]
+"""Keys and values of one attention."""
 OPSET = 20
 FLOAT32 = "float32"
 """Key in a node's ``meta``: whether the node belongs to a module with ``keeps_float32``."""
@@ -117,6 +121,34 @@ def text_spec(
         examples["attention_mask"][1, length // 2 :] = 0
     axes = {name: {0: "batch", 1: "sequence"} for name in names}
     return GraphSpec(module, examples, axes, outputs, {"sequence": max_positions})
+
+
+def layer_spec(
+    layer: nn.Module,
+    arguments: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]],
+    outputs: Sequence[str],
+    longest: Mapping[str, int],
+    *constants: Any,
+) -> GraphSpec:
+    """Return the spec of a layer with its weights as inputs, after its ``arguments``: one trace serves all layers.
+
+    ``constants``: further arguments of the layer, which are no inputs of the graph.
+    """
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    examples = {**arguments, **{_flat(name): weight for name, weight in weights.items()}}
+
+    def forward(*values: Tensor) -> Any:
+        layer_weights = dict(zip(weights, values[len(arguments) :], strict=True))
+        return functional_call(layer, layer_weights, (*values[: len(arguments)], *constants))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in examples])  # type: ignore[attr-defined]
+    return GraphSpec(Piece(layer, forward), examples, axes, outputs, longest)
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def export_graph(spec: GraphSpec) -> onnx_ir.Model:
@@ -238,6 +270,30 @@ class Composer:
                 body.inputs.append(value)
             self._functions[name] = onnx_ir.Function(_DOMAIN, name, graph=body, attributes=[])
 
+    def input(self, piece: str, name: str, new_name: str | None = None) -> onnx_ir.Value:
+        """Return a new graph input with the type and shape of a piece's input."""
+        value = next(value for value in self._functions[piece].inputs if value.name == name)
+        return onnx_ir.Value(name=new_name or name, shape=value.shape, type=value.type)
+
+    def cache_inputs(self, piece: str, count: int) -> list[KeyValue]:
+        """Return graph inputs for the keys and values of ``count`` attentions, like those of a piece."""
+        return [
+            (
+                self.input(piece, "past_key", f"past_key_values.{number}.key"),
+                self.input(piece, "past_value", f"past_key_values.{number}.value"),
+            )
+            for number in range(count)
+        ]
+
+    @staticmethod
+    def cache_outputs(caches: Sequence[KeyValue]) -> dict[str, onnx_ir.Value]:
+        """Return the keys and values of attentions as graph outputs by name."""
+        return {
+            f"present.{number}.{kind}": value
+            for number, pair in enumerate(caches)
+            for kind, value in zip(("key", "value"), pair, strict=True)
+        }
+
     def call(self, name: str, inputs: Mapping[str, onnx_ir.Value]) -> dict[str, onnx_ir.Value]:
         """Call a piece: its inputs by name → its outputs by name."""
         function, weights, signature = self._functions[name], self._weights[name], self._outputs[name]
@@ -274,6 +330,16 @@ class Composer:
         self._constants.append(value)
         return value
 
+    def store_layers(self, layers: Iterable[nn.Module]) -> list[dict[str, onnx_ir.Value]]:
+        """Store the weights of layers; return those of each layer as inputs of a piece from :func:`layer_spec`."""
+        return [
+            {
+                _flat(name): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
+                for name, weight in layer.named_parameters()
+            }
+            for number, layer in enumerate(layers)
+        ]
+
     def newest_logits(self, state: onnx_ir.Value) -> onnx_ir.Value:
         """Call the piece ``readout`` on the newest token of a state [B, n, C]: logits [B, 1, V]."""
         slice_last = {"last_start": -1, "last_end": np.iinfo(np.int64).max, "last_axis": 1}
@@ -305,11 +371,6 @@ class Composer:
         read_sizes_from_inputs(model, shared)
         deduplicate_weights(model)
         return model
-
-
-def graph_input(value: onnx_ir.Value, name: str) -> onnx_ir.Value:
-    """Return a new graph input with the type and shape of a piece's input."""
-    return onnx_ir.Value(name=name, shape=value.shape, type=value.type)
 
 
 def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:

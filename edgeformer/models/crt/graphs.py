@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.models.crt.model import CRT
-from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, Piece, export_graph, graph_input, state_name
+from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, KeyValue, Piece, export_graph, state_name
 from edgeformer.tasks.early_exit import exit_logits
 
 Pieces = dict[str, onnx_ir.Model]
@@ -114,7 +114,7 @@ def trace_pieces(model: CRT) -> tuple[Pieces, Pieces]:
 def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
     """Compose the graph of ``CRT.every_exit`` from the first result of :func:`trace_pieces`."""
     composer = Composer(pieces)
-    ids = graph_input(pieces[EMBED].graph.inputs[0], "input_ids")
+    ids = composer.input(EMBED, "input_ids")
     x = composer.call(EMBED, {"input_ids": ids})["state"]
     logits: dict[str, onnx_ir.Value] = {}
     states: dict[str, onnx_ir.Value] = {}
@@ -132,27 +132,21 @@ def compose_exits(model: CRT, pieces: Pieces) -> onnx_ir.Model:
 def compose_decode(model: CRT, steps: Pieces) -> onnx_ir.Model:
     """Compose the graph of all loops for new tokens from the step artifact's parts; caches are inputs and outputs."""
     composer = Composer({name: steps[name] for name in ("embed", "loop", "readout")})
-    embed_inputs = {str(value.name): value for value in steps["embed"].graph.inputs}
-    loop_inputs = {str(value.name): value for value in steps["loop"].graph.inputs}
-    text = {name: graph_input(embed_inputs[name], name) for name in ("input_ids", "position_ids")}
-    convolutions = [graph_input(embed_inputs["past_conv"], "past_conv.embed")]
+    text = {name: composer.input("embed", name) for name in ("input_ids", "position_ids")}
+    convolutions = [composer.input("embed", "past_conv", "past_conv.embed")]
     results = composer.call("embed", {**text, "past_conv": convolutions[0]})
     x, present_conv = results["state"], {"present_conv.embed": results["present_conv"]}
-    keys_values: list[onnx_ir.Value] = []
-    present: dict[str, onnx_ir.Value] = {}
-    for number in range(model.loops):
-        key = graph_input(loop_inputs["past_key"], f"past_key_values.{number}.key")
-        value = graph_input(loop_inputs["past_value"], f"past_key_values.{number}.value")
-        convolution = graph_input(loop_inputs["past_conv"], f"past_conv.{number}")
+    past = composer.cache_inputs("loop", model.loops)
+    present: list[KeyValue] = []
+    for number, (key, value) in enumerate(past):
+        convolution = composer.input("loop", "past_conv", f"past_conv.{number}")
         loop_number = composer.constant(f"loop_number{number}", np.array([number], dtype=np.int64))
         caches = {"past_key": key, "past_value": value, "past_conv": convolution}
         results = composer.call("loop", {"state": x, "loop": loop_number, **caches})
         x = results["next_state"]
-        keys_values += [key, value]
         convolutions.append(convolution)
-        present[f"present.{number}.key"] = results["present_key"]
-        present[f"present.{number}.value"] = results["present_value"]
+        present.append((results["present_key"], results["present_value"]))
         present_conv[f"present_conv.{number}"] = results["present_conv"]
     logits = composer.newest_logits(x)
-    inputs = [*text.values(), *keys_values, *convolutions]
-    return composer.finish(inputs, {"logits": logits, **present, **present_conv})
+    inputs = [*text.values(), *(value for pair in past for value in pair), *convolutions]
+    return composer.finish(inputs, {"logits": logits, **composer.cache_outputs(present), **present_conv})

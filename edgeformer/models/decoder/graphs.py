@@ -6,7 +6,6 @@ are inputs and outputs; ``past``, their number, is 0 at the start of a text.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,11 +13,20 @@ from typing import Any
 import onnx_ir
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from edgeformer.models.decoder.model import DecoderLayer, DecoderModel
 from edgeformer.models.layers import MASKED, ExportedSwiGLU
-from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, Piece, export_graph, graph_input, state_name
+from edgeformer.models.tracing import (
+    BATCH,
+    TOKENS,
+    Composer,
+    GraphSpec,
+    KeyValue,
+    Piece,
+    export_graph,
+    layer_spec,
+    state_name,
+)
 from edgeformer.tasks.early_exit import exit_logits
 
 _PAST = 5  # cached tokens of the examples; differs from BATCH and TOKENS so that no size is mistaken for another
@@ -70,22 +78,6 @@ def _angles(model: DecoderModel, state: Tensor, past_key: Tensor | None = None) 
     return model.cos.index_select(0, places)[None, :, None], model.sin.index_select(0, places)[None, :, None]
 
 
-def _layer_spec(layer: ExportedLayer, arguments: Mapping[str, Tensor], longest: Mapping[str, int]) -> GraphSpec:
-    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
-    examples = {**arguments, **{_flat(name): weight for name, weight in weights.items()}}
-
-    def forward(*values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(weights, values[len(arguments) :], strict=True))
-        return functional_call(layer, given, values[: len(arguments)])
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
-    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in examples])  # type: ignore[attr-defined]
-    axes = {"state": _STATE_AXES, "cos": {1: "sequence"}, "sin": {1: "sequence"}}
-    axes |= {name: _CACHE_AXES for name in arguments if name.startswith("past")}
-    outputs = ("next_state", "present_key", "present_value") if len(axes) > 3 else ("next_state",)
-    return GraphSpec(Piece(layer, forward), examples, axes, outputs, longest)
-
-
 def trace_pieces(model: DecoderModel) -> dict[str, onnx_ir.Model]:
     """Trace the pieces of all graphs; ``cached_…`` are those with keys and values of earlier tokens."""
     first: Any = model.layers[0]
@@ -110,7 +102,10 @@ def trace_pieces(model: DecoderModel) -> dict[str, onnx_ir.Model]:
         axes = {**state_axes, **({"past_key": _CACHE_AXES} if caches else {})}
         cos, sin = _angles(model, *seen.values())
         specs[f"{prefix}angles"] = GraphSpec(Piece(model, partial(_angles, model)), seen, axes, ("cos", "sin"), longest)
-        specs[f"{prefix}layer"] = _layer_spec(layer, {**state, "cos": cos, "sin": sin, **caches}, longest)
+        arguments = {**state, "cos": cos, "sin": sin, **caches}
+        axes = {**state_axes, "cos": {1: "sequence"}, "sin": {1: "sequence"}, **dict.fromkeys(caches, _CACHE_AXES)}
+        outputs = ("next_state", "present_key", "present_value") if caches else ("next_state",)
+        specs[f"{prefix}layer"] = layer_spec(layer, arguments, axes, outputs, longest)
     return {name: export_graph(spec) for name, spec in specs.items()}
 
 
@@ -120,17 +115,9 @@ class _DecoderComposer(Composer):
     def __init__(self, model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
         layers: Any = model.layers
-        self._layers = [
-            {
-                _flat(name): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
-                for name, weight in ExportedLayer(layer).named_parameters()
-            }
-            for number, layer in enumerate(layers)
-        ]
+        self._layers = self.store_layers(map(ExportedLayer, layers))
 
-    def iterate(
-        self, state: onnx_ir.Value, caches: Sequence[tuple[onnx_ir.Value, onnx_ir.Value]] = ()
-    ) -> tuple[onnx_ir.Value, list[tuple[onnx_ir.Value, onnx_ir.Value]]]:
+    def iterate(self, state: onnx_ir.Value, caches: Sequence[KeyValue] = ()) -> tuple[onnx_ir.Value, list[KeyValue]]:
         """Apply all layers and the final norm once; return the next state, and all keys and values of every layer."""
         prefix = "cached_" if caches else ""
         inputs = {"state": state, **({"past_key": caches[0][0]} if caches else {})}
@@ -148,7 +135,7 @@ class _DecoderComposer(Composer):
 def compose_exits(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> onnx_ir.Model:
     """Compose the graph of ``DecoderModel.every_exit``."""
     composer = _DecoderComposer(model, pieces)
-    ids = graph_input(pieces["embed"].graph.inputs[0], "input_ids")
+    ids = composer.input("embed", "input_ids")
     x = composer.call("embed", {"input_ids": ids})["state"]
     logits: dict[str, onnx_ir.Value] = {}
     states: dict[str, onnx_ir.Value] = {}
@@ -160,49 +147,25 @@ def compose_exits(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> o
     return composer.finish([ids], {**logits, **states})
 
 
-def _caches(pieces: Mapping[str, onnx_ir.Model], first: int, count: int) -> list[tuple[onnx_ir.Value, onnx_ir.Value]]:
-    """Return inputs for keys and values of ``count`` attentions, numbered from ``first``."""
-    inputs = {str(value.name): value for value in pieces["cached_layer"].graph.inputs}
-    return [
-        (
-            graph_input(inputs["past_key"], f"past_key_values.{number}.key"),
-            graph_input(inputs["past_value"], f"past_key_values.{number}.value"),
-        )
-        for number in range(first, first + count)
-    ]
-
-
-def _present(caches: Sequence[tuple[onnx_ir.Value, onnx_ir.Value]]) -> dict[str, onnx_ir.Value]:
-    return {
-        f"present.{number}.{kind}": value
-        for number, pair in enumerate(caches)
-        for kind, value in zip(("key", "value"), pair, strict=True)
-    }
-
-
 def compose_decode(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> onnx_ir.Model:
     """Compose the graph of all iterations for new tokens, with keys and values of every iteration and layer."""
     composer, layers = _DecoderComposer(model, pieces), len(model.layers)
-    ids = graph_input(pieces["embed"].graph.inputs[0], "input_ids")
+    ids = composer.input("embed", "input_ids")
     x = composer.call("embed", {"input_ids": ids})["state"]
-    caches = _caches(pieces, 0, layers * model.loops)
-    present: list[tuple[onnx_ir.Value, onnx_ir.Value]] = []
+    caches = composer.cache_inputs("cached_layer", layers * model.loops)
+    present: list[KeyValue] = []
     for loop in range(model.loops):
         x, results = composer.iterate(x, caches[loop * layers : (loop + 1) * layers])
         present += results
     inputs = [ids, *(value for pair in caches for value in pair)]
-    return composer.finish(inputs, {"logits": composer.newest_logits(x), **_present(present)})
+    return composer.finish(inputs, {"logits": composer.newest_logits(x), **composer.cache_outputs(present)})
 
 
 def compose_steps(model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> dict[str, onnx_ir.Model]:
     """Return the graphs of the step artifact: embed, one iteration for new tokens, readout."""
-    composer, caches = _DecoderComposer(model, pieces), _caches(pieces, 0, len(model.layers))
-    state = graph_input(pieces["norm"].graph.inputs[0], "state")
+    composer = _DecoderComposer(model, pieces)
+    state, caches = composer.input("norm", "state"), composer.cache_inputs("cached_layer", len(model.layers))
     x, present = composer.iterate(state, caches)
     inputs = [state, *(value for pair in caches for value in pair)]
-    loop = composer.finish(inputs, {"next_state": x, **_present(present)})
+    loop = composer.finish(inputs, {"next_state": x, **composer.cache_outputs(present)})
     return {"embed": pieces["embed"], "loop": loop, "readout": pieces["readout"]}
-
-
-def _flat(name: str) -> str:
-    return name.replace(".", "_")

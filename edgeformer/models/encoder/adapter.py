@@ -6,7 +6,6 @@ composed of calls of it. A second one is traced for the answer, which computes t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import onnx_ir
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
 from edgeformer.models.encoder.model import EncoderClassifier, FirstRow, exported_form
@@ -27,7 +25,7 @@ from edgeformer.models.tracing import (
     Piece,
     convert_graph_to_fp16,
     export_graph,
-    graph_input,
+    layer_spec,
     state_name,
     text_spec,
 )
@@ -72,8 +70,7 @@ class EncoderAdapter(ModelAdapter):
                 pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
 
         composer = _EncoderComposer(model, pieces)
-        ids = graph_input(pieces[_EMBED].graph.inputs[0], "input_ids")
-        mask = graph_input(pieces[_ARGUMENTS].graph.inputs[1], "attention_mask")
+        ids, mask = composer.input(_EMBED, "input_ids"), composer.input(_ARGUMENTS, "attention_mask")
         h = composer.call(_EMBED, {"input_ids": ids})["state"]
         arguments = composer.call(_ARGUMENTS, {"state": h, "attention_mask": mask})
         logits: dict[str, onnx_ir.Value] = {}
@@ -90,7 +87,7 @@ class EncoderAdapter(ModelAdapter):
             return Graphs(exits, pieces=pieces)
 
         composer = _EncoderComposer(model, pieces)
-        values = {str(value.name): graph_input(value, str(value.name)) for value in pieces[_ARGUMENTS].graph.inputs}
+        values = {name: composer.input(_ARGUMENTS, name) for name in ("state", "attention_mask")}
         (state,) = composer.iterate(values["state"], composer.call(_ARGUMENTS, values), _LAYER)
         loop = composer.finish([*values.values()], {"next_state": state})
         return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
@@ -112,19 +109,9 @@ def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
         _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
         _READOUT: GraphSpec(Piece(model, model.readout), state, {"state": _STATE_AXES}, longest=longest),
     }
-    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
-    examples = {**tensors, **{name.replace(".", "_"): weight for name, weight in weights.items()}}
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
-    signature = inspect.Signature([inspect.Parameter(name, kind) for name in examples])
+    layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
     for piece, queries in ((_LAYER, None), *(() if model.per_token else ((_ANSWER, 1),))):
-
-        def forward(*arguments: Tensor, queries: int | None = queries) -> Tensor:
-            layer_weights = dict(zip(weights, arguments[len(tensors) :], strict=True))
-            return functional_call(layer, layer_weights, (*arguments[: len(tensors)], queries))
-
-        forward.__signature__ = signature  # type: ignore[attr-defined]
-        axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
-        specs[piece] = GraphSpec(Piece(layer, forward), examples, axes, ("next_state",), longest)
+        specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
     return specs
 
 
@@ -133,13 +120,7 @@ class _EncoderComposer(Composer):
 
     def __init__(self, model: EncoderClassifier, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
-        self._layers = [
-            {
-                name.replace(".", "_"): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
-                for name, weight in layer.named_parameters()
-            }
-            for number, layer in enumerate(model.layers)
-        ]
+        self._layers = self.store_layers(model.layers)
         dtype = model.tokens.weight.new_zeros(()).numpy().dtype
         self._scale = self.constant("residual_scale", np.array(model.residual_scale, dtype))
         self._has_residual = bool(model.residual_scale)
