@@ -41,16 +41,26 @@ class Head(Protocol):
 
 
 class LanguageModel(nn.Module):
-    """A decoder that returns the hidden states after its exits, and the heads that read them.
-
-    ``forward(input_ids, positions=None, until=None, every=False)`` returns loop → states [B, T, C].
-    """
+    """A decoder that returns the hidden states after its exits, and the heads that read them."""
 
     exits: tuple[int, ...]
     loops: int
     max_positions: int
     checkpointing: Checkpointing
     tokens: nn.Embedding
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+    ) -> dict[int, Tensor]:
+        """Compute the hidden states after every exit: loop → [B, T, C], in rising order, see :meth:`head_of`.
+
+        Args:
+            input_ids: int64 [B, T], T ≤ max_positions.
+            positions: of each token in its document, int64 [B, T]; None: each row is one document.
+            until: the last loop to compute; None: all loops.
+            every: also return the states after the other loops, and before the first one as loop 0.
+        """
+        raise NotImplementedError
 
     def head_of(self, loop: int) -> Head:
         """Return the head that answers after ``loop``."""

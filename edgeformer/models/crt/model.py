@@ -291,14 +291,6 @@ class CRT(LanguageModel):
     def forward(
         self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
-        """Compute the hidden states after every exit: loop → [B, T, C], in rising order, see :meth:`head_of`.
-
-        Args:
-            input_ids: int64 [B, T], T ≤ max_positions.
-            positions: of each token in its document, int64 [B, T]; None: each row is one document.
-            until: the last loop to compute; None: all loops.
-            every: also return the states after the other loops, and before the first one as loop 0.
-        """
         mask = None if positions is None else document_mask(positions)
         x = self.embed(input_ids, positions)
         states = {0: x} if every else {}

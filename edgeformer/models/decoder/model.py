@@ -144,14 +144,6 @@ class DecoderModel(LanguageModel):
     def forward(
         self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
-        """Compute the hidden states after every exit: iteration → [B, T, C], in rising order, see :meth:`head_of`.
-
-        Args:
-            input_ids: int64 [B, T], T ≤ max_positions.
-            positions: of each token in its document, int64 [B, T]; None: each row is one document.
-            until: the last iteration to compute; None: all.
-            every: also return the states after the other iterations, and before the first one as 0.
-        """
         if positions is None:
             mask, place = None, slice(0, input_ids.shape[1])
             cos, sin = self.cos[None, place, None], self.sin[None, place, None]
