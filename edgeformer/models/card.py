@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from edgeformer.artifacts.manifest import LEAKS, ArtifactManifest, BundleManifest, Drift, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, BundleManifest, RunManifest
 from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, markdown, markdown_line
 from edgeformer.models import model_spec_of
@@ -98,13 +98,20 @@ def artifact_section(bundle: BundleManifest) -> str:
     for entry in bundle.artifacts:
         if entry.status != "built":
             continue
-        parity, sharing, memory = entry.parity, entry.sharing, "–"
+        parity, sharing, engine, drift = entry.parity, entry.sharing, entry.engine, entry.drift
         error = None if parity is None else parity.max_abs_error
+        memory = coverage = last_drift = "–"
         if sharing is not None and sharing.resident_bytes is not None:
             memory = format_memory(sharing.resident_bytes, sharing.resident_ratio)
+        if engine is not None and engine.delegated is not None:  # the runtime reports its accelerated operators
+            coverage = f"{engine.delegated} of {engine.delegated + sum(engine.not_delegated.values())}"
+        if drift is not None and (last := drift.loops[-1]).rms_error is not None:
+            interval = last.rms_interval
+            interval_text = f" ({interval[0]:.1e}–{interval[1]:.1e})" if interval is not None else ""
+            last_drift = f"{last.rms_error:.1e}{interval_text}"
         rows.append([
             entry.id, entry.precision.upper(), format_bytes(entry.size_bytes),
-            f"{sharing.stored_parameters:,}" if sharing else "–", memory, _coverage(entry), _last_drift(entry.drift),
+            f"{sharing.stored_parameters:,}" if sharing else "–", memory, coverage, last_drift,
             "–" if error is None else f"{error:.1e}",
         ])  # fmt: skip
     headers = [
@@ -122,18 +129,3 @@ def artifact_section(bundle: BundleManifest) -> str:
         "error compare with torch in FP32 on the golden inputs; drift is a share of the states' root mean square. "
         "`edgeformer verify` repeats the comparison on your device.\n"
     )
-
-
-def _coverage(entry: ArtifactManifest) -> str:
-    """Return the share of operators that accelerated kernels compute, where the runtime reports it."""
-    engine = entry.engine
-    if engine is None or engine.delegated is None:
-        return "–"
-    return f"{engine.delegated} of {engine.delegated + sum(engine.not_delegated.values())}"
-
-
-def _last_drift(drift: Drift | None) -> str:
-    if drift is None or (last := drift.loops[-1]).rms_error is None:
-        return "–"
-    interval = f" ({last.rms_interval[0]:.1e}–{last.rms_interval[1]:.1e})" if last.rms_interval is not None else ""
-    return f"{last.rms_error:.1e}{interval}"
