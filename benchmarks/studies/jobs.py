@@ -23,7 +23,7 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.pretrained.source import open_source
+from edgeformer.models.pretrained.source import open_source, weights_sha256
 from edgeformer.tasks import get_task
 
 TRAINING_REVISION = 1
@@ -219,7 +219,7 @@ def jobs_of(
             if recipe.tokenizer.kind != "trained":
                 origins["tokenizer"] = fingerprint(prepared.tokenizer)
             if (source := getattr(recipe.model, "source", None)) is not None:
-                origins["source"] = open_source(source).weights_sha256()
+                origins["source"] = weights_sha256(open_source(source).folder)
             if teacher is not None:
                 if teacher.key is None:
                     raise ArtifactError("what its teacher is made of cannot be read")

@@ -47,7 +47,7 @@ from edgeformer.models.causal import probe_causality
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.pretrained import MODEL
-from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source
+from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, weights_sha256
 from edgeformer.models.weights import MODEL_FOLDER, save_model
 from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.torch.session import TorchSession
@@ -220,7 +220,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
     return write_run(
-        free, recipe, model, prepared, origin=Path(name).name, sha256=source.weights_sha256(),
+        free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
         golden_origin=golden_origin,
     )  # fmt: skip
 

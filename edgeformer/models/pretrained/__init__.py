@@ -16,7 +16,7 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
 from edgeformer.models import ModelSpec, text_client_config
-from edgeformer.models.pretrained.source import EncoderFile, open_source
+from edgeformer.models.pretrained.source import EncoderFile, open_source, weights_sha256
 
 Pooling = Literal["cls", "mean", "max"]
 
@@ -131,7 +131,7 @@ class Pretrained(ModelSpec):
             return
         source = open_source(name)
         model["architecture"] = dict(source.config)
-        model.setdefault("weights_sha256", source.weights_sha256())
+        model.setdefault("weights_sha256", weights_sha256(source.folder))
         vocabulary, separator = source.read_tokenizer(pairs=bool(model.get("pairs")) and "separator" not in model)
         model.setdefault("vocab_size", vocabulary)
         model.setdefault("max_positions", source.max_positions)

@@ -15,7 +15,7 @@ from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.pretrained import PretrainedConfig
 from edgeformer.models.pretrained.model import PretrainedEncoder, exported_form, load_components, table_of
-from edgeformer.models.pretrained.source import open_source
+from edgeformer.models.pretrained.source import open_source, weights_sha256
 from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
 
@@ -43,14 +43,14 @@ class PretrainedAdapter(ModelAdapter):
         """Add the checksum of the source's weights. Raises InputError or ArtifactError if the source is unusable."""
         if recipe.model.weights_sha256 is not None:
             return recipe
-        checksum = open_source(recipe.model.source).weights_sha256()
+        checksum = weights_sha256(open_source(recipe.model.source).folder)
         return recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights_sha256": checksum})})
 
     def start(self, model: PretrainedEncoder, recipe: Any) -> tuple[str, ...]:
         """Load the source's weights, or the teacher's for ``model.fold.weights: teacher``."""
         config: PretrainedConfig = recipe.model
         source = open_source(config.source)
-        if config.weights_sha256 is not None and source.weights_sha256() != config.weights_sha256:
+        if config.weights_sha256 is not None and weights_sha256(source.folder) != config.weights_sha256:
             raise ArtifactError(
                 f"{source.folder}: the weights changed since the recipe was made (model.weights_sha256); remove that "
                 "key to use them anyway"

@@ -241,10 +241,6 @@ class Source:
         vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         return vocabulary, int(single.ids[-1]) if pairs else None
 
-    def weights_sha256(self) -> str:
-        """Return the checksum of the weights, see :func:`weights_sha256`."""
-        return weights_sha256(self.folder)
-
 
 def weights_sha256(folder: Path) -> str:
     """Return the checksum of the weights file in a folder; of several files, that of the list of their checksums."""
