@@ -21,7 +21,7 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, figures_correlation, spearman
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Fl
 def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
     cosine = row_cosines(vectors[::2], vectors[1::2])
-    similarity = spearman(cosine, scores[::2]) if np.isfinite(cosine).all() else float("nan")
-    similarity = similarity if isfinite(similarity) else 0.0  # JSON has no NaN, and 0 is the score of chance
+    similarity = rank_correlation(cosine, scores[::2]) if np.isfinite(cosine).all() else 0.0
     return EmbeddingScore(n=len(cosine), similarity=similarity, loss=1 - similarity, compared_with="pairs")
 
 
@@ -280,7 +279,8 @@ class Embedding(Task):
         """Return cosine and score of every pair: [n / 2, 2]."""
         return np.stack([row_cosines(answers[::2], answers[1::2]), rows.labels[::2].astype(np.float64)], axis=1)
 
-    metric_of = staticmethod(figures_correlation)
+    def metric_of(self, figures: Float64s) -> float:
+        return rank_correlation(*figures.T)
 
     def lost(
         self, score: EmbeddingScore, reference: EmbeddingScore, precision: Precision, *, trimmed: bool

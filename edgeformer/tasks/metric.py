@@ -170,9 +170,9 @@ def spearman(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) ->
     return float((centred[0] * centred[1]).sum()) / spread if spread else float("nan")
 
 
-def figures_correlation(figures: NDArray[np.float64]) -> float:
-    """Return the rank correlation of the columns of figures [n, 2]; 0 where it is undefined."""
-    correlation = spearman(figures[:, 0], figures[:, 1])
+def rank_correlation(first: NDArray[np.number[Any]], second: NDArray[np.number[Any]]) -> float:
+    """Return :func:`spearman`, and 0, the score of chance, where it is undefined: JSON has no NaN."""
+    correlation = spearman(first, second)
     return correlation if math.isfinite(correlation) else 0.0
 
 

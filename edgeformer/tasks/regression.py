@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared
 from edgeformer.data.rows import SCORE_UNIT, Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, figures_correlation, spearman
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
 from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
 
@@ -124,7 +123,6 @@ def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> Regression
     squared_error, variance = float(np.square(scores - targets).mean()), float(targets.var())
     spread = float(scores.std()) * float(targets.std())
     covariance = float(((scores - scores.mean()) * (targets - targets.mean())).mean())
-    rank_correlation = spearman(scores, targets)
     ndcg = mrr = None
     queries = 0
     if labels.ndim == 2:
@@ -134,7 +132,7 @@ def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> Regression
             ndcg, mrr = float(by_query.mean()), float(reciprocal_ranks.mean())
     return RegressionScore(
         n=len(labels),
-        spearman=rank_correlation if isfinite(rank_correlation) else 0.0,
+        spearman=rank_correlation(scores, targets),
         pearson=covariance / spread if spread else 0.0,
         r2=1 - squared_error / variance if variance else 0.0,
         rmse=squared_error**0.5,
@@ -211,7 +209,8 @@ class Regression(Task):
         targets = rows.labels.reshape(len(rows), -1)[:, 0] * SCORE_UNIT
         return np.stack([scores_of(answers, data.activation), targets], axis=1)
 
-    metric_of = staticmethod(figures_correlation)
+    def metric_of(self, figures: Float64s) -> float:
+        return rank_correlation(*figures.T)
 
     def lost(
         self, score: RegressionScore, reference: RegressionScore, precision: Precision, *, trimmed: bool
