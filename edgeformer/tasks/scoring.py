@@ -202,13 +202,9 @@ class TextPredictor:
         has_content = encoded.lengths > shortest
         if not has_content.all():
             errors.update(dict.fromkeys(places[~has_content].tolist(), NOTHING_LEFT))
-            rows = [encoded.row(number) for number in np.flatnonzero(has_content).tolist()]
-            encoded = Encoded(
-                np.concatenate([np.empty(0, dtype=np.int32), *rows]),
-                np.cumsum([0, *map(len, rows)], dtype=np.int64),
-                encoded.labels[has_content],
-                0,
-            )
+            ids = encoded.ids[np.repeat(has_content, encoded.lengths)]
+            offsets = np.cumsum([0, *encoded.lengths[has_content]], dtype=np.int64)
+            encoded = Encoded(ids, offsets, encoded.labels[has_content], 0)
             cut, places = cut[has_content], places[has_content]
         return EncodedTexts(texts, encoded, cut, places, errors)
 
