@@ -25,6 +25,8 @@ from edgeformer.artifacts.recipe import (
 )
 from edgeformer.models.adapter import ParameterSettings
 
+BF16_CAPABILITY = (8, 0)
+"""Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 STATIC_MIN_BYTES = 1 << 20
 """Smallest table that is worth it; clearing a smaller gradient costs next to nothing."""
 
@@ -97,7 +99,7 @@ def resolve_precision(requested: str, device_type: str) -> str:
     if requested != "auto":
         return requested
     if device_type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp16"
+        return "bf16" if torch.cuda.get_device_capability() >= BF16_CAPABILITY else "fp16"
     # torch reports only whether bf16 works, which it does on AVX2 by emulation, tens of times slower than fp32.
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")

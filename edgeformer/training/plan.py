@@ -20,13 +20,11 @@ from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.training.duration import StepWork, planned_data, planned_time
 from edgeformer.training.fit import plan_fit
 from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
-from edgeformer.training.optimizer import resolve_precision
+from edgeformer.training.optimizer import BF16_CAPABILITY, resolve_precision
 from edgeformer.training.teacher import with_teacher, without_teacher
 
 _SHORTEST = 64
 """Tokens below which shorter rows are not suggested."""
-_BF16_CAPABILITY = (8, 0)
-"""Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
 _LARGER_FACTORS = (2, 4)
 """Multiples of ``training.batch_size`` that are predicted if memory is free."""
 
@@ -121,7 +119,7 @@ def planned_precision(requested: str, device: DeviceProfile) -> str:
         return resolve_precision(requested, device.kind)
     fact = device.compute_capability
     capability = tuple(int(part) for part in fact.value.split(".")) if fact is not None else (0, 0)
-    return "bf16" if capability >= _BF16_CAPABILITY else "fp16"
+    return "bf16" if capability >= BF16_CAPABILITY else "fp16"
 
 
 def context_of(device: DeviceProfile) -> tuple[int, str]:
