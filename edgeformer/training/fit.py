@@ -20,11 +20,11 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FitSize
+from edgeformer.system.memory import host_free_bytes
 from edgeformer.training.checkpoint import WEIGHTS, Checkpoints, Position
 from edgeformer.training.distributed import Processes
 from edgeformer.training.duration import TIMED_RANGE, planned_data
 from edgeformer.training.loop import MetricsLog
-from edgeformer.training.memory import free_bytes
 from edgeformer.training.objective import Objective
 
 _RESERVE_BYTES = 96 << 20
@@ -100,7 +100,7 @@ def check_fit_memory(objective: Objective, *, ignore_memory: bool) -> MemoryUse:
     adapter: Any = objective.model_spec.adapter
     size: FitSize = adapter.fit_size(objective.recipe, rows, int(train.sizes(np.arange(rows)).sum()))
     breakdown = size.memory.model_copy(update={"reserve": _RESERVE_BYTES})
-    budget, source = free_bytes("cpu")
+    budget, source = host_free_bytes()
     if breakdown.peak_bytes > budget and not ignore_memory:
         raise InputError(
             f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
@@ -125,7 +125,7 @@ def plan_fit(recipe: Recipe, device: DeviceProfile, logits_cache: Path, progress
         data = planned_data(recipe, Path(folder), progress, logits_cache)
     memory = device.usable_memory_bytes or device.memory_bytes
     if device.kind == "cuda" or memory is None:
-        budget, source = free_bytes("cpu")
+        budget, source = host_free_bytes()
     else:
         budget, source = memory.value, f"memory of {device.title}: {memory.source}"
     tokens = data.tokens * data.rows

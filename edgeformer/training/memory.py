@@ -329,14 +329,6 @@ def predict_peak(
     return MemoryBreakdown(**peak, reserve=reserve)
 
 
-def free_bytes(device_kind: str) -> tuple[int, str]:
-    """Return the free bytes of the current CUDA card, or of this host and its control group, and a description."""
-    if device_kind == "cuda":
-        name = torch.cuda.get_device_name()
-        return int(torch.cuda.mem_get_info()[0]), f"free on {name} now"
-    return host_free_bytes()
-
-
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
     """Raise InputError for files that memory cannot hold, before they are read. A streamed set needs no memory."""
     held_out = 0.0  # share of a streamed pool that its validation and test sets keep in memory
@@ -354,7 +346,7 @@ def check_data_fits(data: DataSection, processes: int = 1) -> None:
                 rows = 1.0 if source.rows is None else source.rows
                 size += share * Path(source.path).stat().st_size * (rows if isinstance(rows, float) else 0.0)
     needed = round(processes * size) * _MEMORY_PER_FILE_BYTE
-    free, description = free_bytes("cpu")
+    free, description = host_free_bytes()
     if needed <= free:
         return
     if is_cut:

@@ -17,9 +17,10 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, count_parameters
+from edgeformer.system.memory import host_free_bytes
 from edgeformer.training.duration import StepWork, planned_data, planned_time
 from edgeformer.training.fit import plan_fit
-from edgeformer.training.memory import DeviceKind, free_bytes, predict_peak
+from edgeformer.training.memory import DeviceKind, predict_peak
 from edgeformer.training.optimizer import BF16_CAPABILITY, resolve_precision
 from edgeformer.training.teacher import with_teacher, without_teacher
 
@@ -57,7 +58,7 @@ def plan(
         name, fact = stated[0]
         budget, budget_source = fact.value - context, f"{name} of {device.title}{context_note}: {fact.source}"
     elif device.kind == "cpu":
-        budget, budget_source = free_bytes("cpu")
+        budget, budget_source = host_free_bytes()
     else:
         raise InputError(
             f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"

@@ -42,12 +42,13 @@ from edgeformer.system import nvidia
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.system.leftovers import new_folder, remove_abandoned
 from edgeformer.system.lock import lock_folder
+from edgeformer.system.memory import host_free_bytes
 from edgeformer.system.signals import handle_signals
 from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.fit import Fit, check_fit_memory
 from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
-from edgeformer.training.memory import check_data_fits, free_bytes, measured_peak, predict_peak, share_of
+from edgeformer.training.memory import check_data_fits, measured_peak, predict_peak, share_of
 from edgeformer.training.objective import Objective
 from edgeformer.training.optimizer import resolve_precision
 from edgeformer.training.plan import context_of, suggest
@@ -264,8 +265,8 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     on the card: its driver moves what does not fit to system memory, which makes training many times slower.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if processes.device.type == "cuda" else "cpu"
-    budget, source = free_bytes(kind)
     if kind == "cpu":
+        budget, source = host_free_bytes()
         if options.as_device is not None:
             raise InputError(
                 "--as-device limits the memory of a CUDA card, but this run trains on the CPU; leave it out"
@@ -273,6 +274,7 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
         if processes.local_count > 1:
             budget, source = budget // processes.local_count, f"{source}, shared by {processes.local_count} processes"
     else:
+        budget, source = int(torch.cuda.mem_get_info()[0]), f"free on {torch.cuda.get_device_name()} now"
         torch.cuda.reset_peak_memory_stats()  # a process's resident peak cannot be reset
         card, limits = torch.cuda.get_device_properties(), []
         if nvidia.uses_wddm(f"GPU-{card.uuid}"):

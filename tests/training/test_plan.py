@@ -69,13 +69,13 @@ def test_training_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, 
     peak = predict_peak(recipe, device_kind="cpu", precision="fp32").peak_bytes
     host: Any = SimpleNamespace(device=torch.device("cpu"), count=1, local_count=1, sharded=False, precision="fp32")
     monkeypatch.setattr(train, "check_data_fits", lambda *_: None)
-    monkeypatch.setattr(train, "free_bytes", lambda _: (peak, "free here"))
+    monkeypatch.setattr(train, "host_free_bytes", lambda: (peak, "free here"))
     assert train._plan_memory(recipe, TrainOptions(tmp_path), host).predicted_peak_bytes == peak
-    monkeypatch.setattr(train, "free_bytes", lambda _: (peak - 1, "free here"))
+    monkeypatch.setattr(train, "host_free_bytes", lambda: (peak - 1, "free here"))
     assert train._plan_memory(recipe, TrainOptions(tmp_path, ignore_memory=True), host).budget_bytes == peak - 1
     with pytest.raises(InputError, match=r"MiB are free here; it fits .* --set training\.\w+=.*--ignore-memory"):
         train._plan_memory(recipe, TrainOptions(tmp_path), host)
-    monkeypatch.setattr(train, "free_bytes", lambda _: (1, "free here"))
+    monkeypatch.setattr(train, "host_free_bytes", lambda: (1, "free here"))
     with pytest.raises(InputError, match="use a smaller model, or train anyway"):
         train._plan_memory(recipe, TrainOptions(tmp_path), host)
 

@@ -206,9 +206,9 @@ def test_files_need_twice_their_size_per_process(tmp_path: Path, monkeypatch: py
         (True, 1, 2 * 30, "use smaller validation and test sets"),
     ):
         data = TextConfig(parts=parts, mode="packed", sequence_length=8, stream=stream)
-        monkeypatch.setattr(memory, "free_bytes", lambda kind, required=required: ({"cpu": required}[kind], "free"))
+        monkeypatch.setattr(memory, "host_free_bytes", lambda required=required: (required, "free"))
         check_data_fits(data, processes)
-        monkeypatch.setattr(memory, "free_bytes", lambda kind, required=required: ({"cpu": required - 1}[kind], "free"))
+        monkeypatch.setattr(memory, "host_free_bytes", lambda required=required: (required - 1, "free"))
         message = f"at least {required} B of memory.*, and {required - 1} B are free"
         with pytest.raises(InputError, match=f"(?=.*{remedy}).*{message}"):
             check_data_fits(data, processes)
@@ -223,7 +223,7 @@ def test_remedy_for_a_recipe_of_init_trains_it(tmp_path: Path, monkeypatch: pyte
     size = (tmp_path / "reviews.csv").stat().st_size
     settings = ["training.epochs=1", "model.hidden_size=16"]
     for free, count in ((size, 1), (size // 4, 2), (size // 4, 0)):
-        monkeypatch.setattr(memory, "free_bytes", lambda kind, free=free: (free, "free"))
+        monkeypatch.setattr(memory, "host_free_bytes", lambda free=free: (free, "free"))
         if not count:
             check_data_fits(load_recipe(str(out), settings).data)
             break
@@ -239,7 +239,7 @@ def test_remedy_for_a_recipe_of_init_trains_it(tmp_path: Path, monkeypatch: pyte
 
 def test_files_of_a_recipe_that_cannot_be_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.tsv").write_text("text\tlabel\n" * 9, encoding="utf-8")
-    monkeypatch.setattr(memory, "free_bytes", lambda kind: (1, "free"))
+    monkeypatch.setattr(memory, "host_free_bytes", lambda: (1, "free"))
     sources = ({"kind": "file", "path": str(tmp_path / "train.tsv")},)
     data = DataConfig.model_validate({"parts": {"train": sources}, "split": "random-split", "labels": ("a", "b")})
     with pytest.raises(InputError, match=r"data.stream=true \(also change the recipe: .*use split: stratified, or"):
