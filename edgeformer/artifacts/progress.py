@@ -30,9 +30,8 @@ class Progress:
         """Print a line above the bar."""
 
 
-Silent = Progress
-"""Default for library use: a progress that shows nothing."""
-SILENT = Silent()
+SILENT = Progress()
+"""Default for library use."""
 
 
 class Lasting(Progress):

@@ -15,7 +15,7 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.progress import Progress, Silent, bar
+from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
@@ -116,7 +116,7 @@ def gate_bundles(
         request = resolve(options, device, candidate.manifest)
         named_shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
-        gpu_uuid, progress = find_target(device).gpu_uuid, progress or Silent()
+        gpu_uuid, progress = find_target(device).gpu_uuid, progress or SILENT
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
         notes.append("both were measured alternately on this host; on another processor the ratio may differ")
         if len(request.threads) > 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
-from edgeformer.artifacts.progress import Progress, Silent, bar
+from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import (
     Candidate,
     Comparison,
@@ -134,7 +134,7 @@ def profile_bundle(
     measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
     jobs = _Jobs(len(request.threads) * sum(cannot_run(*pair) is None for pair in providers))
-    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or Silent(), jobs)
+    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or SILENT, jobs)
     target, notes = profiling.target, profiling.notes
     try:
         rows: list[Row] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import Report
 from edgeformer.cli import main, progress
 from edgeformer.report.context import verdict_sentence
@@ -20,7 +20,7 @@ NOTES = (
 )
 
 
-class PressesCtrlC(Silent):
+class PressesCtrlC(Progress):
     """Raises KeyboardInterrupt, as Ctrl-C does, after some shapes were measured."""
 
     def __init__(self, shapes: int) -> None:

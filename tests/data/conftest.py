@@ -10,12 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import TextConfig
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.data.rows import Row
 from edgeformer.tasks import Origin, TextReader, get_task
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Records the messages, the titles of the bars and the number of rows of a progress display."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.manifest import AttentionUse, RunManifest
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
@@ -71,7 +71,7 @@ def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
 def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Path:
     """The run's folder, as training leaves it."""
     recipe = recipe or language_recipe(mode="packed")
-    data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Silent())
+    data = prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, folder / "cache", Progress())
     torch.manual_seed(0)
     model = _everything_random(model_spec_of(recipe).adapter.build(recipe))
     (folder / "model").mkdir(parents=True)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import SENTENCES
@@ -34,7 +34,7 @@ LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
 
 
-class RecordedProgress(Silent):
+class RecordedProgress(Progress):
     """Records messages."""
 
     def __init__(self) -> None:

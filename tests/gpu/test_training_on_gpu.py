@@ -15,7 +15,7 @@ from accelerate.utils import GradScalerKwargs
 from edgeformer.artifacts.device import Fact
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
@@ -29,7 +29,7 @@ STEPS = 12
 MIB = 1 << 20
 
 
-class Messages(Silent):
+class Messages(Progress):
     """Records its messages."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from edgeformer.artifacts.data_config import FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Evaluation, EvaluationRow
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.batching import TextRows, text_batch
@@ -126,7 +126,7 @@ def test_scores_are_saved_before_a_later_artifact_fails(finished_run: Path, tmp_
 def test_a_named_runtime_computes_the_runs_own_weights(finished_run: Path) -> None:
     lines: list[str] = []
 
-    class Messages(Silent):
+    class Messages(Progress):
         def message(self, text: str) -> None:
             lines.append(text)
 

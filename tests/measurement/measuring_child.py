@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import worker
@@ -37,7 +37,7 @@ def another(spec: MeasureJob, **changes: Any) -> ArtifactFiles:
     return replace(spec.files, **changes)
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Records progress."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Recorder(Silent):
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """Return the rows if the worker runs ``program`` instead of measuring."""
     monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", program])
-    return measure_artifact(make_spec(bundle, **changes), Silent())
+    return measure_artifact(make_spec(bundle, **changes), Progress())
 
 
 def reasons(rows: list[Row]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
@@ -59,7 +59,7 @@ def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -
         items=items_of(artifact, bundle.task, shapes),
         rules=RULES,
     )
-    return measure_artifact(spec, Silent())
+    return measure_artifact(spec, Progress())
 
 
 def test_a_worker_measures_every_shape(bundle: Path) -> None:
@@ -113,16 +113,16 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(lang
 
 def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
     checked = another(make_spec(bundle), max_positions=99)
-    rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Silent())
+    rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Progress())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
     assert "the graph does not accept input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
 
 
 def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    rows = measure_artifact(make_spec(bundle, files=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Silent())
+    rows = measure_artifact(make_spec(bundle, files=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Progress())
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
-    rows = measure_artifact(make_spec(bundle, provider="NoSuchProvider"), Silent())
+    rows = measure_artifact(make_spec(bundle, provider="NoSuchProvider"), Progress())
     assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"
 
 
@@ -187,7 +187,7 @@ def test_two_workers_in_a_row_without_a_row_are_the_last(
 
 
 def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
-    class Impatient(Silent):
+    class Impatient(Progress):
         def advance(self, amount: int = 1, **fields: float) -> None:
             raise KeyboardInterrupt
 
@@ -275,7 +275,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkey
 
     monkeypatch.setattr(artifact_module, "run_job", run_job)
     with pytest.raises(MeasuringInterrupted) as stop:
-        measure_artifact(spec, Silent())
+        measure_artifact(spec, Progress())
     first, second = stop.value.rows
     assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
     assert second.latency_ms.stable is False and "repeated_p50_ms" not in second.conditions

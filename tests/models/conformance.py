@@ -24,7 +24,7 @@ from torch import nn
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
@@ -57,7 +57,7 @@ class Case:
         torch.manual_seed(0)
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         self.adapter = self.model_spec.adapter
-        self.prepared: Prepared = self.task.prepare(recipe, folder, Silent())
+        self.prepared: Prepared = self.task.prepare(recipe, folder, Progress())
         if isinstance(self.adapter, FittedAdapter):
             self.recipe, self.model = self.adapter.sized(recipe, self.prepared)
             self.model.eval()

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import Engine, Precision
-from edgeformer.artifacts.progress import SILENT, Progress, Silent
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.run import read_run
@@ -53,7 +53,7 @@ def job(precision: Precision = "fp16", progress: Progress = SILENT, **changes: A
     return replace(build_job, **changes)
 
 
-class Counting(Silent):
+class Counting(Progress):
     """Progress that records its calls."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class TestRealEngine:
     def test_nothing_is_printed_and_an_exception_cancels_the_build(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        class Stopping(Silent):
+        class Stopping(Progress):
             def advance(self, amount: int = 1, **fields: float) -> None:
                 raise KeyboardInterrupt
 

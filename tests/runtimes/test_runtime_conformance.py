@@ -17,7 +17,7 @@ from edgeformer import registry
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, Runtime, Target, all_runtimes, cannot_run
 from tests.fakes.install import RUNTIMES, installed
@@ -92,7 +92,7 @@ def job_of(bundle: Path, notes: list[str]) -> BuildJob:
         precision="fp32",
         max_length=12,
         max_positions=POSITIONS,
-        progress=Silent(),
+        progress=Progress(),
         note=notes.append,
         module=classifier_module,
     )

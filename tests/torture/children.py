@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.models import load_recipe
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL
@@ -72,7 +72,7 @@ def _train(artifacts: Path, overrides: list[str], resume: bool, kill_at: int | N
     changes = watch_changes(kill=kill_at)
     recipe = load_recipe("quickstart", [*TINY, *overrides])
     try:
-        train(recipe, TrainOptions(artifacts, name="run", resume=resume, accelerator="cpu"), Silent())
+        train(recipe, TrainOptions(artifacts, name="run", resume=resume, accelerator="cpu"), Progress())
     except EdgeformerError as error:
         (artifacts / "error.txt").write_text(str(error), encoding="utf-8")
         os._exit(error.exit_code)

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from edgeformer.artifacts.files import sha256_of, write_json
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.run import read_run
 
 
-class Messages(Silent):
+class Messages(Progress):
     """Collects messages."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgeformer.artifacts.errors import InterruptedRun
-from edgeformer.artifacts.progress import Silent
+from edgeformer.artifacts.progress import Progress
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
@@ -25,7 +25,7 @@ from tests.torture.children import OFTEN, TINY
 from tests.training.runs import StopAfter, assert_same_run, records, states
 
 
-class Bars(Silent):
+class Bars(Progress):
     """Collects description and total of every bar, and the figures of the steps."""
 
     def __init__(self) -> None:
