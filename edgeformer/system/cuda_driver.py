@@ -112,18 +112,18 @@ class DeviceMemory:
 
 
 class Cuda:
-    """The primary context of one GPU, which TensorRT uses too, and a stream in it.
+    """The primary context of the first GPU, which TensorRT uses too, and a stream in it.
 
     Raises EdgeformerError with the driver's message.
     """
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self) -> None:
         reason = problem()
         if reason is not None:
             raise EdgeformerError(reason)
         self._driver = _library()
         handle, context, stream = c_int(0), c_void_p(), c_void_p()
-        self.call("cuDeviceGet", byref(handle), index)
+        self.call("cuDeviceGet", byref(handle), 0)
         self._device = handle.value
         self.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
         self._context: c_void_p | None = context

@@ -110,9 +110,10 @@ def describe_host() -> dict[str, Any]:
     }
 
 
-def stated_cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+def stated_cache_bytes() -> int | None:
     """Return the first core's largest cache in bytes, as Linux reports it (virtual machines: the whole processor's)."""
-    texts = [_read_text(file).strip() for file in root.glob("index*/size")]  # "512K"
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    texts = [_read_text(file).strip() for file in files]  # "512K"
     return max((parse_bytes(f"{text}iB") for text in texts if re.fullmatch(r"[0-9]+[KMG]", text)), default=None)
 
 

@@ -18,30 +18,25 @@ _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def host_free_bytes() -> tuple[int, str]:
     """Return free bytes and their description: of this host, or of the process's control group if it has less."""
     free = int(psutil.virtual_memory().available)
-    group_free = group_free_bytes(_GROUPS, _MEMBERSHIP)
+    group_free = _group_free_bytes()
     if group_free is not None and group_free < free:
         return group_free, "left in this process's memory limit (cgroup) now"
     return free, "available on this host now"
 
 
-def group_free_bytes(groups: Path, membership: Path) -> int | None:
-    """Return the bytes that the limits of a process's control groups (v1 or v2) leave; None without a limit.
-
-    Args:
-        groups: mount point of the groups.
-        membership: the process's ``/proc/…/cgroup``.
-    """
+def _group_free_bytes() -> int | None:
+    """Return the bytes that the limits of this process's control groups (v1 or v2) leave; None without a limit."""
     try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
+        lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return None
     free_bytes: list[int] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, names = groups, ("memory.max", "memory.current", "inactive_file")
+            root, names = _GROUPS, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root = groups / "memory"
+            root = _GROUPS / "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
