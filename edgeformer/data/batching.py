@@ -170,7 +170,6 @@ class TextRows(Rows):
     starts: NDArray[np.int32] | None
     tokens: int
     words: int
-    paragraphs: int
     truncated: int
 
     @property
@@ -188,7 +187,7 @@ def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length:
     ids = np.full(len(positions), boundary, dtype=np.int32)
     ids[is_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + positions - 1)[is_text]]
     truncated = int((encoded.lengths >= sequence_length).sum())
-    return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, len(encoded), truncated)
+    return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, truncated)
 
 
 class Packer:
@@ -222,7 +221,7 @@ class Packer:
         is_first = is_boundary[source]
         is_first[offsets[:-1]] = True
         starts = (positions - np.maximum.accumulate(np.where(is_first, positions, 0))).astype(np.int32)
-        return TextRows(ids[source], offsets, starts, end, words, len(encoded), 0)
+        return TextRows(ids[source], offsets, starts, end, words, 0)
 
 
 def text_batch(

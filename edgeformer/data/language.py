@@ -64,13 +64,7 @@ def prepare_text(
         partial(load_language_tokenizer, vocab_size=vocab_size),
         encode_pieces,
         lambda pieces, facts: TextRows(
-            pieces["ids"],
-            pieces["offsets"],
-            pieces.get("starts"),
-            facts.tokens,
-            facts.words,
-            facts.texts,
-            facts.truncated,
+            pieces["ids"], pieces["offsets"], pieces.get("starts"), facts.tokens, facts.words, facts.truncated
         ),
         {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size},
         texts,

@@ -183,7 +183,7 @@ def test_packed_rows_predict_every_token_once(texts, length):
     assert [token for row in spans(rows) for token in row[:-1]] == stream[:-1]
     assert all(size == length for size in rows.lengths[:-1])
     assert 1 <= rows.lengths[-1] <= length
-    assert (rows.tokens, rows.paragraphs, rows.truncated, rows.words) == (len(stream) - 1, len(texts), 0, 7)
+    assert (rows.tokens, rows.truncated, rows.words) == (len(stream) - 1, 0, 7)
     for row, starts in zip(spans(rows), spans(rows, "starts"), strict=True):
         expected = []
         for token in row:
@@ -201,7 +201,7 @@ def test_packed_rows_do_not_depend_on_the_pieces(pieces, length):
         packed_tokens += sum(len(text) + 1 for text in texts)
         rows_so_far += zip(spans(rows), spans(rows, "starts"), strict=True)
         assert len(rows_so_far) == -(-packed_tokens // length) if last else len(rows_so_far) == packed_tokens // length
-        assert (rows.words, rows.paragraphs, rows.tokens) == (number, len(texts), sum(rows.lengths))
+        assert (rows.words, rows.tokens) == (number, sum(rows.lengths))
         assert rows.sizes(np.arange(len(rows))).tolist() == list(map(len, spans(rows)))
     rows = packed([text for texts in pieces for text in texts], length)
     assert rows_so_far == list(zip(spans(rows), spans(rows, "starts"), strict=True))
@@ -215,7 +215,7 @@ def test_paragraph_rows_are_cut_between_two_boundaries(texts, length):
     assert rows.truncated == sum(len(tokens) > length + 1 for tokens in uncut)
     assert rows.tokens == sum(rows.lengths)
     assert rows.lengths.tolist() == [min(len(tokens) - 1, length) for tokens in uncut]
-    assert (rows.starts, rows.words, rows.paragraphs, rows.ids.dtype) == (None, 7, len(texts), np.int32)
+    assert (rows.starts, rows.words, len(rows), rows.ids.dtype) == (None, 7, len(texts), np.int32)
 
 
 @settings(max_examples=50)

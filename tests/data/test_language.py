@@ -71,7 +71,7 @@ def test_recipe_becomes_rows_and_a_summary(tmp_path):
     sets = {"train": data.train, "validation": data.validation, **data.tests}
     for name, rows in sets.items():
         assert texts_of(rows, data.tokenizer) == long[name]
-        assert (rows.paragraphs, rows.words) == (len(long[name]), words_of(long[name]))
+        assert rows.words == words_of(long[name])
         tokens = [len(data.tokenizer.encode(text).ids) + 1 for text in long[name]]
         assert rows.tokens == rows.lengths.sum() == sum(tokens)
     summary = data.summary
@@ -128,7 +128,7 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
     write_texts(tmp_path / "test.txt", TEXTS[340:])
     with pytest.raises(DataError, match="the test set differs from the one of this model's training"):
         read_set(language.data, data.tokenizer, "test", fingerprints)
-    assert read_set(language.data, data.tokenizer, "test").paragraphs > data.tests["test"].paragraphs
+    assert read_set(language.data, data.tokenizer, "test").words > data.tests["test"].words
     for tests, expected in ((("b", "test"), "test"), (("b", "a"), "b"), ((), "validation")):
         parts = {name: [{"kind": "synthetic-reviews", "rows": 5}] for name in ("train", "validation", *tests)}
         assert get_task("language-modeling").set_name(recipe(parts).data, "test") == expected
@@ -185,11 +185,13 @@ def test_files_of_a_folder_are_found_by_name(tmp_path):
 def test_wikitext_2_has_its_published_size(data_folder, tmp_path):
     path = data_folder / "wikitext-2" / "test.txt"
     tokenizer = {"kind": "file", "path": str(data_folder / "tokenizers" / "gpt2" / "tokenizer.json")}
-    shorter = file_sources(path.with_name("valid.txt"))
+    shorter_path = path.with_name("valid.txt")
+    shorter = file_sources(shorter_path)
     parts = {"train": shorter, "validation": shorter, "test": file_sources(path)}
     language = recipe(parts, "packed", tokenizer, 50_257, min_characters=0, first_n=20)
     data = prepared(language, tmp_path)
-    assert data.train.paragraphs == 20
+    training_lines = shorter_path.read_text(encoding="utf-8").split("\n")
+    assert data.train.words == words_of([line.strip() for line in training_lines if line.strip()][:20])
     # The authors of the data set count 245,569 words: one more for each line, also for blank lines.
     lines = path.read_text(encoding="utf-8").split("\n")
     blank = sum(not line.strip() for line in lines[:-1])
@@ -197,5 +199,5 @@ def test_wikitext_2_has_its_published_size(data_folder, tmp_path):
     long = [line.strip() for line in lines if len(line.strip()) > 50]
     filtered = language.data.model_copy(update={"min_characters": 50, "mode": "paragraphs", "sequence_length": 1024})
     rows = read_set(filtered, data.tokenizer, "test")
-    assert (rows.paragraphs, rows.words, rows.truncated) == (len(long), words_of(long), 0)
+    assert (len(rows), rows.words, rows.truncated) == (len(long), words_of(long), 0)
     assert data.tokenizer.decode(rows.ids[1 : rows.offsets[1] - 1].tolist()) == long[0]
