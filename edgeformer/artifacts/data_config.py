@@ -76,6 +76,11 @@ class HubSource(Frozen):
     where: dict[str, Choice] = Field({}, description=WHERE)
     rows: Amount | None = Field(None, description=ROWS)
 
+    @property
+    def title(self) -> str:
+        """Name of the data set and its split, for messages and the places of rows."""
+        return f"hub data set {self.name}{f' ({self.config})' if self.config else ''}, split {self.split}"
+
 
 class FileSource(Frozen):
     """A local file: TSV, CSV, JSONL, Parquet or plain text, also as .xz, .gz or .bz2."""
@@ -148,6 +153,9 @@ class SpanSource(FileSource):
 
 class SyntheticSource(Frozen):
     """The built-in generator of synthetic product reviews. They are no real text and serve for first trials."""
+
+    text_pair: ClassVar[None] = None
+    """Reviews are single texts."""
 
     kind: Literal["synthetic-reviews"]
     rows: Annotated[int, Field(ge=1)] = Field(description="number of reviews")
@@ -381,7 +389,7 @@ class DataConfig(DataSection):
     @model_validator(mode="after")
     def _unlabelled_texts_fit(self) -> Self:
         labelled = [source for sources in self.parts.values() for source in sources]
-        is_pair = {getattr(source, "text_pair", None) is not None for source in (*labelled, *self.unlabelled)}
+        is_pair = {source.text_pair is not None for source in (*labelled, *self.unlabelled)}
         if self.unlabelled and self.stream:
             raise ValueError("unlabelled: is not possible with stream: true; leave one of them out")
         if self.unlabelled and len(is_pair) > 1:
@@ -402,7 +410,7 @@ class DataConfig(DataSection):
                 f"stream: true is not possible with {cut[0]}, which needs all texts of the part train in memory; "
                 f"leave {cut[0]} out, or set rows: of a source instead"
             )
-        if any(getattr(source, "text_pair", None) is not None for source in self.parts.get("train", ())):
+        if any(source.text_pair is not None for source in self.parts.get("train", ())):
             raise ValueError(f"stream: true is not possible with pairs of texts (text_pair); {IN_MEMORY}")
         given = self.split in ("given", "imported") and "validation" in self.parts
         if self.split not in ("stratified", "sst-test") and not given:

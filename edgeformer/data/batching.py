@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.data.encoding import Encoded, Rows
+from edgeformer.data.rows import Int64s
 from edgeformer.data.storage import StoredRows
 
-Int64s = NDArray[np.int64]
 IGNORED = -100
 """Target of padding, which is not predicted: the index that torch's cross-entropy ignores."""
 WINDOW_BATCHES = 64

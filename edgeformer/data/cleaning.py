@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex
 from tokenizers.normalizers import Lowercase, Normalizer, Replace
 
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Text, text_parts
 
 # All characters that one of the three engines treats as white space, including U+FEFF (a stray byte order mark).
 _SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -84,7 +84,7 @@ def normalizers(rules: tuple[Rule, ...] = RULES) -> list[Normalizer]:
 
 def count_words(texts: Iterable[Text], cleaning: str) -> NDArray[np.int64]:
     """Count the words (separated by white space) of each text, of both texts of a pair, int64 [n]."""
-    parts = ((text,) if isinstance(text, str) else text for text in texts)
-    return np.fromiter(
-        (sum(len((clean(part) if cleaning == "paper" else part).split()) for part in pair) for pair in parts), np.int64
+    words = (
+        sum(len((clean(part) if cleaning == "paper" else part).split()) for part in text_parts(text)) for text in texts
     )
+    return np.fromiter(words, np.int64)

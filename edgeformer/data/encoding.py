@@ -63,6 +63,12 @@ class Encoded(Rows):
     truncated: int
     empty: int = 0
 
+    @staticmethod
+    def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
+        """Return rows of tokens, none of them truncated, with their ``labels``."""
+        ids = np.concatenate([np.empty(0, dtype=np.int32), *rows])
+        return Encoded(ids, np.cumsum([0, *map(len, rows)], dtype=np.int64), labels, 0)
+
     def row(self, index: int) -> NDArray[np.int32]:
         """Return the token numbers of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
@@ -183,8 +189,7 @@ class PlainText:
         rows = [encoded.row(index) for index in range(len(encoded))]
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
             rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
-        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return Encoded(np.concatenate(rows), offsets, encoded.labels, 0)
+        return Encoded.of_rows(rows, encoded.labels)
 
 
 def require_unicode(name: str, text: str) -> None:

@@ -17,7 +17,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.prepare import summarize
-from edgeformer.data.rows import LabelledTexts, join_pair
+from edgeformer.data.rows import LabelledTexts, first_text, join_pair
 from edgeformer.data.sources import Columns, file_source, read
 from edgeformer.data.storage import Pieces
 from edgeformer.data.streaming import Stream, TextPieces, store_training_set
@@ -112,7 +112,7 @@ def _long_paragraphs(
     rows_read = long_rows = 0
     for row in (row for source in sources for row in read(source, with_labels=False)):
         rows_read += 1
-        text = (row.text if isinstance(row.text, str) else row.text[0]).strip()
+        text = first_text(row.text).strip()
         if len(text) > config.min_characters:
             long_rows += 1
             yield text

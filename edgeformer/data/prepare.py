@@ -51,6 +51,7 @@ from edgeformer.data.rows import (
     label_rows,
     labelled,
     score_of,
+    text_parts,
 )
 from edgeformer.data.sources import (
     Columns,
@@ -380,15 +381,13 @@ def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
 
 def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     """Read texts without scores; each text of a pair is a row. Raises DataError."""
-    texts: list[str] = []
-    for row in (row for source in sources for row in read(source, with_labels=False)):
-        texts += (row.text,) if isinstance(row.text, str) else row.text
-    return LabelledTexts.unlabelled(texts)
+    rows = (row for source in sources for row in read(source, with_labels=False))
+    return LabelledTexts.unlabelled([text for row in rows for text in text_parts(row.text)])
 
 
 def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
     """Read scored pairs from the columns that the user names, those of ``data``, or known ones. Raises DataError."""
     scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
-    like = next((source for source in scored if getattr(source, "text_pair", None) is not None), None)
+    like = next((source for source in scored if source.text_pair is not None), None)
     source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
     return read_pairs([source], str(path))

@@ -363,14 +363,13 @@ def _table_records(path: Path, rows: Iterable[tuple[int, list[str]]], remedy: st
 
 def hub_rows(source: HubSource) -> Any:
     """Load the library's data set, with its fingerprint, of a hub source or a local folder. Raises DataError."""
-    name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
-    with needs_extra("train", f"{name}: reading it"):
+    with needs_extra("train", f"{source.title}: reading it"):
         import datasets
     try:
         return datasets.load_dataset(source.name, source.config, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises many unrelated types
         raise DataError(
-            f"{name}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
+            f"{source.title}: cannot be loaded: {type(error).__name__}: {first_line(error)}; check "
             "name, config and split, or give local files instead: --data DIR, or a source of kind: file"
         ) from None
 

@@ -19,6 +19,7 @@ from edgeformer.artifacts.errors import DataError, did_you_mean
 
 Record = tuple[str, Mapping[str, object]]
 """Place of a record ("reviews.csv, line 7"), and its values by column."""
+Int64s = NDArray[np.int64]
 Text = str | tuple[str, str]
 """A text, or a pair of texts, which a tokenizer joins by its template."""
 Label = str | int | float | tuple[str | int, ...]
@@ -214,9 +215,14 @@ def _label(
     return label
 
 
+def text_parts(text: Text) -> tuple[str, ...]:
+    """Return both texts of a pair, or a text alone."""
+    return (text,) if isinstance(text, str) else text
+
+
 def first_text(text: Text) -> str:
     """Return a text, or the first of a pair."""
-    return text if isinstance(text, str) else text[0]
+    return text_parts(text)[0]
 
 
 def join_pair(text: Text) -> str:
@@ -226,7 +232,7 @@ def join_pair(text: Text) -> str:
 
 def comparison_key(text: Text) -> str:
     """Return a key that is equal for texts that differ in case and white space only."""
-    return "\0".join(" ".join(part.casefold().split()) for part in ((text,) if isinstance(text, str) else text))
+    return "\0".join(" ".join(part.casefold().split()) for part in text_parts(text))
 
 
 def format_names(names: Iterable[str], limit: int = 20) -> str:
@@ -300,7 +306,7 @@ def hash_labels(digest: Any, labels: Sequence[int] | NDArray[np.int64]) -> None:
 def hash_texts(digest: Any, texts: Iterable[Text]) -> None:
     """Add texts to the sha256 of a set."""
     for text in texts:
-        for part in (text,) if isinstance(text, str) else text:
+        for part in text_parts(text):
             content = part.encode("utf-8")
             digest.update(len(content).to_bytes(8, "little"))
             digest.update(content)

@@ -134,23 +134,21 @@ def read(
 
     Raises DataError: a file, a column or a row is unusable; there is no (labelled) row.
     """
-    name = ""
-    if not with_labels and not isinstance(source, SyntheticSource):
-        source = source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
     if isinstance(source, SyntheticSource):
-        rows = synthetic_reviews(source.rows, source.seed)
-        if separator is not None:
-            rows = (replace(row, label=(str(row.label),)) for row in rows)
-    elif isinstance(source, HubSource):
-        name = f"hub data set {source.name}{f' ({source.config})' if source.config else ''}, split {source.split}"
-        records = chosen_records(class_records(hub_rows(source), name, labels), source.where)
-        rows = rows_of(records, source, separator, blanks=blanks)
-    elif isinstance(source, SpanSource) and with_labels:
-        name = source.path
-        rows = span_rows(chosen_records(file_records(source), source.where), source, labels)
+        for row in synthetic_reviews(source.rows, source.seed):
+            yield row if separator is None else replace(row, label=(str(row.label),))
+        return
+    if not with_labels:
+        source = source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
+    has_spans = isinstance(source, SpanSource) and with_labels
+    if isinstance(source, HubSource):
+        name, records = source.title, class_records(hub_rows(source), source.title, labels)
     else:
-        name = source.path
-        records = chosen_records(file_records(source, labels), source.where)
+        name, records = source.path, file_records(source, () if has_spans else labels)
+    records = chosen_records(records, source.where)
+    if isinstance(source, SpanSource) and has_spans:
+        rows = span_rows(records, source, labels)
+    else:
         rows = rows_of(records, source, separator, blanks=blanks)
     is_empty = True
     for row in rows:
@@ -159,7 +157,7 @@ def read(
             yield row
         else:
             skipped.append(row.where)
-    if is_empty and not isinstance(source, SyntheticSource):
+    if is_empty:
         kind = "labelled rows" if source.skip_unlabelled else "rows"
         if source.where:
             kind += f" with {' and '.join(f'{key} {format_names(values)}' for key, values in source.where.items())}"
@@ -289,7 +287,7 @@ def replacement_source(
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if single:
-        sources = [source for source in sources if getattr(source, "text_pair", None) is None]
+        sources = [source for source in sources if source.text_pair is None]
         sources = sources or [FileSource(kind="file", path=str(path))]
     if sources:
         tables = [source for source in sources if not isinstance(source, SyntheticSource)]
@@ -299,7 +297,7 @@ def replacement_source(
             if {source.text, source.text_pair} - {None} <= {*_open_table(path, source, user_columns)[1]}
         )
         like = next(fitting, sources[0])
-        second = getattr(like, "text_pair", None)
+        second = like.text_pair
         if user_columns.text_pair is not None and second is None:
             raise DataError(f"{path}: --pair {user_columns.text_pair}: this model reads single texts; leave --pair out")
         if columns is not None and columns.text is not None and columns.text_pair is None:

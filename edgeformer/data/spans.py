@@ -17,9 +17,8 @@ from tokenizers import Encoding, Tokenizer
 from edgeformer.artifacts.data_config import SpanData, Tag, parse_tag
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Encoded
-from edgeformer.data.rows import LabelledTexts, Span, SpanText, Text, tag_runs
+from edgeformer.data.rows import Int64s, LabelledTexts, Span, SpanText, Text, tag_runs
 
-Int64s = NDArray[np.int64]
 _CHUNK = 1024
 _OVERLAP = 4
 """Windows share one token in this many with the next one."""

@@ -16,9 +16,8 @@ from edgeformer.artifacts.data_config import Amount, DataConfig, SpanData
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.data.cleaning import clean, count_words
-from edgeformer.data.rows import LabelledTexts, Row, Text, comparison_key, first_text, join_pair, label_counts
+from edgeformer.data.rows import Int64s, LabelledTexts, Row, Text, comparison_key, first_text, join_pair, label_counts
 
-Int64s = NDArray[np.int64]
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
 """Imported models: set → parts that it can be read from, in order of preference."""

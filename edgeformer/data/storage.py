@@ -24,10 +24,10 @@ from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.data.encoding import RowsT
+from edgeformer.data.rows import Int64s
 
 Pieces = Mapping[str, NDArray[Any]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
-Int64s = NDArray[np.int64]
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "offsets": "<i8", "labels": "<i8"}
 _TOKEN_ARRAYS = ("ids", "starts", "targets")

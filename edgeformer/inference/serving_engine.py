@@ -23,8 +23,7 @@ from starlette.responses import Response
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.bundle import Bundle
-from edgeformer.data.batching import Int64s
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Int64s, Text
 from edgeformer.inference.predict import Predictor, check_answerable, open_predictor
 from edgeformer.run import Location
 from edgeformer.tasks.metric import Arrays

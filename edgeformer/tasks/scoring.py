@@ -16,7 +16,7 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, encode_texts
-from edgeformer.data.rows import Text, Unreadable
+from edgeformer.data.rows import Text, Unreadable, text_parts
 from edgeformer.tasks.metric import Arrays, Meter
 from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader, Unanswered
 
@@ -128,7 +128,7 @@ def reads_pairs(task: Task, data: DataSection) -> bool | None:
     """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
     if task.predicts not in ("labels", "scores"):
         return False  # embedding models are trained on pairs, but read each text separately
-    has_pair = {getattr(source, "text_pair", None) is not None for part in data.parts.values() for source in part}
+    has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
     return has_pair.pop() if len(has_pair) == 1 else None
 
 
@@ -168,7 +168,7 @@ def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
     """Return index → reason of the texts that are empty or no text."""
     errors: dict[int, str] = {}
     for place, text in enumerate(texts):
-        for part in (text,) if isinstance(text, str) else text:
+        for part in text_parts(text):
             if isinstance(part, Unreadable):
                 errors.setdefault(place, part.problem)
             elif not part or part.isspace():
@@ -202,9 +202,8 @@ class TextPredictor:
         has_content = encoded.lengths > shortest
         if not has_content.all():
             errors.update(dict.fromkeys(places[~has_content].tolist(), NOTHING_LEFT))
-            ids = encoded.ids[np.repeat(has_content, encoded.lengths)]
-            offsets = np.cumsum([0, *encoded.lengths[has_content]], dtype=np.int64)
-            encoded = Encoded(ids, offsets, encoded.labels[has_content], 0)
+            rows = [encoded.row(number) for number in np.flatnonzero(has_content).tolist()]
+            encoded = Encoded.of_rows(rows, encoded.labels[has_content])
             cut, places = cut[has_content], places[has_content]
         return EncodedTexts(texts, encoded, cut, places, errors)
 
