@@ -16,7 +16,7 @@ import numpy as np
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.artifacts.units import csv_cell
 
-Row = Mapping[str, object]
+TableRow = Mapping[str, object]
 
 FORMATS = ("jsonl", "csv", "parquet", "npy")
 """File formats, which are also their suffixes."""
@@ -41,7 +41,7 @@ class TableStyle:
     types: Mapping[str, Any] = field(default_factory=dict)
 
 
-def writer_for(name: str, stream: BinaryIO, example: Row, style: TableStyle) -> RowWriter:
+def writer_for(name: str, stream: BinaryIO, example: TableRow, style: TableStyle) -> RowWriter:
     """Return a writer of the format ``name`` (one of :data:`FORMATS`). Raises MissingDependencyError without pyarrow.
 
     ``example`` has all columns except those of ``style``; its columns with None are left out of tables.
@@ -93,14 +93,14 @@ class JsonRows:
         head: None: JSON Lines. Else one document with these entries, and the rows as its last entry ``predictions``.
     """
 
-    def __init__(self, stream: BinaryIO, head: Row | None = None) -> None:
+    def __init__(self, stream: BinaryIO, head: TableRow | None = None) -> None:
         self._stream = stream
         self._between, self._after, self._end = b"", b"\n", b""
         if head is not None:
             self._between = _json(head).removesuffix(b"}") + b', "predictions": [\n'
             self._after, self._end = b"", b"\n]}\n"
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[TableRow]) -> None:
         for row in rows:
             self._stream.write(self._between + _json(row) + self._after)
             self._between = b",\n" if self._end else b""
@@ -112,14 +112,14 @@ class JsonRows:
 class CsvRows:
     """Writer of CSV for spreadsheets: no text is a formula; lists and objects are JSON in a cell."""
 
-    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle) -> None:
+    def __init__(self, stream: BinaryIO, example: TableRow, style: TableStyle) -> None:
         self._stream, self._delimiter = stream, style.delimiter
         self._columns = [*dict.fromkeys((*style.columns, *example, ERROR))]
         if style.bom:
             stream.write("\ufeff".encode())
         self.write([{column: column for column in self._columns}])
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[TableRow]) -> None:
         text = io.StringIO()
         writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
         for row in rows:
@@ -141,7 +141,7 @@ class CsvRows:
 class ParquetRows:
     """Writer of Parquet: one row group per write, with the column types of an example."""
 
-    def __init__(self, stream: BinaryIO, example: Row, style: TableStyle = TableStyle()) -> None:
+    def __init__(self, stream: BinaryIO, example: TableRow, style: TableStyle = TableStyle()) -> None:
         with needs_extra("parquet", "writing Parquet"):
             import pyarrow
             from pyarrow import parquet
@@ -156,7 +156,7 @@ class ParquetRows:
         self._schema = pyarrow.schema([*({**repeated, **columns, ERROR: pyarrow.string()}).items()])
         self._writer: Any = parquet.ParquetWriter(stream, self._schema)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[TableRow]) -> None:
         converted = []
         for row in rows:
             texts: dict[str, str | None] = {}
@@ -174,7 +174,7 @@ class ParquetRows:
 class NpyRows:
     """Writer of the vectors alone, as a NumPy array [rows, d]; a row without a vector is zeros. The stream can seek."""
 
-    def __init__(self, stream: BinaryIO, example: Row) -> None:
+    def __init__(self, stream: BinaryIO, example: TableRow) -> None:
         vector = np.asarray(example["vector"])
         self._dtype = np.dtype(np.float32) if vector.dtype == np.float64 else vector.dtype
         self._stream, self._shape = stream, (0, len(vector))
@@ -185,7 +185,7 @@ class NpyRows:
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
         np.lib.format.write_array_header_1_0(self._stream, header)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[TableRow]) -> None:
         count, width = self._shape
         vectors = np.zeros((len(rows), width), dtype=self._dtype)
         for number, row in enumerate(rows):

@@ -66,9 +66,9 @@ class Row:
     """A text or pair with its label (None: unlabelled), its place, and the values of its record if they are kept."""
 
     text: Text
-    label: Label | None
-    where: str
-    values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
+    label: Label | None = None
+    where: str = ""
+    values: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
 def rows_of(
@@ -118,7 +118,7 @@ def rows_of(
                 raise DataError(f"{where}: {problem}")
             text = "" if value is None else str(value)
             texts.append(text if problem is None else Unreadable(json.dumps(value, default=str), problem))
-        yield Row(texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, where, values if blanks else None)
+        yield Row(texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, where, values if blanks else {})
 
 
 def span_rows(records: Iterable[Record], source: SpanSource, labels: Sequence[str] = ()) -> Iterator[Row]:

@@ -10,8 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
@@ -26,7 +25,7 @@ from edgeformer.data.records import (
     open_data_file,
     suffix_format,
 )
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Row, text_parts
 from edgeformer.data.sources import Columns, columns_of, read, replacement_source
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
@@ -34,14 +33,6 @@ WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
 _STANDARD_INPUT = "standard input"
 _PLAIN = "text"
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
-class InputRow(NamedTuple):
-    """A text or pair, its place for messages, and all values of the row by column."""
-
-    text: Text
-    where: str = ""
-    values: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Unlabelled:
     name: str
     pairs: bool
     expected: int | None
-    rows: Callable[[], Iterator[InputRow]]
+    rows: Callable[[], Iterator[Row]]
     leave: Callable[[], bool] = lambda: False
     source: FileSource | None = None
     columns: tuple[str, ...] = ()
@@ -122,7 +113,7 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
             )
     raw = _InterruptibleInput(stdin)
 
-    def plain_rows() -> Iterator[InputRow]:
+    def plain_rows() -> Iterator[Row]:
         """Yield every line, also empty ones, so that predictions have the same line numbers."""
         if path is None:
             encoding = how.columns.encoding or "utf-8"
@@ -131,23 +122,21 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
         else:
             opened = open_data_file(path, how.columns.encoding)
         with opened as file:
-            yield from (InputRow(line.rstrip("\r\n")) for _, line in lines_of(Path(name), file))
+            yield from (Row(line.rstrip("\r\n")) for _, line in lines_of(Path(name), file))
 
     expected = None if path is None else _count(path, plain_rows())
     yield Unlabelled(name, False, expected, plain_rows, raw.leave if path is None else lambda: False)
 
 
-def windows(
-    rows: Iterable[InputRow], most_rows: int = WINDOW_ROWS, characters: int = WINDOW_CHARACTERS
-) -> Iterator[list[InputRow]]:
-    """Yield rows in groups of at most ``most_rows`` and of about ``characters``; a single row may have more."""
-    window: list[InputRow] = []
+def windows(rows: Iterable[Row], most_rows: int = WINDOW_ROWS) -> Iterator[list[Row]]:
+    """Yield rows in groups of at most ``most_rows`` and about WINDOW_CHARACTERS; a single row may have more."""
+    window: list[Row] = []
     size = 0
     for row in rows:
         window.append(row)
-        texts = (row.text,) if isinstance(row.text, str) else row.text
-        size += sum(map(len, texts)) + sum(len(value) for value in row.values.values() if isinstance(value, str))
-        if len(window) >= most_rows or size >= characters:
+        values = (value for value in row.values.values() if isinstance(value, str))
+        size += sum(map(len, (*text_parts(row.text), *values)))
+        if len(window) >= most_rows or size >= WINDOW_CHARACTERS:
             yield window
             window, size = [], 0
     if window:
@@ -197,7 +186,7 @@ def _open_table(path: Path, how: Reading) -> Unlabelled:
         str(path),
         source.text_pair is not None,
         _count(path, file_records(source)),
-        lambda: (InputRow(row.text, row.where, row.values or {}) for row in read(source, blanks=True)),
+        lambda: read(source, blanks=True),
         source=source,
         columns=tuple(columns_of(source)),
         delimiter=delimiter,

@@ -15,10 +15,10 @@ from typing import Literal, TypeVar
 
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.row_files import ERROR, Row, RowWriter
+from edgeformer.artifacts.row_files import ERROR, RowWriter, TableRow
 from edgeformer.data.records import format_of_source
-from edgeformer.data.rows import format_names
-from edgeformer.data.unlabelled import InputRow, Unlabelled, windows
+from edgeformer.data.rows import Row, format_names
+from edgeformer.data.unlabelled import Unlabelled, windows
 from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switch_threads_often
 from edgeformer.tasks.embedding import VectorKind, VectorStore, quantize_vectors
@@ -101,7 +101,7 @@ class FileSummary:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
-def example_row(model: Predictor, *, pairs: bool, vectors: VectorKind | None = None) -> Row:
+def example_row(model: Predictor, *, pairs: bool, vectors: VectorKind | None = None) -> TableRow:
     """Return an answer with every column that this model's answers have; the call also warms the model up.
 
     ``vectors``: how its vector is stored; None: it has none, or float32.
@@ -130,7 +130,7 @@ class InputColumns:
     answers: frozenset[str]
     extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
 
-    def of(self, row: InputRow) -> dict[str, object]:
+    def of(self, row: Row) -> dict[str, object]:
         """Return the values of a row by their output names. Raises DataError for a key that is refused."""
         values = {name: row.values[column] for column, name in self.names.items() if column in row.values}
         if self.extra_keys == "leave out" or len(values) == len(row.values):
@@ -147,7 +147,7 @@ class InputColumns:
 NO_COLUMNS = InputColumns({}, frozenset())
 
 
-def choose_columns(texts: Unlabelled, columns: str | None, example: Row, *, as_table: bool) -> InputColumns:
+def choose_columns(texts: Unlabelled, columns: str | None, example: TableRow, *, as_table: bool) -> InputColumns:
     """Choose the columns of the input that are copied to the output. Raises InputError.
 
     A column with the name of an answer's column is written as ``input_NAME``, unless it is the column of the texts

@@ -20,9 +20,9 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
-from edgeformer.data.rows import Text, join_pair
+from edgeformer.data.rows import Row, Text, join_pair, text_parts
 from edgeformer.data.sources import Columns
-from edgeformer.data.unlabelled import InputRow, Reading, Unlabelled, unlabelled
+from edgeformer.data.unlabelled import Reading, Unlabelled, unlabelled
 from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
@@ -150,7 +150,7 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
             nonlocal place
             answered = [number for number, answer in enumerate(answers) if not isinstance(answer, Unanswered)]
             scores = score([answers[number] for number in answered]) if answered else np.empty((0, len(query_numbers)))
-            texts = [answer.text if isinstance(answer.text, str) else answer.text[1] for answer in answers]
+            texts = [text_parts(answer.text)[-1] for answer in answers]  # of a pair the document
             for query_number, scores_of_query in zip(query_numbers, scores.T.tolist(), strict=True):
                 candidates = (
                     RankedDocument(0, value, place + number + 1, texts[number], copied[number])
@@ -199,10 +199,10 @@ def _with_prompt(model: Predictor, kind: str) -> Predictor:
 def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:
     """Return the documents as pairs with a query."""
 
-    def rows() -> Iterator[InputRow]:
+    def rows() -> Iterator[Row]:
         for row in documents.rows():
             document: Any = row.text  # a string, perhaps an Unreadable
-            yield row._replace(text=(query, document))
+            yield replace(row, text=(query, document))
 
     return replace(documents, pairs=True, rows=rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from edgeformer.artifacts.row_files import ERROR, Row
+from edgeformer.artifacts.row_files import ERROR, TableRow
 from edgeformer.inference.rank import Match, Ranking, Similarities
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable
 
@@ -18,12 +18,12 @@ MAX_MATRIX = 10
 """Texts of a similarity matrix; more texts are shown each with its nearest neighbour."""
 
 
-def prediction_table(name: str, artifact: str, predictions: Sequence[Row]) -> TerminalTable[Row]:
+def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
     """Return label and probability per text, or of each span in it; ``name`` is the run's or bundle's."""
     if any("spans" in prediction for prediction in predictions):
         return _span_table(f"{name} · {artifact}", predictions)
 
-    def text(prediction: Row) -> Text:
+    def text(prediction: TableRow) -> Text:
         line = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
         return Text.assemble(
             _shortened(line),
@@ -31,7 +31,7 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[Row]) -> Te
         )
 
     has_scores = any("score" in row for row in predictions)
-    columns: Columns[Row] = Columns(
+    columns: Columns[TableRow] = Columns(
         [
             Column("score", layout="{:.4f}"),
             Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
@@ -45,7 +45,7 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[Row]) -> Te
     return columns.drop_empty(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
 
 
-def _span_table(title: str, predictions: Sequence[Row]) -> TerminalTable[Row]:
+def _span_table(title: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
     """Return the spans of texts, a line for each; a text without spans has a line, too."""
     rows: list[dict[str, Any]] = []
     for prediction in predictions:
@@ -55,7 +55,7 @@ def _span_table(title: str, predictions: Sequence[Row]) -> TerminalTable[Row]:
             place = f"{span['start']}–{span['end']}" if span else None
             rows.append({**span, "span": span.get("text"), "characters": place, "in": "" if number else shown})
             rows[-1][ERROR] = prediction.get(ERROR)
-    columns: Columns[Row] = Columns(
+    columns: Columns[TableRow] = Columns(
         [
             Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
             Column("span"),

@@ -19,8 +19,9 @@ import pytest
 from pyarrow import parquet
 
 from edgeformer.artifacts.errors import DataError
-from edgeformer.artifacts.row_files import Row
-from edgeformer.data.unlabelled import WINDOW_ROWS, InputRow, Unlabelled, windows
+from edgeformer.artifacts.row_files import TableRow
+from edgeformer.data.rows import Row
+from edgeformer.data.unlabelled import WINDOW_ROWS, Unlabelled, windows
 from edgeformer.inference import predict_file as module
 from edgeformer.inference.predict import Predictor, open_predictor, predict
 from edgeformer.inference.predict_file import predict_file
@@ -63,11 +64,11 @@ def refused(folder: Path, *arguments: str, stdin: str = "") -> str:
     return " ".join(run_predict(folder, *arguments, code=2, stdin=stdin).err.split())
 
 
-def parse_lines(outcome: Outcome) -> list[Row]:
+def parse_lines(outcome: Outcome) -> list[TableRow]:
     return [json.loads(line) for line in outcome.out.splitlines()]
 
 
-def check_rows(rows: Sequence[Row]) -> None:
+def check_rows(rows: Sequence[TableRow]) -> None:
     """Compare rows with ``predict``. Probabilities depend a little on the other texts of a batch."""
     answers = [answer.as_dict() for answer in predict(locate(str(CLASSIFIER), CLASSIFIER.parent), TEXTS)[1]]
     for row, answer in zip(rows, answers, strict=True):
@@ -219,13 +220,13 @@ class CountingFile:
         self.read = self.written = self.max_pending = 0
         self.texts_written: list[object] = []
 
-    def texts(self) -> Iterator[InputRow]:
+    def texts(self) -> Iterator[Row]:
         for number in range(self.rows):
             self.read += 1
             self.max_pending = max(self.max_pending, self.read - self.written)
-            yield InputRow(f"{'very ' * (number % 5)}good film {number}")
+            yield Row(f"{'very ' * (number % 5)}good film {number}")
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[TableRow]) -> None:
         if self.error is not None:
             raise self.error
         self.written += len(rows)
@@ -245,12 +246,12 @@ def test_memory_is_bounded_and_order_is_kept(model: Predictor, monkeypatch: pyte
 
 
 def test_an_error_in_any_thread_ends_all_threads(model: Predictor) -> None:
-    def broken_texts() -> Iterator[InputRow]:
-        yield from [InputRow("good")] * (WINDOW_ROWS + 1)
+    def broken_texts() -> Iterator[Row]:
+        yield from [Row("good")] * (WINDOW_ROWS + 1)
         raise DataError("line 9: broken")
 
     threads = threading.active_count()
-    cases: list[tuple[Callable[[], Iterator[InputRow]], CountingFile, type[Exception], str]] = [
+    cases: list[tuple[Callable[[], Iterator[Row]], CountingFile, type[Exception], str]] = [
         (broken_texts, CountingFile(0), DataError, "line 9: broken"),
         (CountingFile(20_000).texts, CountingFile(0, OSError(28, "No space left on device")), OSError, "No space"),
     ]
