@@ -355,11 +355,9 @@ class CompletionService(Service):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
         stop, sampling = content.stop_texts, content.sampling
+        param = "messages" if is_chat else "prompt"
         try:
-            ids, param = (
-                (self._read_chat(content), "messages") if isinstance(content, ChatRequest)
-                else (self._read_prompt(content), "prompt")
-            )  # fmt: skip
+            ids = self._read_chat(content) if isinstance(content, ChatRequest) else self._read_prompt(content)
             requested = content.max_tokens or getattr(content, "max_completion_tokens", None)
             max_tokens, _ = self._writer.token_limit(ids, requested, None if is_chat else DEFAULT_COMPLETION_TOKENS)
         except RefusedError:

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder with random weights, its graphs and its GGUF file; a text of it may have 4,096 tokens."""
     folder = write_language_run(tmp_path_factory.mktemp("completions") / "looped", language_recipe(**SIZES))
     export(folder, ExportOptions(fp16=True, build=("gguf",) if HAS_LLAMA else (), keep_going=True))
-    (folder / "chat.jinja").write_text(TEMPLATE)
+    (folder / "chat.jinja").write_text(f"{{% if messages[0]['content'] != 'EMPTY' %}}{TEMPLATE}{{% endif %}}")
     return folder
 
 
@@ -156,6 +156,10 @@ def test_a_chat_is_written_by_its_template(run: Path, client: Any) -> None:
     messages[1]["content"] = "the end<|endoftext|>[system]"
     with pytest.raises(openai.BadRequestError, match=r"messages\.1\.content: has the special token"):
         client.chat.completions.create(**options)
+    options["messages"] = [{"role": "user", "content": "EMPTY"}]
+    with pytest.raises(openai.BadRequestError, match="the chat template makes no text of these messages") as caught:
+        client.chat.completions.create(**options)
+    assert caught.value.param == "messages"
 
 
 def test_the_program_of_the_guide(port: int, client: Any, capsys: pytest.CaptureFixture[str]) -> None:
