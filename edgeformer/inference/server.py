@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -34,15 +32,15 @@ from typing_extensions import Self
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.data.encoding import require_unicode
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Text, text_parts
 from edgeformer.inference.completions import CompletionService
 from edgeformer.inference.generate import GenerateOptions, Writer
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
 from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, Service, open_served_predictor
 from edgeformer.run import Location
-from edgeformer.system.signals import switch_threads_often
-from edgeformer.tasks.scoring import TextPredictor, pairs_problem
+from edgeformer.system.signals import handle_signals, switch_threads_often
+from edgeformer.tasks.scoring import pairs_problem
 from edgeformer.tasks.task import Unanswered
 
 
@@ -131,7 +129,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _parse(kind: type[M], body: bytes) -> M:
-    """Parse the JSON body of a request. Raises RefusedError."""
+    """Parse the JSON body of a request. Raises InputError."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -139,50 +137,7 @@ def _parse(kind: type[M], body: bytes) -> M:
         for problem in error.errors()[:5]:
             location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
             problems.append(f"{location}: {message}" if location else message)
-        raise RefusedError(422, "; ".join(problems)) from None
-
-
-def read_request(body: bytes, limits: Limits, answering: TextPredictor) -> list[Text]:
-    """Parse the JSON body of a request for predictions. Raises RefusedError for what limits or model do not take."""
-    content = _parse(PredictRequest, body)
-    texts, pairs = content.texts or [str(content.text)], content.pairs
-    if content.pair is not None:
-        pairs = [content.pair]
-    rows: list[Text] = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
-    mismatch = pairs_problem(answering.task, answering.data, pairs=not isinstance(rows[0], str))
-    if mismatch is not None:
-        raise RefusedError(422, f"pairs: {mismatch}")
-    _check_texts(rows, limits)
-    return rows
-
-
-def read_rank_request(body: bytes, limits: Limits, answering: TextPredictor) -> tuple[RankRequest, list[Text]]:
-    """Parse a request for a ranking; also return what the model reads for it. Raises RefusedError."""
-    content = _parse(RankRequest, body)
-    try:
-        check_can_rank(answering.task, answering.data)
-    except InputError as error:
-        raise RefusedError(422, str(error)) from None
-    rows = scoring_inputs(answering.task, answering.data, content.query, content.documents)
-    _check_texts(rows, limits)
-    return content, rows
-
-
-def _check_texts(rows: Sequence[Text], limits: Limits) -> None:
-    """Raise RefusedError for more or longer texts than the limits allow, and for invalid Unicode."""
-    if len(rows) > limits.texts:
-        raise RefusedError(
-            422, f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
-        )
-    for number, row in enumerate(rows):
-        for part in (row,) if isinstance(row, str) else row:
-            if len(part) > limits.characters:
-                excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
-                raise RefusedError(422, f"texts[{number}]: has {excess}; shorten it")
-            try:
-                require_unicode(f"texts[{number}]", part)
-            except InputError as error:
-                raise RefusedError(422, str(error)) from None
+        raise InputError("; ".join(problems)) from None
 
 
 def openapi(service: Service, limits: Limits) -> dict[str, object]:
@@ -249,12 +204,43 @@ class PredictService(Service):
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         return {"error": message}
 
-    async def answer(self, request: Request, body: bytes) -> Response:
-        model, limits, ranking = self._model, self._limits, None
-        if request.url.path == "/rank":
-            ranking, texts = read_rank_request(body, limits, model.answering)
+    def _read(self, path: str, body: bytes) -> tuple[RankRequest | None, list[Text]]:
+        """Return the ranking that is requested (None: predictions), and what the model reads for the request.
+
+        Raises InputError for what the limits or the model do not take.
+        """
+        task, data, limits = self._model.answering.task, self._model.answering.data, self._limits
+        ranking: RankRequest | None = None
+        rows: list[Text]
+        if path == "/rank":
+            ranking = _parse(RankRequest, body)
+            check_can_rank(task, data)
+            rows = scoring_inputs(task, data, ranking.query, ranking.documents)
         else:
-            texts = read_request(body, limits, model.answering)
+            content = _parse(PredictRequest, body)
+            texts = content.texts or [str(content.text)]
+            pairs = content.pairs if content.pair is None else [content.pair]
+            rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
+            if (mismatch := pairs_problem(task, data, pairs=pairs is not None)) is not None:
+                raise InputError(f"pairs: {mismatch}")
+        if len(rows) > limits.texts:
+            raise InputError(
+                f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
+            )
+        for number, row in enumerate(rows):
+            for part in text_parts(row):
+                if len(part) > limits.characters:
+                    excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
+                    raise InputError(f"texts[{number}]: has {excess}; shorten it")
+                require_unicode(f"texts[{number}]", part)
+        return ranking, rows
+
+    async def answer(self, request: Request, body: bytes) -> Response:
+        model, limits = self._model, self._limits
+        try:
+            ranking, texts = self._read(request.url.path, body)
+        except InputError as error:
+            raise RefusedError(422, str(error)) from None
         try:
             answers = await asyncio.wait_for(asyncio.wrap_future(self._engine.submit(texts)), limits.timeout_s)
         except asyncio.TimeoutError:
@@ -456,17 +442,9 @@ def serve(location: Location, options: ServeOptions, ready: Callable[[Service, s
         ready(service, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         server = _Server(config)
         server.service, server.timeout_s = service, options.limits.timeout_s
-        if threading.current_thread() is not threading.main_thread():
+        # uvicorn raises the signal that stopped it again at its end; ignored, so that this process ends with 0.
+        with handle_signals(("SIGINT", "SIGTERM"), lambda *_: None):
             server.run([listener])
-        else:
-            # uvicorn raises the signal that stopped it again at its end; ignored, so that this process ends with 0.
-            signals = (signal.SIGINT, signal.SIGTERM)
-            handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
-            try:
-                server.run([listener])
-            finally:
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
     return int(sum(sample.value for sample in next(iter(metrics.requests.collect())).samples))
 
 
