@@ -220,6 +220,11 @@ class Location:
         return self.argument if self.run is not None else "RUN"
 
     @property
+    def step_command(self) -> str:
+        """Command that adds step artifacts, which can exit early, to the bundle."""
+        return f"edgeformer export {self.run_argument} --exit all"
+
+    @property
     def reports(self) -> Path:
         """The folder of its reports, which may not exist yet."""
         return (self.run or self.require_bundle()) / workspace.REPORTS_FOLDER

@@ -71,7 +71,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
         task = candidates[0].owner.task
         why = f"a {task.noun} gives no single probability to compare; leave it out"
         if task.has_confidence:
-            why = f"only step artifacts do; write them with: edgeformer export {location.run_argument} --exit all"
+            why = f"only step artifacts do; write them with: {location.step_command}"
         raise InputError(f"--threshold: {', '.join(each.id for each in candidates)} cannot exit early; {why}")
     evaluator = Evaluator(options, progress)
     # evaluation.json has one row per artifact and set, so the scores of a named runtime are shown only.

@@ -79,8 +79,7 @@ def calibrate_exits(
     if not task.has_confidence:
         raise InputError(f"{name}: is a {task.noun}, which gives no single probability for an early exit")
     if not bundle.built("step"):
-        command = f"edgeformer export {location.run_argument} --exit all"
-        raise InputError(f"{name}: has no step artifact; write it with: {command}")
+        raise InputError(f"{name}: has no step artifact; write it with: {location.step_command}")
     artifact = options.rows.artifact
     steps: dict[str, Candidate] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):

@@ -316,7 +316,7 @@ class Writer:
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
-    name, command = location.name, f"edgeformer export {location.run_argument} --exit all"
+    name, command = location.name, location.step_command
     model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
         model = location.open_bundle()
@@ -346,7 +346,7 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
 def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
     """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
     name, has_run = bundle.name, location.run is not None
-    command = f"edgeformer export {location.run_argument} --exit all"
+    command = location.step_command
     graphs = [entry for entry in bundle.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
     graphs.sort(key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
     if artifact is None:

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
-from edgeformer.data.rows import Text
+from edgeformer.data.rows import Text, text_parts
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtime_preference import load_fastest
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
@@ -208,14 +208,15 @@ def open_predictor(
         if not texts:
             raise InputError("there is no text; give it as an argument, or as lines on standard input")
         for text in texts:
-            for part in (text,) if isinstance(text, str) else text:
+            for part in text_parts(text):
                 require_unicode("a text", part)
         check_answerable(location, confidence, pairs=not all(isinstance(text, str) for text in texts))
     if confidence is not None and artifact is None and location.artifact is None:
         steps = location.open_bundle().built("step") if location.bundle is not None else ()
         if not steps:
-            command = f"edgeformer export {location.run_argument} --exit all"
-            raise InputError(f"--confidence: {location.name} has no step artifact; write it with: {command}")
+            raise InputError(
+                f"--confidence: {location.name} has no step artifact; write it with: {location.step_command}"
+            )
         with_guarantee = [step for step in steps if confidence == "auto" and step.guarantee is not None]
         artifact = (with_guarantee or steps)[0].id
     if runtime == ALL_RUNTIMES:
