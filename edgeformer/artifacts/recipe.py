@@ -22,11 +22,19 @@ from edgeformer.artifacts.data_config import (
 )
 
 
-class OptimizerConfig(Frozen):
+class Section(Frozen):
+    """Base of the sections of a recipe, except ``data``."""
+
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Keys that were added later; at their defaults, they are left out of a recipe's fingerprint."""
+
+
+class OptimizerConfig(Section):
     """AdamW. Weight decay acts on matrices only, not on biases and normalisation scales."""
 
     later: ClassVar[tuple[str, ...]] = ("kernels",)
-    """Keys that were added later; at their defaults, they are left out of a recipe's fingerprint."""
 
     kind: Literal["adamw"] = "adamw"
     lr: PositiveFloat = Field(description="peak learning rate")
@@ -107,16 +115,13 @@ class CompileConfig(Frozen):
     )
 
 
-class TrainingConfig(Frozen):
+class TrainingConfig(Section):
     """Training settings that all tasks have.
 
     An optimizer step sees ``batch_size`` × ``accumulation`` rows, ``batch_size`` at a time.
     """
 
-    folders: ClassVar[tuple[str, ...]] = ()
-    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
     later: ClassVar[tuple[str, ...]] = ("tf32", "compile")
-    """Keys that were added later, as in :class:`OptimizerConfig`."""
 
     epochs: PositiveInt = Field(description="passes over the training set")
     batch_size: PositiveInt = Field(
@@ -167,13 +172,9 @@ class TextTraining(TrainingConfig):
     )
 
 
-class FitConfig(Frozen):
+class FitConfig(Section):
     """Training settings of a model that is fitted to all rows at once, in float32 or better on the CPU."""
 
-    folders: ClassVar[tuple[str, ...]] = ()
-    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
-    later: ClassVar[tuple[str, ...]] = ()
-    """Keys that were added later, as in :class:`OptimizerConfig`."""
     epochs: ClassVar[int] = 1
     precision: ClassVar[Literal["fp32"]] = "fp32"
     batching: ClassVar[Literal["bucketed"]] = "bucketed"
@@ -223,13 +224,9 @@ class DistilledTraining(Frozen):
         return self
 
 
-class ModelConfig(Frozen):
+class ModelConfig(Section):
     """Section ``model`` of a recipe: fields of every configuration; ``kind`` names the model."""
 
-    folders: ClassVar[tuple[str, ...]] = ()
-    """Keys that may name a folder; relative paths are resolved against the recipe's folder."""
-    later: ClassVar[tuple[str, ...]] = ()
-    """Keys that were added later, as in :class:`OptimizerConfig`."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Keys that training sets; they are left out of a recipe's fingerprint."""
 
@@ -296,7 +293,7 @@ class Recipe(Frozen):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unsaid(section: OptimizerConfig | TrainingConfig | FitConfig | ModelConfig) -> set[str]:
+def _unsaid(section: Section) -> set[str]:
     """Return the later keys of a section that are at their defaults."""
     fields = type(section).model_fields
     return {key for key in section.later if getattr(section, key) == fields[key].default}
