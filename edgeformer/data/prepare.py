@@ -133,8 +133,7 @@ def prepare(
             words += count_values(count_words(texts, data.cleaning))
             targets = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
             yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **targets}
-        text_words = {str(number): texts for number, texts in words.items()}
-        facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": text_words}
+        facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": words}
 
     def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
         rows = Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated)
@@ -164,7 +163,6 @@ def prepare(
             for name, rows in sets.items()
         }
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
-    train_words = {int(number): texts for number, texts in stored.facts.text_words.items()}
     tokens: dict[str, Counter[int]] = {}
     for name, rows in {"train": train, **encoded}.items():
         tokens[name] = Counter()
@@ -192,7 +190,7 @@ def prepare(
                     {"train": stored.facts.inexact} | {n: getattr(encoded[n], "inexact", 0) for n in encoded}
                 ),
             ),
-            text_words=lengths_of_sets({"train": train_words, **words}),
+            text_words=lengths_of_sets({"train": stored.facts.text_words, **words}),
             text_tokens=lengths_of_sets(tokens),
         ),
         train_texts=None if isinstance(data, SpanData) else lambda: (text for text, _ in stream.pairs()),

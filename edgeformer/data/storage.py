@@ -53,7 +53,7 @@ class StoredFacts(Frozen):
     label_rows: tuple[int, ...] = ()
     inexact: int = 0
     empty: int = 0
-    text_words: dict[str, int] = Field({})
+    text_words: dict[int, int] = Field({})
 
 
 class DiskArray:
