@@ -61,7 +61,10 @@ def load_tokenizer(
     Raises DataError: missing, not a tokenizer, of another size, or without the special tokens of a classifier.
     """
     front = cleaning_rules.normalizers() if cleaning == "paper" else []
-    tokenizer, name = _load(config, vocab_size, training_texts, partial(train_tokenizer, front=front))
+    trained = None
+    if config.kind == "trained" and training_texts is not None:
+        trained = train_tokenizer(config.algorithm, vocab_size, training_texts, front)
+    tokenizer, name = _load(config, vocab_size, trained)
     normalizer = tokenizer.normalizer
     if front and _cleaning_steps(normalizer)[1] is None:
         tokenizer.normalizer = normalizers.Sequence([*front, normalizer] if normalizer is not None else front)
@@ -94,24 +97,25 @@ def load_language_tokenizer(
     config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
     """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError."""
-    if config.kind == "trained" and config.algorithm != "bpe":
-        raise DataError(
-            f"tokenizer.algorithm: {config.algorithm} does not keep spaces, so a language model could not write its "
-            "training text; set tokenizer.algorithm: bpe"
-        )
-    train = lambda algorithm, size, texts: train_language_tokenizer(size, texts)  # noqa: E731
-    tokenizer, name = _load(config, vocab_size, training_texts, train)
+    trained = None
+    if config.kind == "trained":
+        if config.algorithm != "bpe":
+            raise DataError(
+                f"tokenizer.algorithm: {config.algorithm} does not keep spaces, so a language model could not write "
+                "its training text; set tokenizer.algorithm: bpe"
+            )
+        if training_texts is not None:
+            trained = train_language_tokenizer(vocab_size, training_texts)
+    tokenizer, name = _load(config, vocab_size, trained)
     boundary_id(tokenizer, name)
     return tokenizer
 
 
-def _load(
-    config: TokenizerConfig,
-    vocab_size: int,
-    training_texts: Iterable[str] | None,
-    train: Callable[[str, int, Iterable[str]], Tokenizer],
-) -> tuple[Tokenizer, str]:
-    """Return a tokenizer of the model's size, without truncation and padding, and its name for messages."""
+def _load(config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None) -> tuple[Tokenizer, str]:
+    """Return a tokenizer of the model's size, without truncation and padding, and its name for messages.
+
+    ``trained``: the tokenizer, if it was trained for this run.
+    """
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):
@@ -123,10 +127,10 @@ def _load(
                 f"{name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
                 "--tokenizer PATH/tokenizer.json"
             ) from None
-    elif training_texts is None:
+    elif trained is None:
         raise DataError("tokenizer.kind: trained needs the training texts, which exist during training only")
     else:
-        tokenizer, name = train(config.algorithm, vocab_size, training_texts), f"trained {config.algorithm} tokenizer"
+        tokenizer, name = trained, f"trained {config.algorithm} tokenizer"
     tokenizer.no_truncation()
     tokenizer.no_padding()
     size = embedding_rows(tokenizer)
