@@ -88,23 +88,7 @@ def search_models(
     folder = artifacts / f"{name}-search"
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, "is being searched"):
-        work = _ModelSearch(name, ladder, device, artifacts, folder, options, progress)
-        work.prepare(data, source)
-        work.plan()
-        on_change(work.result, folder)
-        for model in ladder:
-            if work.is_measured(model):
-                continue
-            if not work.is_wanted(model):
-                work.skip(model, "not among --models")
-            elif work.can_stop():
-                work.skip(model, f"not needed: {work.result.picked} keeps the limits (--all trains it too)")
-            else:
-                work.try_model(model)
-                on_change(work.result, folder)
-        work.score_on_test()
-        on_change(work.result, folder)
-        return work.result
+        return _ModelSearch(name, ladder, device, artifacts, folder, options, progress).run(data, source, on_change)
 
 
 class _ModelSearch:
@@ -119,14 +103,43 @@ class _ModelSearch:
         self._name, self._device, self._artifacts, self._folder = name, device, artifacts, folder
         self._options, self._progress = options, progress
         self._ladder = {model.name: model for model in ladder}
+        self._selected = options.models or tuple(self._ladder)
         self._started = time.monotonic()
         self._reports: dict[str, Report] = {}
 
-    def prepare(self, data: str, source: str | None) -> None:
+    def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
+        """Search the ladder; arguments as for :func:`search_models`."""
+        self._prepare(data, source)
+        for model in self._ladder.values():  # a model with a teacher is predicted when its teacher is trained
+            is_begun = (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file()
+            if model.name in self._selected and not is_begun and not model.has_teacher:
+                self._predict_time(model.name)
+        on_change(self.result, self._folder)
+        can_stop = not self._options.tries_all and self._options.limits.score is not None
+        for model in self._ladder.values():
+            if model.name in self._reports:
+                continue
+            if model.name not in self._selected:
+                self._update(model.name, status="skipped", reason="not among --models")
+            elif can_stop and self.result.picked is not None:
+                reason = f"not needed: {self.result.picked} keeps the limits (--all trains it too)"
+                self._update(model.name, status="skipped", reason=reason)
+            else:
+                self._try_model(model)
+                on_change(self.result, self._folder)
+        self._score_on_test()
+        on_change(self.result, self._folder)
+        return self.result
+
+    def _prepare(self, data: str, source: str | None) -> None:
         """Write the recipes, and take over what an earlier call has measured."""
-        recipes = {model.name: self._recipe_text(model) for model in self._ladder.values()}
-        for model_name, text in recipes.items():
-            path = self._recipe(model_name)
+        for model in self._ladder.values():
+            sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
+            if model.has_teacher:
+                teacher = str((self._artifacts / f"{self._name}-{TEACHER}").resolve())
+                sections["training"] = {**sections["training"], "teacher": teacher}
+            body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120)
+            text, path = f"# {model.description}; written by edgeformer search\n{body}", self._recipe(model.name)
             if path.is_file() and path.read_text(encoding="utf-8") != text:
                 raise InputError(
                     f"{path}: an earlier search of this name had another recipe (other data, or another version); "
@@ -155,13 +168,6 @@ class _ModelSearch:
                 self._update(model.name, status="waiting", reason=None)
         self._rank()
 
-    def plan(self) -> None:
-        """Predict the training time of every wanted model that is not trained and needs no teacher."""
-        for model in self._ladder.values():
-            is_begun = (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file()
-            if self.is_wanted(model) and not is_begun and not model.has_teacher:
-                self._predict_time(model.name)
-
     def _predict_time(self, name: str) -> None:
         """Predict the training time of a model, unless an earlier call did; None: it cannot be predicted."""
         if self._searched(name).predicted_low_s is not None:
@@ -173,28 +179,13 @@ class _ModelSearch:
             return
         self._update(name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
 
-    def is_wanted(self, model: LadderModel) -> bool:
-        """Return whether the user wants this model."""
-        return not self._options.models or model.name in self._options.models
-
-    def is_measured(self, model: LadderModel) -> bool:
-        """Return whether the artifacts of a model are measured."""
-        return model.name in self._reports
-
-    def skip(self, model: LadderModel, reason: str) -> None:
-        """Record why a model is not tried."""
-        self._update(model.name, status="skipped", reason=reason)
-
-    def can_stop(self) -> bool:
-        """Return whether a model keeps the limits, so that no larger one is needed."""
-        return not self._options.tries_all and self._options.limits.score is not None and self.result.picked is not None
-
-    def try_model(self, model: LadderModel) -> None:
+    def _try_model(self, model: LadderModel) -> None:
         """Train, export and profile a model, and rank all candidates again. A failure is a result."""
         if model.has_teacher:
             self._train(self._ladder[TEACHER], for_model=model.name)
             if self._searched(TEACHER).train_s is None:
-                self.skip(model, f"its teacher {TEACHER} is not trained: {self._searched(TEACHER).reason}")
+                reason = f"its teacher {TEACHER} is not trained: {self._searched(TEACHER).reason}"
+                self._update(model.name, status="skipped", reason=reason)
                 return
         self._train(model, for_model=model.name)
         searched = self._searched(model.name)
@@ -213,7 +204,7 @@ class _ModelSearch:
         self._update(model.name, status="measured", reason=None)
         self._rank()
 
-    def score_on_test(self) -> None:
+    def _score_on_test(self) -> None:
         """Score the recommended artifact on the test rows, unless an earlier call did."""
         picked, search = self.result.picked, self.result.search
         if search is None or picked is None or self.result.test_of(picked) is not None:
@@ -249,7 +240,7 @@ class _ModelSearch:
                     f"training may take {format_duration(searched.predicted_high_s)}, and "
                     f"{format_duration(max(0.0, left_s))} of the budget is left"
                 )
-                self.skip(model, reason)
+                self._update(model.name, status="skipped", reason=reason)
                 return
         purpose = f", which {for_model} needs" if for_model != model.name else ""
         self._progress.message(f"{model.name}: {model.description}{purpose}")
@@ -265,13 +256,9 @@ class _ModelSearch:
 
     def _rank(self) -> None:
         """Rank the candidates of all models that were measured."""
-        searches = {name: report.search for name, report in self._reports.items() if report.search is not None}
-        search = None
-        if searches:
-            order = [name for name in self._ladder if name in searches]
-            search = combine_searches(
-                {name: searches[name] for name in order}, self._options.limits, self._options.minimize
-            )
+        reports = {name: self._reports[name] for name in self._ladder if name in self._reports}
+        searches = {name: report.search for name, report in reports.items() if report.search is not None}
+        search = combine_searches(searches, self._options.limits, self._options.minimize) if searches else None
         self._save(self.result.model_copy(update={"search": search}))
 
     def _run(self, *arguments: str) -> dict[str, Any]:
@@ -315,14 +302,6 @@ class _ModelSearch:
 
     def _report(self, model: str) -> Path:
         return self._folder / f"{model}.{self._device}.json"
-
-    def _recipe_text(self, model: LadderModel) -> str:
-        sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
-        if model.has_teacher:
-            teacher = str((self._artifacts / f"{self._name}-{TEACHER}").resolve())
-            sections["training"] = {**sections["training"], "teacher": teacher}
-        body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120)
-        return f"# {model.description}; written by edgeformer search\n{body}"
 
     def _searched(self, name: str) -> SearchedModel:
         return next(model for model in self.result.models if model.name == name)
