@@ -148,10 +148,10 @@ def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
     """What one call of the FP32 graph needs. Raises EdgeformerError where it does not run."""
     checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     item: Item = ("steady", *shape)
-    listing = run_listing(ListJob(files=checked, items=(item,), threads=1))
-    if item not in listing.items:
-        raise EdgeformerError(f"{bundle.name} at {shape}: {listing.refused[item]}")
-    nodes = listing.items[item].nodes
+    listed = run_listing(ListJob(files=checked, items=(item,), threads=1))[item]
+    if isinstance(listed, str):
+        raise EdgeformerError(f"{bundle.name} at {shape}: {listed}")
+    nodes = listed.nodes
     works = count_nodes(nodes)
     products = total([work for work in works if work.is_product])
     return Needed(products.operations, stored_weight_bytes(nodes, works, checked.artifact))

@@ -17,7 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import SWEEPS, TimeJob, Timing, combine_sweeps, run_timing
 from edgeformer.estimate.fit import TimedCall
-from edgeformer.estimate.listing import Listing
+from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, run_probe
 from edgeformer.measurement.artifact import Item, Shape, check_artifact
 
@@ -49,7 +49,7 @@ class TimedArtifact:
     model: str
     artifact: ArtifactManifest
     calls: list[TimedCall]
-    listing: Listing
+    nodes: dict[Item, ItemNodes]
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,9 @@ class Plan:
             file = f"{first.model}-{first.artifact.id}-{threads}.json"
             files = [self._folder(sweep) / file for sweep in range(SWEEPS)]
             timings = [_read(path).timing for path in files if path.is_file()]
-            nodes = [item.nodes for item in timings[0].items if item.nodes is not None]
-            listing = Listing({each.item: each for each in nodes})
+            nodes = {timed.item: timed.nodes for timed in timings[0].items if timed.nodes is not None}
             calls = combine_sweeps(first.model, first.artifact, timings)
-            results.append(TimedArtifact(first.model, first.artifact, calls, listing))
+            results.append(TimedArtifact(first.model, first.artifact, calls, nodes))
         return results
 
     def missing(self) -> list[dict[str, str]]:

@@ -78,7 +78,7 @@ def _rows(model: Model, threads: int, device: DeviceProfile, artifacts: Sequence
         case = Case(entry.artifact, entry.artifact, device)
         for call in entry.calls:
             phase, batch, seq = call.item
-            latency = estimate_row(case, entry.listing, call.item).latency_ms
+            latency = estimate_row(case, entry.nodes[call.item], call.item).latency_ms
             row = {
                 "model": model.name, "family": model.family, "theirs": model.theirs, "artifact": call.artifact.id,
                 "precision": call.artifact.precision, "threads": threads, "phase": phase, "batch": batch, "seq": seq,

@@ -72,6 +72,11 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_threads(threads: int) -> str:
+    """``1 thread``, ``2 threads``."""
+    return f"{threads} thread{'s' if threads != 1 else ''}"
+
+
 def _reading(parse: Callable[[str], float]) -> BeforeValidator:
     # JSON schema for editors: a number, or a number with its unit.
     either = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=_QUANTITY.pattern)]

@@ -18,7 +18,7 @@ from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
 from edgeformer.artifacts.report import Candidate, Check, Comparison, Row, Search
-from edgeformer.artifacts.units import format_bytes
+from edgeformer.artifacts.units import format_bytes, format_threads
 from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.runtimes import provider_facts
@@ -442,7 +442,7 @@ def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
         if len({other.provider for other in variants}) > 1:
             text += f" on {provider_facts(candidate.provider).label}"
         if len({other.threads for other in variants}) > 1 and candidate.threads is not None:
-            text += f" with {candidate.threads} {'thread' if candidate.threads == 1 else 'threads'}"
+            text += f" with {format_threads(candidate.threads)}"
         return text
 
     pick = min((p for p in positions if minimize == "size" or p == best or why_tied(p) is not None), key=order)

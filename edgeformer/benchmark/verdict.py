@@ -21,7 +21,7 @@ from edgeformer.artifacts.report import (
     Row,
     Verdict,
 )
-from edgeformer.artifacts.units import format_bytes, format_milliseconds
+from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.runtimes import provider_facts
 
@@ -226,7 +226,7 @@ def _row_checks(
         if rounds_to is not None or len({other.provider for other in rows}) > 1:
             where += f", on {row.provider}" + (f", which rounds to {rounds_to}" if rounds_to is not None else "")
         if row.threads is not None and len({other.threads for other in rows}) > 1:
-            where += f", with {row.threads} {'thread' if row.threads == 1 else 'threads'}"
+            where += f", with {format_threads(row.threads)}"
         values = quantities(row)
         # A decoding artifact's whole calls have its memory, but not the time of its tokens.
         if row.phase != limits.phase and not is_whole_text:

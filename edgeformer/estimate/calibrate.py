@@ -27,7 +27,7 @@ from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.fit import FEWEST_SHAPES, TimedCall, fit, with_cross_validation
 from edgeformer.estimate.listing import ItemNodes, list_item
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes
-from edgeformer.estimate.probe import disturbance, host_facts, run_probe, time_calls
+from edgeformer.estimate.probe import disturbance, host_facts, run_probe
 from edgeformer.estimate.roofline import refused_calibration
 from edgeformer.measurement.artifact import (
     Item,
@@ -40,6 +40,7 @@ from edgeformer.measurement.artifact import (
     open_workload,
 )
 from edgeformer.measurement.conditions import read_cpu
+from edgeformer.measurement.speed_probe import time_calls
 from edgeformer.measurement.target import find_target
 from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu

@@ -16,7 +16,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
 from edgeformer.bundle import Bundle
-from edgeformer.estimate.listing import ItemNodes, Listing, ListJob, run_listing
+from edgeformer.estimate.listing import ItemNodes, ListJob, run_listing
 from edgeformer.estimate.operators import (
     CONTROL,
     DOUBTS,
@@ -114,10 +114,10 @@ def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, 
         rates_of(device, artifact.precision)  # the profile may lack a fact
         if (reason := refused_calibration(device)) is not None:
             raise EdgeformerError(reason)
-        listing = run_listing(ListJob(files=check_artifact(bundle, case.listed), items=tuple(items), threads=1))
+        listed = run_listing(ListJob(files=check_artifact(bundle, case.listed), items=tuple(items), threads=1))
     except EdgeformerError as error:
-        listing = Listing(refused=dict.fromkeys(items, str(error)))
-    return [estimate_row(case, listing, item) for item in items]
+        listed = dict.fromkeys(items, str(error))
+    return [estimate_row(case, listed[item], item) for item in items]
 
 
 def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> ArtifactManifest | None:
@@ -131,15 +131,14 @@ def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> Artifac
     return min(same, key=lambda graph: order.index(graph.precision), default=None)
 
 
-def estimate_row(case: Case, listing: Listing, item: Item) -> Row:
-    """Return the row of one item whose nodes were listed; unavailable with the reason where there is no estimate."""
+def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
+    """Return the row of one item from its nodes, or from the reason why they were not listed."""
     artifact, device = case.artifact, case.device
     provider = provider_of(artifact, kind=device.kind)
     size_bytes, calibration = artifact.size_bytes or 0, device.calibration
     try:
-        if item not in listing.items:
-            raise EdgeformerError(listing.refused.get(item, "the operators of the graph were not listed"))
-        nodes = listing.items[item]
+        if isinstance(nodes, str):
+            raise EdgeformerError(nodes)
         # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
         works = count_nodes(nodes.nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
         sharing, weights = artifact.sharing or case.listed.sharing, float(size_bytes)

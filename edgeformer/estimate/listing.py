@@ -6,7 +6,7 @@ A graph that crashes the runtime ends the worker only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,22 +42,14 @@ class ListJob(MeasureJob):
     messages: ClassVar[tuple[type[BaseModel], ...]] = (ItemNodes, Refusal)
 
 
-@dataclass
-class Listing:
-    """Nodes per item, and the reason for every item without."""
-
-    items: dict[Item, ItemNodes] = field(default_factory=dict)
-    refused: dict[Item, str] = field(default_factory=dict)
-
-
-def run_listing(job: ListJob) -> Listing:
-    """List the executed nodes of an ONNX artifact in a worker; an item that fails has a reason instead."""
+def run_listing(job: ListJob) -> dict[Item, ItemNodes | str]:
+    """List the executed nodes of an ONNX artifact in a worker: of every item, or the reason why there are none."""
     messages: list[ItemNodes | Refusal] = []
     reason = run_job(job, messages.append).reason or "the listing process ended without a result for this shape"
-    listing = Listing({message.item: message for message in messages if isinstance(message, ItemNodes)})
-    listing.refused |= {item: reason for item in job.items if item not in listing.items}
-    listing.refused |= {message.item: message.reason for message in messages if isinstance(message, Refusal)}
-    return listing
+    listed: dict[Item, ItemNodes | str] = dict.fromkeys(job.items, reason)
+    for message in messages:
+        listed[message.item] = message.reason if isinstance(message, Refusal) else message
+    return listed
 
 
 def work(message: bytes, send: Send) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
-from edgeformer.measurement.speed_probe import add_chain, matmul_chain
+from edgeformer.measurement.speed_probe import add_chain, matmul_chain, time_calls
 from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
@@ -126,17 +125,6 @@ def work(message: bytes, send: Send) -> None:
             disturbed=disturbance(start),
         )
     )
-
-
-def time_calls(call: Callable[[], object], seconds: float, minimum: int) -> list[float]:
-    """Return the microseconds of single calls: as many as ``seconds`` allow, and at least ``minimum``."""
-    times_us: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times_us) < minimum:
-        start = time.perf_counter_ns()
-        call()
-        times_us.append((time.perf_counter_ns() - start) / 1000)
-    return times_us
 
 
 def disturbance(start: CpuReading) -> str | None:

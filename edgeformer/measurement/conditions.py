@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from edgeformer.artifacts.units import format_threads
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
 from edgeformer.system.host import core_kinds, power_source, slowdowns
@@ -105,9 +106,8 @@ class CpuUse:
             return None
         if len(self.busy_threads) <= (threads - 1) * pools and self.own_cores <= threads + _CORES_TOLERANCE:
             return None
-        assigned = f"{threads} thread{'s' if threads > 1 else ''}"
         used = f"{self.own_cores:.1f} cores with {1 + len(self.busy_threads)} threads"
-        return f"the measuring process used {used}, but the artifact was given {assigned}"
+        return f"the measuring process used {used}, but the artifact was given {format_threads(threads)}"
 
     def disturbed(self, cores: int, threads: int | None, pools: int = 1) -> bool:
         """Whether too much other work ran on ``cores`` cores to reproduce the figures."""

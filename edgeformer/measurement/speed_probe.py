@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -44,20 +44,24 @@ class SpeedProbe:
 
     def speed(self) -> Speed:
         """Return the median duration of some calls of each, in microseconds."""
-        medians_us: list[float] = []
-        for call in (partial(self._session.run, self._inputs), partial(np.copyto, self._target, self._source)):
-            times_ns: list[int] = []
-            end = time.perf_counter() + _PROBE_S
-            while time.perf_counter() < end or len(times_ns) < _FEWEST_CALLS:
-                start_ns = time.perf_counter_ns()
-                call()
-                times_ns.append(time.perf_counter_ns() - start_ns)
-            medians_us.append(max(1.0, median(times_ns)) / 1000)
-        return Speed(product_us=medians_us[0], copy_us=medians_us[1])
+        calls = partial(self._session.run, self._inputs), partial(np.copyto, self._target, self._source)
+        product_us, copy_us = (max(0.001, median(time_calls(call, _PROBE_S, _FEWEST_CALLS))) for call in calls)
+        return Speed(product_us=product_us, copy_us=copy_us)
 
     def close(self) -> None:
         """Free the memory."""
         self._session.close()
+
+
+def time_calls(call: Callable[[], object], seconds: float, minimum: int) -> list[float]:
+    """Return the microseconds of single calls: as many as ``seconds`` allow, and at least ``minimum``."""
+    times_us: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times_us) < minimum:
+        start = time.perf_counter_ns()
+        call()
+        times_us.append((time.perf_counter_ns() - start) / 1000)
+    return times_us
 
 
 def matmul_chain(width: int, weights: int) -> bytes:

@@ -10,11 +10,10 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from edgeformer.artifacts.report import Latency, Memory, Report, Row, Search
-from edgeformer.artifacts.units import format_bytes, format_milliseconds
+from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
 from edgeformer.report.context import (
@@ -24,7 +23,6 @@ from edgeformer.report.context import (
     ranked_candidates,
     shape_text,
     split_sizes,
-    thread_text,
 )
 from edgeformer.runtimes import provider_facts
 
@@ -90,13 +88,9 @@ def draw_pictures(report: Report) -> list[Picture]:
             missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
         elif entries:
             height = chart.height + chart.height_per_entry * len(entries)
-            svg = _draw_svg(name, height, partial(_draw_chart, chart=chart, report=report, entries=entries))
+            svg = _draw_svg(name, height, chart.draw, report, entries)
         pictures.append(Picture(name, chart.title, caption, svg, missing))
     return pictures
-
-
-def _draw_chart(axis: Any, chart: Chart, report: Report, entries: Sequence[Any]) -> None:
-    chart.draw(axis, report, entries)
 
 
 def draw_model_search(search: Search) -> Picture:
@@ -109,14 +103,13 @@ def draw_model_search(search: Search) -> Picture:
     if not canvas.can_draw():
         missing = f"{canvas.NO_PICTURE}; the table holds the same figures"
     elif ranked:
-        named = sum(row.is_pick or row.candidate.on_front for row in ranked)
-        height = chart.height + 0.16 * named
-        svg = _draw_svg("search", height, partial(_draw_candidates, search=search, colours=colours, candidates=ranked))
+        height = chart.height + 0.16 * sum(row.is_pick or row.candidate.on_front for row in ranked)  # the named ones
+        svg = _draw_svg("search", height, _draw_candidates, search, colours, ranked)
     return Picture("search", chart.title, chart.caption, svg, missing)
 
 
-def _draw_svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
-    """Draw a chart as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
+def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
+    """Draw ``content`` as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -127,7 +120,7 @@ def _draw_svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
     }  # fmt: skip
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        draw(canvas.bare(figure.subplots()))
+        draw(canvas.bare(figure.subplots()), *content)
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -278,7 +271,7 @@ def _draw_candidates(
             lift = (area**0.5 / 2 + 6 + 11 * (rank % 4 // 2)) * (-1 if rank % 2 else 1)
             place: Any = {"textcoords": "offset points", "ha": "center", "va": "top" if lift < 0 else "bottom"}
             axis.annotate(str(row.number), (c.latency_ms, c.score), (0, lift), fontsize=8, color=INK, **place)
-            threads = f", {thread_text(c.threads)}" if c.threads is not None else ""
+            threads = f", {format_threads(c.threads)}" if c.threads is not None else ""
             about = f" {ABOUT}" if c.latency_status == "estimated" else ""
             remark = f"{'' if c.feasible else ' (not feasible)'}{' ← pick' if row.is_pick else ''}"
             legend.append(f"{row.number}  {shorten_name(c.artifact)}{threads}{about}{remark}")

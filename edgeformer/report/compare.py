@@ -12,10 +12,10 @@ from typing import Any, Literal
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
-from edgeformer.artifacts.units import markdown
+from edgeformer.artifacts.units import format_threads, markdown
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.report.columns import DASH, Column, Columns
-from edgeformer.report.context import latency_text, thread_text
+from edgeformer.report.context import latency_text
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import get_task
@@ -148,7 +148,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     table = "The reports have no rows."
     named_rows = []
     for row in rows:
-        threads = f", {thread_text(row['threads'])}" if row.get("threads") is not None else ""
+        threads = f", {format_threads(row['threads'])}" if row.get("threads") is not None else ""
         named_rows.append({**row, "row": f"{row['artifact']} {row['batch']} × {row['seq']}{threads}"})
     if rows:
         table = _PAIRS.markdown(named_rows) if is_markdown else _PAIRS.plain(named_rows)

@@ -18,7 +18,7 @@ from rich.text import Text
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import Candidate, Check, EstimateCheck, Latency, Report, Row, Search, SizeParts
-from edgeformer.artifacts.units import format_bytes, markdown
+from edgeformer.artifacts.units import format_bytes, format_threads, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
@@ -80,16 +80,11 @@ def shape_text(row: Row, report: Report) -> str:
         shape += f" (+{len(row.inputs) - 1})" if len(row.inputs) > 1 else ""
     # Host rows and device rows may have different thread counts without a comparison of thread counts.
     counts = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
-    threads = f", {thread_text(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
+    threads = f", {format_threads(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
     per_call = _PHASES.get(row.phase, "")
     if row.phase == "speculate":
         per_call = f" per {row.conditions.get('tokens_per_round', 1):.2f} tokens"
     return f"{shape}{per_call}{threads}"
-
-
-def thread_text(threads: int) -> str:
-    """``1 thread``, ``2 threads``."""
-    return f"{threads} thread{'s' if threads != 1 else ''}"
 
 
 # First what a narrow window shows without scrolling. In HTML a status is in the cell of its figure.

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.report import Report
-from edgeformer.artifacts.units import markdown, markdown_line, visible
+from edgeformer.artifacts.units import format_threads, markdown, markdown_line, visible
 from edgeformer.report.canvas import NO_PICTURE, can_draw
 from edgeformer.report.charts import draw_pictures
 from edgeformer.report.columns import coloured
@@ -38,7 +38,6 @@ from edgeformer.report.context import (
     checks_sentence,
     metric_named,
     split_sizes,
-    thread_text,
 )
 from edgeformer.run import Location
 
@@ -189,7 +188,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     estimated = [row for row in context.device_rows if row.latency_ms.status == "estimated"]
     if estimated:
         counts = sorted({row.threads for row in estimated if row.threads is not None})
-        threads = f", with {', '.join(map(thread_text, counts))}" if counts else ""
+        threads = f", with {', '.join(map(format_threads, counts))}" if counts else ""
         title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
         caption = Text(f"Figures with {ABOUT} are {context.estimates}.")
         console.print(context.columns("terminal device").terminal(title, estimated, caption))

@@ -23,11 +23,11 @@ from edgeformer.artifacts.manifest import (
     cautions,
 )
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
-from edgeformer.artifacts.units import format_bytes, format_duration, format_memory
+from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
-from edgeformer.report.context import NO_ENDS, figure_text, thread_text
+from edgeformer.report.context import NO_ENDS, figure_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
@@ -369,7 +369,7 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
             Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
         ]
     )
-    where = f"{calibration.processor}, {thread_text(calibration.threads)}"
+    where = f"{calibration.processor}, {format_threads(calibration.threads)}"
     for title, cases in (
         ("fitted cases", calibration.fitted_on),
         ("cross-validation: each model estimated without its own measurements", calibration.left_out),

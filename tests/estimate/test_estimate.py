@@ -96,7 +96,7 @@ def test_every_shipped_device_gives_an_estimate(bundle: Path) -> None:
         if name == "host":  # its rates are measured
             continue
         for item in ITEMS:
-            row = estimate_row(Case(artifact, artifact, load_profile(name)), listed, item)
+            row = estimate_row(Case(artifact, artifact, load_profile(name)), listed[item], item)
             assert row.latency_ms.status == "estimated", row.latency_ms.reason
             assert row.memory_bytes.status == "estimated", row.memory_bytes.reason
 

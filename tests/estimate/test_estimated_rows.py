@@ -14,7 +14,7 @@ from edgeformer.artifacts.report import Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
 from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
-from edgeformer.estimate.listing import ItemNodes, Listing
+from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, range_us, rates_of
 from edgeformer.measurement.artifact import Item
@@ -58,8 +58,8 @@ ENGINE = Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**2
 COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
 
 
-def listed(item: Item = ITEM, runs: int = 1) -> Listing:
-    return Listing(items={item: ItemNodes(item=item, nodes=NODES, runs=runs, feed_bytes=640)})
+def listed(item: Item = ITEM, runs: int = 1) -> ItemNodes:
+    return ItemNodes(item=item, nodes=NODES, runs=runs, feed_bytes=640)
 
 
 def row_for(
@@ -159,7 +159,7 @@ def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> No
     items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
     plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
     case = Case(artifact(), artifact(), calibrated(spread=0.5))
-    unchecked, sure = (estimate_row(case, Listing(items={ITEM: nodes}), ITEM).latency_ms for nodes in (items, plain))
+    unchecked, sure = (estimate_row(case, nodes, ITEM).latency_ms for nodes in (items, plain))
     assert unchecked.p50 == pytest.approx(sure.p50) and unchecked.warnings and not sure.warnings
     assert unchecked.low is not None and sure.low is not None and unchecked.low < sure.low
     assert unchecked.high is not None and sure.high is not None and unchecked.high > sure.high
@@ -201,11 +201,9 @@ def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
 
 def test_an_item_that_was_not_listed_says_why() -> None:
     case = Case(artifact(size_bytes=None), artifact(), device())
-    row = estimate_row(case, Listing(), ITEM)
-    assert row.latency_ms.reason == row.memory_bytes.reason == "the operators of the graph were not listed"
+    row = estimate_row(case, "too long", ITEM)
+    assert row.latency_ms.reason == row.memory_bytes.reason == "too long"
     assert (row.latency_ms.status, row.size_bytes, row.where) == ("unavailable", 0, "device")
-    refused = estimate_row(case, Listing(refused={ITEM: "too long"}), ITEM)
-    assert refused.latency_ms.reason == "too long"
     lacking = estimate_row(Case(artifact(), artifact(), device(launch_overhead_us=None)), listed(), ITEM)
     assert lacking.latency_ms.status == "unavailable" and "launch_overhead_us" in str(lacking.latency_ms.reason)
     assert lacking.size_bytes == WEIGHT + 9
@@ -241,14 +239,14 @@ def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next
 def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = []
 
-    def run(spec: Any) -> Listing:
+    def run(spec: Any) -> dict[Item, ItemNodes | str]:
         specs.append(spec)
-        return listed()
+        return {ITEM: listed(), TOKEN: "too long"}
 
     monkeypatch.setattr(stage, "run_listing", run)
     opened, of = Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx")
     first, second = estimate(opened, of, device(), [ITEM, TOKEN])
     assert (first.latency_ms.status, second.latency_ms.status) == ("estimated", "unavailable")
-    assert second.latency_ms.reason == "the operators of the graph were not listed"
+    assert second.latency_ms.reason == "too long"
     (spec,) = specs
     assert (spec.items, spec.threads, spec.files.artifact.id) == ((ITEM, TOKEN), 1, of.id)
