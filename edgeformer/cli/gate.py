@@ -69,13 +69,14 @@ def command(
       edgeformer gate path/to/candidate --against path/to/baseline --on pi@raspberrypi
     """
     from edgeformer.artifacts.documents import own_profiles
+    from edgeformer.artifacts.files import write_text
     from edgeformer.artifacts.units import parse_share
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.benchmark.gate import GateOptions, gate_bundles, named_baseline
     from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.cli.progress import show_progress
     from edgeformer.measurement.target import resolve_device
-    from edgeformer.report.gate import append_summary, print_gate, write_junit
+    from edgeformer.report.gate import append_summary, junit_xml, print_gate
     from edgeformer.run import locate
 
     texts = {"max_slowdown": max_slowdown, "max_memory_growth": max_memory_growth}
@@ -139,7 +140,7 @@ def command(
                 f"edgeformer gate {gate.candidate} --against {against} --eval-data FILE", "scores both on FILE"
             )
     if junit is not None:
-        write_junit(gate, junit)
+        write_text(junit, junit_xml(gate))
     if summary is not None:
         append_summary(gate, summary)
     if gate.exit_code:

@@ -126,7 +126,6 @@ def run_on(
         job_of: the job of a device; on this machine only the last command runs, in the working directory.
         read: parses a result; the job is removed from the device afterwards. Its errors are those of the device.
         artifacts: folder of the runs, and of the packs of ``devices pack``.
-        progress: shows what happens.
 
     Raises InterruptedRun: Ctrl-C; the jobs were stopped and removed.
     """
@@ -242,16 +241,11 @@ def profile_on(
     artifacts: Path,
     progress: Progress,
 ) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:
-    """Verify and profile a bundle on devices, and write the reports among those of the run.
+    """Verify and profile a bundle on devices, with further ``options``, and write the reports among those of the run.
 
     Args:
-        targets: devices to measure.
-        location: the run and its bundle.
         device: of :func:`load_device`; None: the profile of ``devices add``, else ``auto``.
-        options: further options of ``profile``.
         artifact_ids: artifacts to verify and measure; empty: all.
-        artifacts: folder of the runs.
-        progress: shows what happens.
 
     Returns:
         The reports and the errors by name; the reports in the order of ``targets``.
@@ -357,16 +351,10 @@ def gate_on(
     artifacts: Path,
     progress: Progress,
 ) -> Gate:
-    """Compare a bundle with its baseline on a device.
+    """Compare a bundle with its baseline on a device, with further ``options`` of ``gate``.
 
-    Args:
-        target: the device.
-        bundles: the candidate, which is verified there first, and the baseline.
-        device: as for :func:`profile_on`.
-        options: further options of ``gate``.
-        eval_data: labelled file that both are scored on.
-        artifacts: folder of the runs.
-        progress: shows what happens.
+    ``bundles`` are the candidate, which is verified there first, and the baseline; ``device`` is as for
+    :func:`profile_on`.
     """
     candidate, baseline = bundles
     with tempfile.TemporaryDirectory() as folder:
@@ -404,8 +392,6 @@ def add_device(
         bundles: of the models to calibrate with; the estimates are compared with measurements of the first one.
         base: profile to copy instead of calibrating, as for a GPU; None: calibrate the device's processor.
         options: further options of ``calibrate``.
-        artifacts: folder of the runs.
-        progress: shows what happens.
 
     Raises InputError: the name cannot be used, or belongs to another device.
     """

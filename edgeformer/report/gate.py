@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from edgeformer.artifacts.command_results import Gate, GateCheck
-from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.report.columns import DASH, Column, Columns, Unit, coloured, format_value
 from edgeformer.report.context import names_by_reason
@@ -141,9 +140,3 @@ def junit_xml(gate: Gate) -> str:
             Xml.SubElement(case, "system-out").text = visible(message)
     Xml.indent(suite)
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def write_junit(gate: Gate, path: Path) -> None:
-    """Write :func:`junit_xml`; create missing folders."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, junit_xml(gate))
