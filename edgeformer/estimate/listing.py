@@ -22,9 +22,6 @@ from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
 
-Declared = Mapping[str, tuple[str, tuple[int | None, ...]]]
-"""Input → type, shape with None for a dynamic axis."""
-
 
 class ItemNodes(Frozen):
     """Executed nodes of one item."""
@@ -101,8 +98,10 @@ def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int =
     return ItemNodes(item=item, nodes=tuple(nodes), runs=runs, feed_bytes=feed_bytes)
 
 
-def feed_for(declared: Declared, item: Item, ids: Tokens) -> dict[str, Array]:
+def feed_for(declared: Mapping[str, tuple[str, tuple[int | None, ...]]], item: Item, ids: Tokens) -> dict[str, Array]:
     """Return inputs of a graph: tokens ``ids`` [batch, n], and random states and caches, whose shapes alone matter.
+
+    ``declared``: input → type, and shape with None for a dynamic axis.
 
     Raises InputError: the graph has an input that none of edgeformer's graphs has.
     """

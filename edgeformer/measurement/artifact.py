@@ -398,23 +398,20 @@ def input_buffers(files: ArtifactFiles, shape: Shape) -> Sequence[Mapping[str, A
     return golden_calls(files, shape, max(_FEWEST_BUFFERS, count))
 
 
-def own_memory(files: ArtifactFiles) -> tuple[int, int] | None:
+def own_memory(files: ArtifactFiles) -> tuple[int, int]:
     """Return this process's anonymous bytes, and its resident pages of files in the artifact's folder.
 
-    Memory of memfd_create, in which XNNPACK keeps packed weights, has no file on disk and counts as anonymous. None on
-    systems that do not tell the two apart, which is all but Linux.
+    Memory of memfd_create, in which XNNPACK keeps packed weights, has no file on disk and counts as anonymous. Only
+    Linux tells the two apart.
     """
-    if not psutil.LINUX:
-        return None
     maps, folder = psutil.Process().memory_maps(grouped=False), f"{files.file.parent}{os.sep}"
     mapped = sum(area.rss - area.anonymous for area in maps if area.path.startswith(folder))
     anonymous = sum(area.rss if area.path.startswith("/memfd:") else area.anonymous for area in maps)
     return anonymous, mapped
 
 
-def grown(before: tuple[int, int], after: tuple[int, int] | None) -> tuple[int, int]:
+def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
     """Return by how much both figures of :func:`own_memory` grew."""
-    assert after is not None
     return max(0, after[0] - before[0]), max(0, after[1] - before[1])
 
 
@@ -426,7 +423,8 @@ def work(document: bytes, send: Send) -> None:
     # The imported runtime and the speed probe are part of the memory baseline.
     speed_probe = None if is_gpu else SpeedProbe()
     buffers = {shape: input_buffers(files, shape) for shape in dict.fromkeys(item[1:] for item in job.items)}
-    gpu_memory_before, resident_before = trackers.gpu_memory_in_use(gpu_uuid), own_memory(files)
+    gpu_memory_before = trackers.gpu_memory_in_use(gpu_uuid)
+    resident_before = own_memory(files) if psutil.LINUX else None
     meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:

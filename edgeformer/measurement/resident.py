@@ -116,7 +116,6 @@ def _open(index: int, files: ArtifactFiles, provider: str) -> Resident:
     item = items_of(files.artifact, task, [(1, TOKENS)])[0]
     buffers = input_buffers(files, item[1:])
     before = own_memory(files)
-    assert before is not None
     with closing(open_workload(files, item, provider, 1, buffers)) as workload:
         workload.first()
         anonymous, mapped = grown(before, own_memory(files))

@@ -129,5 +129,5 @@ def test_memory_without_a_file_on_disk_counts_as_anonymous(tmp_path: Path) -> No
     os.ftruncate(descriptor, 2**22)
     with mmap.mmap(descriptor, 2**22) as memory:
         memory[:] = bytes(2**22)
-        assert before is not None and grown(before, own_memory(files))[0] >= 2**22
+        assert grown(before, own_memory(files))[0] >= 2**22
     os.close(descriptor)
