@@ -85,7 +85,7 @@ def gate_bundles(
     device: DeviceProfile,
     options: ProfileOptions,
     gate_options: GateOptions,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     notes: Sequence[str] = (),
 ) -> Gate:
     """Compare a bundle with its baseline, on this host.
@@ -116,7 +116,7 @@ def gate_bundles(
         request = resolve(options, device, candidate.manifest)
         named_shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
-        gpu_uuid, progress = find_target(device).gpu_uuid, progress or SILENT
+        gpu_uuid = find_target(device).gpu_uuid
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
         notes.append("both were measured alternately on this host; on another processor the ratio may differ")
         if len(request.threads) > 1:

@@ -6,7 +6,7 @@ Rows that a browser or another machine measured are judged here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -70,22 +70,14 @@ _TIE_BREAK_S, _TIE_BREAK_ROWS = 60.0, 20
 """No round of a tie break begins later, nor later than this many times what a row takes: a quick look remains one."""
 
 
-@dataclass
-class _Jobs:
-    """How many measuring jobs there are at most, and have begun."""
-
-    total: int
-    begun: int = 0
-    started_s: float = field(default_factory=time.monotonic)
-
-    def next_place(self) -> str:
-        """Return the place of the next job among all, and the time left if those to come take as long as the others."""
+def _places(total: int, started_s: float) -> Iterator[str]:
+    """Yield each job's place among ``total``, and the time left if those to come take as long as the others."""
+    for begun in range(total):
         text = ""
-        if self.begun:
-            left_s = (time.monotonic() - self.started_s) / self.begun * (self.total - self.begun)
+        if begun:
+            left_s = (time.monotonic() - started_s) / begun * (total - begun)
             text = f", about {format_duration(left_s)} left"
-        self.begun += 1
-        return f" ({self.begun} of {self.total}{text})" if self.total > 1 else ""
+        yield f" ({begun + 1} of {total}{text})" if total > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ class _Profiling:
     options: ProfileOptions
     request: Request
     progress: Progress
-    jobs: _Jobs
+    places: Iterator[str]  # of the measuring jobs, of which there may be fewer
     notes: list[str] = field(default_factory=list)
     host_rows: list[Row] = field(default_factory=list)
 
@@ -112,7 +104,7 @@ class ProfileInterrupted(KeyboardInterrupt):
 
 
 def profile_bundle(
-    location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress | None = None
+    location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress = SILENT
 ) -> Report:
     """Measure the bundle's artifacts on this host and judge them for a device.
 
@@ -133,8 +125,9 @@ def profile_bundle(
     }
     measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
-    jobs = _Jobs(len(request.threads) * sum(cannot_run(*pair) is None for pair in providers))
-    profiling = _Profiling(bundle, device, find_target(device), options, request, progress or SILENT, jobs)
+    jobs = len(request.threads) * sum(cannot_run(*pair) is None for pair in providers)
+    places = _places(jobs, time.monotonic())
+    profiling = _Profiling(bundle, device, find_target(device), options, request, progress, places)
     target, notes = profiling.target, profiling.notes
     try:
         rows: list[Row] = []
@@ -188,7 +181,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
                 gpu_uuid=profiling.target.gpu_uuid, speculation=request.speculation,
             )  # fmt: skip
             try:
-                measured = measure_artifact(job, profiling.progress, profiling.jobs.next_place())
+                measured = measure_artifact(job, profiling.progress, next(profiling.places))
             except MeasuringInterrupted as error:
                 rows += error.rows
                 raise

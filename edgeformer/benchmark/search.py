@@ -166,13 +166,12 @@ def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidat
         if candidate.score is not None and candidate.latency_ms is not None:
             loss = -candidate.score if metric.higher_is_better else candidate.score
             points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
-
-    def is_on_front(position: int) -> bool:
-        point = points.get(position)
-        return point is not None and not any(other != point and all(map(le, other, point)) for other in points.values())
-
-    front = map(is_on_front, range(len(candidates)))
-    return [c.model_copy(update={"on_front": flag}) for c, flag in zip(candidates, front, strict=True)]
+    front = {
+        position
+        for position, point in points.items()
+        if not any(other != point and all(map(le, other, point)) for other in points.values())
+    }
+    return [c.model_copy(update={"on_front": position in front}) for position, c in enumerate(candidates)]
 
 
 @dataclass(frozen=True)

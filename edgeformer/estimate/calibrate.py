@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,7 +92,7 @@ class CalibrationOptions:
 
 
 def improve(
-    bundle: Path, device: DeviceProfile, options: CalibrationOptions, folder: Path, progress: Progress | None = None
+    bundle: Path, device: DeviceProfile, options: CalibrationOptions, folder: Path, progress: Progress = SILENT
 ) -> tuple[DeviceProfile, Path]:
     """Fit the estimator to this host with a bundle, or compare it with measurements, or both; keep the profile.
 
@@ -234,7 +235,7 @@ def calibrate(
     shapes: Sequence[Shape] = FIT_SHAPES,
     further: Sequence[Path] = (),
     allow_noise: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> DeviceProfile:
     """Return the profile of this host's processor with measured rates and a calibration. Takes at most ten minutes.
 
@@ -274,7 +275,7 @@ def calibrate(
             f"--also: timing {len(subjects)} graphs takes about {seconds / 60:.0f} minutes, and the limit is "
             f"{_LONGEST_S / 60:.0f}; give fewer runs"
         )
-    count, progress = threads or default_threads(), progress or SILENT
+    count = threads or default_threads()
     with bar(progress, "Measuring this host's rates (15 s, and longer if other programs run)", None):
         rates = run_probe(count)
     if rates.disturbed is not None and not allow_noise:
@@ -361,7 +362,7 @@ def validate(
     shapes: Sequence[Shape] = CHECK_SHAPES,
     *,
     rules: MeasureRules | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> DeviceProfile:
     """Return the profile with estimates beside measurements of a bundle's full FP32 ONNX graph at unfitted shapes.
 
@@ -397,7 +398,7 @@ def validate(
         raise InputError(f"--validate: {target.reason}; run it on that device")
     fitted_on = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
-    fitted, progress = 0, progress or SILENT
+    fitted = 0
     bundle = Bundle.open(folder)
     usable = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
     usable.sort(key=lambda shape: (shape[0] * shape[1], shape))
@@ -495,16 +496,9 @@ def add_checks(device: DeviceProfile, run: str, checks: Sequence[EstimateCheck])
     """
     if device.calibration is None or not checks:
         return device
-    fitted = {(case.run, case.artifact, case.phase, case.batch, case.seq) for case in device.calibration.fitted_on}
-    cases = {
-        (case.run, case.artifact, case.phase, case.batch, case.seq): case for case in device.calibration.validated_on
-    }
-    for check in checks:
-        case = FittedCase(
-            run=run, artifact=check.artifact, precision=check.precision, phase=check.phase, batch=check.batch,
-            seq=check.seq, measured_ms=check.measured_ms, estimated_ms=check.estimated_ms, stable=check.stable,
-        )  # fmt: skip
-        key = case.run, case.artifact, case.phase, case.batch, case.seq
-        if key not in fitted:
-            cases[key] = case
+    shape_of = attrgetter("run", "artifact", "phase", "batch", "seq")
+    checked = [FittedCase(run=run, **check.model_dump(exclude={"low_ms", "high_ms"})) for check in checks]
+    fitted = {shape_of(case) for case in device.calibration.fitted_on}
+    new = [case for case in checked if shape_of(case) not in fitted]
+    cases = {shape_of(case): case for case in (*device.calibration.validated_on, *new)}
     return with_cases(device, device.calibration, [*cases.values()])

@@ -145,7 +145,6 @@ class _ModelSearch:
                     f"{path}: an earlier search of this name had another recipe (other data, or another version); "
                     "choose another --name"
                 )
-            path.parent.mkdir(exist_ok=True)
             write_text(path, text)
         earlier = read_model_search(self._folder)
         known = {model.name: model for model in earlier.models} if earlier is not None else {}

@@ -13,7 +13,7 @@ import pytest
 from edgeformer.artifacts.device import Calibration, DeviceProfile, FittedCase
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError, NoisyMachineError
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
@@ -366,7 +366,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def validation(bundle: Path, device: DeviceProfile, shapes: Any, progress: Any = None) -> Calibration:
+def validation(bundle: Path, device: DeviceProfile, shapes: Any, progress: Any = SILENT) -> Calibration:
     calibration = validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
     assert calibration is not None
     return calibration
