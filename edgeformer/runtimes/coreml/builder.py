@@ -55,14 +55,14 @@ class CoreMLBuilder(ModuleBuilder):
                     from coremltools.optimize import coreml as optimize
 
                     program = export_program(module, inputs, length)
-                    best = program.example_inputs[0][0].shape[1]
+                    example_length = program.example_inputs[0][0].shape[1]
                     program = program.run_decompositions({})
                     for node in list(program.graph.nodes):
                         # coremltools does not know this operator, which changes nothing.
                         if node.target == torch.ops.aten.alias.default:
                             node.replace_all_uses_with(node.args[0])
                             program.graph.erase_node(node)
-                    ranges = (coremltools.RangeDim(1, MAX_BATCH, 1), coremltools.RangeDim(1, length, best))
+                    ranges = (coremltools.RangeDim(1, MAX_BATCH, 1), coremltools.RangeDim(1, length, example_length))
                     model = coremltools.convert(
                         program,
                         inputs=[coremltools.TensorType(name, coremltools.Shape(ranges), np.int32) for name in inputs],

@@ -114,9 +114,8 @@ def _quantize(program: Any) -> Any:
 
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
     prepared = prepare_pt2e(program.module(), quantizer)
-    prepared(
-        *program.example_inputs[0]
-    )  # ranges of activations are measured in every call later; this one only runs the observers
+    # Ranges of activations are measured in every call later; this one only runs the observers.
+    prepared(*program.example_inputs[0])
     return convert_pt2e(prepared)
 
 
