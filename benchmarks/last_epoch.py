@@ -18,8 +18,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks._named_runs import Records, command_line
+from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS
+from edgeformer.models.weights import WEIGHTS
 from edgeformer.run import TORCH, Location, read_run
 from edgeformer.system.host import code_version, describe_host, now
 

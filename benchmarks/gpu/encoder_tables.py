@@ -24,7 +24,7 @@ def _scored_in_fp16(session: Session) -> Figures:
     """Score the runs of the first two studies that this session trained, in FP32 and FP16."""
     from benchmarks.half_precision import score_run
     from benchmarks.studies.study import plan_study
-    from edgeformer.models.weights import MODEL_FOLDER
+    from edgeformer.artifacts.workspace import MODEL_FOLDER
 
     options = options_of(session, train=False)
     outcomes = [outcome for name in STUDIES[:2] for outcome in plan_study(name, options).outcomes]

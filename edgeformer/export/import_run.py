@@ -33,7 +33,15 @@ from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import CONFIG_FILE, NEW_RUN, RECIPE_FILE, RUN_FILE, TOKENIZER_FILE, free_folder
+from edgeformer.artifacts.workspace import (
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    NEW_RUN,
+    RECIPE_FILE,
+    RUN_FILE,
+    TOKENIZER_FILE,
+    free_folder,
+)
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import Encoded, PlainText, Prepared
 from edgeformer.data.rows import LabelledTexts, Text
@@ -48,7 +56,7 @@ from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.pretrained import MODEL
 from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, weights_sha256
-from edgeformer.models.weights import MODEL_FOLDER, save_model
+from edgeformer.models.weights import save_model
 from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.system.host import code_version, describe_host, now

@@ -13,10 +13,17 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision
-from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, RECIPE_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import (
+    BUNDLE_FILE,
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    RECIPE_FILE,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+)
 from edgeformer.bundle import Bundle
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
-from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, WEIGHTS
+from edgeformer.models.weights import GOLDEN_INPUTS, WEIGHTS
 from edgeformer.runtimes.runtime import Target
 
 SOURCES = (*(f"{MODEL_FOLDER}/{name}" for name in (WEIGHTS, TOKENIZER_FILE, GOLDEN_INPUTS)), RECIPE_FILE)

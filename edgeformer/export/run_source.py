@@ -29,7 +29,7 @@ from edgeformer.artifacts.manifest import (
 )
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.tokenization import special_ids
@@ -45,7 +45,7 @@ from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.layers import convert_weights_to_fp16
 from edgeformer.models.tracing import Exits, Piece
-from edgeformer.models.weights import GOLDEN_INPUTS, MODEL_FOLDER, load_model
+from edgeformer.models.weights import GOLDEN_INPUTS, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

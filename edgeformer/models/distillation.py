@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgeformer.artifacts.errors import RecipeError
-from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.rows import SCORE_UNIT
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import Batch, Loss, Losses
-from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_weights
+from edgeformer.models.weights import WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import replacing, write_json, write_text
 from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.tasks import Prepared, get_task
 
-MODEL_FOLDER, WEIGHTS, GOLDEN_INPUTS = "model", "model.safetensors", "golden_inputs.npz"
+WEIGHTS, GOLDEN_INPUTS = "model.safetensors", "golden_inputs.npz"
 
 
 def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepared) -> None:

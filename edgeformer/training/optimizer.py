@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from edgeformer.artifacts.recipe import (
     TrainingConfig,
 )
 from edgeformer.models.adapter import ParameterSettings
+from edgeformer.system.capability import cpu_flags
 
 BF16_CAPABILITY = (8, 0)
 """Compute capability of the first NVIDIA cards that multiply in bf16 (Ampere)."""
@@ -101,11 +101,7 @@ def resolve_precision(requested: str, device_type: str) -> str:
     if device_type == "cuda":
         return "bf16" if torch.cuda.get_device_capability() >= BF16_CAPABILITY else "fp16"
     # torch reports only whether bf16 works, which it does on AVX2 by emulation, tens of times slower than fp32.
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "fp32"
-    return "bf16" if any(f" {feature}" in flags for feature in ("avx512_bf16", "amx_bf16", "bf16 ")) else "fp32"
+    return "bf16" if (cpu_flags() or frozenset()) & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
 
 
 def build_optimizer(

@@ -19,14 +19,14 @@ from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.artifacts.files import replacing, sha256_of
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import cut_batches
 from edgeformer.data.encoding import Prepared, encode_texts
 from edgeformer.data.rows import Text
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import run_scorer
-from edgeformer.models.weights import MODEL_FOLDER, WEIGHTS, load_model
+from edgeformer.models.weights import WEIGHTS, load_model
 from edgeformer.run import Run, locate
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import BATCH_ROWS, BATCH_TOKENS, answer_rows

@@ -30,12 +30,12 @@ from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.artifacts.workspace import NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
+from edgeformer.artifacts.workspace import MODEL_FOLDER, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.weights import MODEL_FOLDER, load_weights, save_model
+from edgeformer.models.weights import load_weights, save_model
 from edgeformer.run import read_run, run_folders
 from edgeformer.runtimes import library_versions
 from edgeformer.system import nvidia
