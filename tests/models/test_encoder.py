@@ -77,6 +77,7 @@ def test_parameter_count_of_the_paper(name: str, classes: int, parameters: int) 
 def test_protocol_of_the_paper(name: str) -> None:
     """AdamW 3e-5, batch 16, clipping at 1.0, half the rate after 2 bad epochs, the end after 3 of them."""
     training = load_recipe(name).training
+    assert training == load_recipe("baseline_sst2").training
     assert isinstance(training.schedule, PlateauSchedule) and training.early_stopping is not None
     assert (training.optimizer.lr, training.batch_size, training.clip_norm) == (3e-5, 16, 1.0)
     assert (training.schedule.factor, training.schedule.patience) == (0.5, 1)  # torch counts from one more
@@ -89,6 +90,9 @@ def test_recipes_compare_architectures_on_equal_terms(data: str) -> None:
     light, wide, stacked = (load_recipe(f"{name}_{data}_fast") for name in ("recurrent", "recurrent_wide", "baseline"))
     assert light.data == wide.data == stacked.data and light.training == wide.training == stacked.training
     assert light.training == load_recipe("recurrent_wide_sst2_fast").training
+    assert light.data.cleaning == load_recipe("recurrent_sst2").data.cleaning == "paper"
+    if data == "yelp":
+        assert [source.rows for source in light.data.parts["train"]] == [68_221], "as many as SST-2 has"
     for recipe, published in ((light, "recurrent_sst2"), (wide, "recurrent_wide_sst2"), (stacked, "baseline_sst2")):
         assert recipe.model == load_recipe(published, ["model.dropout=0.15"]).model
 
