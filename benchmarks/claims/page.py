@@ -27,8 +27,8 @@ each figure. Rules were written before the measurement; later changes are in the
 """
 COUNTED = """
 *all* counts a claim once that several versions repeat, and a sentence with two readings once for each. A difference is
-noise if it is below two standard errors of the test set, or of our seeds. Training settings are no claims: the recipes
-`*_sst2` and `crt_deep_published` list them.
+noise if it is below two standard errors of the test set, or if the 95% interval over our seeds (Student's t) has both
+signs. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
 """
 
 CHECKED = {

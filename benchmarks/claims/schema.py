@@ -121,7 +121,7 @@ class Reached(Frozen):
 class Direction(Frozen):
     """Ours has the published sign, and is larger than ``noise``, below which there is no difference to speak of.
 
-    ``noise``      two standard errors of ours; "seeds" computes our figure for each seed
+    ``noise``      two standard errors of ours; "seeds": half the 95% interval of our figure's mean over the seeds
     ``published``  two standard errors of the published figure, on its test set. Where it is not larger, nothing was
                    shown that could be reproduced, whatever ours is. Default: ``noise``; 0 beside "seeds"
     """
@@ -151,7 +151,7 @@ class Result(Frozen):
     """Filled in by script.
 
     ``ours``    figure → value; empty where there is none
-    ``noise``   figure → two standard errors of ours, where the rule takes them from the seeds
+    ``noise``   figure → half the 95% interval of ours, where the rule takes it from the seeds
     ``origin``  where they come from
     """
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from statistics import stdev
 from typing import Literal
 
+from scipy.stats import t as student
+
 from benchmarks.claims.figures import Finder, Found
 from benchmarks.claims.schema import Claim, Direction, Number, Published, Reached, Result, Rule, Untestable, Within
 from benchmarks.claims.tables import NotThere
@@ -37,10 +39,11 @@ def _judged(claim: Claim, finder: Finder, values: Mapping[str, Found], missing: 
 
 
 def seed_noise(name: str, figure: Found) -> float:
-    """Return two standard errors of a figure from its seeds. Raises InputError where it has one seed only."""
+    """Return half the width of the 95% interval of a mean over seeds, by Student's t. Raises InputError: one seed."""
     if not figure.seeds:
         raise InputError(f"{name}: rule.noise is seeds, but no cell of {', '.join(figure.origin)} has several")
-    return float(f"{2 * stdev(figure.seeds) / len(figure.seeds) ** 0.5:.3g}")
+    count = len(figure.seeds)
+    return float(f"{student.ppf(0.975, count - 1) * stdev(figure.seeds) / count**0.5:.3g}")
 
 
 def _compared(claim: Claim, ours: dict[str, Number], origin: list[str]) -> Result:

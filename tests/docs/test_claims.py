@@ -171,7 +171,9 @@ def test_noise_is_taken_from_the_seeds(tmp_path: Path, sd: float, expected: str)
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     result = only_result(path)
     assert result.verdict == expected
-    assert result.noise == {"accuracy": pytest.approx(2 * sd / math.sqrt(3), rel=0.01)}
+    assert result.noise == {
+        "accuracy": pytest.approx(4.303 * sd / math.sqrt(3), rel=0.01)
+    }  # t of two degrees of freedom
     content["claims"]["first"]["rule"]["published"] = 2.0  # what is published may be noise, whatever our seeds say
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     shown = only_result(path)
