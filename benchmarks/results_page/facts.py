@@ -67,7 +67,7 @@ def pretrained() -> dict[str, str]:
 
 
 def last_epoch() -> dict[str, str]:
-    """How often the last epoch's weights score higher than those with the lowest validation loss, by set."""
+    """How often the last epoch scores higher than the one with the lowest validation loss; mean accuracy of both."""
     documents = result("2026-11-27-last-epoch")["runs"]
     runs = [*documents.values()]
 

@@ -171,9 +171,8 @@ def test_noise_is_taken_from_the_seeds(tmp_path: Path, sd: float, expected: str)
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     result = only_result(path)
     assert result.verdict == expected
-    assert result.noise == {
-        "accuracy": pytest.approx(4.303 * sd / math.sqrt(3), rel=0.01)
-    }  # t of two degrees of freedom
+    t = 4.303  # Student's, of two degrees of freedom
+    assert result.noise == {"accuracy": pytest.approx(t * sd / math.sqrt(3), rel=0.01)}
     content["claims"]["first"]["rule"]["published"] = 2.0  # what is published may be noise, whatever our seeds say
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     shown = only_result(path)
