@@ -204,7 +204,7 @@ def figure(ladder: list[Step], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    displayed, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    displayed, axes = plt.subplots(figsize=(9, 7), layout="constrained")
     labels: list[Label] = []
     for number, step in enumerate(ladder):
         points, colour = step.points(), f"C{number}"
@@ -212,9 +212,9 @@ def figure(ladder: list[Step], path: Path) -> None:
         for artifact, ms, score, is_stable in points:
             size, face = step.sizes[artifact] / 1e6, colour if artifact == "onnx-fp32" else "white"
             look: dict[str, Any] = {"edgecolor": "black" if face == colour else colour, "alpha": 0.7, "zorder": 2}
-            axes.scatter(ms, score, s=20 + 12 * size, facecolor=face, linestyle="-" if is_stable else ":", **look)
+            axes.scatter(ms, score, s=12 + 5 * size, facecolor=face, linestyle="-" if is_stable else ":", **look)
             name = step.title if face == colour else "INT8"
-            labels.append((f"{name}, {size:.1f} MB", (ms, score), (20 + 12 * size) ** 0.5 / 2))
+            labels.append((f"{name}, {size:.1f} MB", (ms, score), (12 + 5 * size) ** 0.5 / 2))
     keys = {"FP32": ("grey", "-"), "INT8": ("white", "-"), "time not stable while measured": ("white", ":")}
     for text, (face, line) in keys.items():
         axes.scatter([], [], s=80, facecolor=face, edgecolor="black", linestyle=line, label=text)
@@ -223,7 +223,7 @@ def figure(ladder: list[Step], path: Path) -> None:
     axes.set_ylabel("accuracy on sst-test (axis does not start at 0)")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(0.2, 0.12)
+    axes.margins(0.25, 0.12)
     axes.grid(alpha=0.3)
     displayed.legend(loc="outside lower center", ncols=4, fontsize=8, title="area: size of the file", title_fontsize=8)
     displayed.draw_without_rendering()  # so that positions are known
