@@ -211,10 +211,11 @@ def figure(ladder: list[Step], path: Path) -> None:
         axes.plot([ms for _, ms, _, _ in points], [score for _, _, score, _ in points], color=colour, alpha=0.5)
         for artifact, ms, score, is_stable in points:
             size, face = step.sizes[artifact] / 1e6, colour if artifact == "onnx-fp32" else "white"
+            area = 12 + 5 * size  # in square points; 12, so that the smallest are seen
             look: dict[str, Any] = {"edgecolor": "black" if face == colour else colour, "alpha": 0.7, "zorder": 2}
-            axes.scatter(ms, score, s=12 + 5 * size, facecolor=face, linestyle="-" if is_stable else ":", **look)
+            axes.scatter(ms, score, s=area, facecolor=face, linestyle="-" if is_stable else ":", **look)
             name = step.title if face == colour else "INT8"
-            labels.append((f"{name}, {size:.1f} MB", (ms, score), (12 + 5 * size) ** 0.5 / 2))
+            labels.append((f"{name}, {size:.1f} MB", (ms, score), area**0.5 / 2))
     keys = {"FP32": ("grey", "-"), "INT8": ("white", "-"), "time not stable while measured": ("white", ":")}
     for text, (face, line) in keys.items():
         axes.scatter([], [], s=80, facecolor=face, edgecolor="black", linestyle=line, label=text)
