@@ -291,6 +291,16 @@ class Causality(Frozen):
     tolerance: float
 
 
+class ImportProof(Frozen):
+    """Comparison of an imported model with the library that it came from, from text to answer, at import."""
+
+    library: str | None = Field(None, description="name and version of the library; None: nothing was compared")
+    texts: int = Field(0, description="number of compared texts")
+    largest_difference: float | None = Field(None, description="largest absolute difference of a number of an answer")
+    tolerance: float | None = None
+    reason: str | None = Field(None, description="why the import is not proven; None: it is")
+
+
 class MemoryUse(Frozen):
     """Peak memory of a training run in bytes: predicted and measured."""
 
@@ -330,6 +340,7 @@ class RunManifest(Frozen):
     tests: dict[str, AnyScore] = Field({}, description="every test set by name; `test` is the first")
     leaks: bool = Field(False, description="language models: the model sees the predicted tokens; scores are void")
     causality: Causality | None = Field(None, description="language models: causality probe before training")
+    proof: ImportProof | None = Field(None, description="imported models; None: trained here, or older versions")
     memory: MemoryUse | None = None
     effective_batch: int | None = Field(None, description="rows of an optimizer step")
     batch_size: int | None = Field(None, description="final micro-batch in rows; smaller than requested after an OOM")
@@ -502,6 +513,7 @@ class BundleManifest(Frozen):
     data_fingerprints: dict[str, str] = Field(description="set → sha256 over its texts and labels, as in training")
     made_from: dict[str, str] = Field({}, description="file of the run → sha256, as exported. Empty: older bundles")
     wrapped: str | None = Field(None, description="ONNX file of `edgeformer import onnx`; None: exported from a run")
+    proof: ImportProof | None = Field(None, description="imported models; None: trained here, or older versions")
     files: dict[str, str] = Field(description="every other file of the bundle → sha256")
     artifacts: tuple[ArtifactManifest, ...]
     notes: tuple[str, ...] = Field((), description="notes of export")
@@ -516,7 +528,12 @@ LEAKS = "LEAKS FUTURE TOKENS – scores are void"
 
 SYNTHETIC = "SYNTHETIC data"
 
+UNPROVEN = "UNPROVEN import"
+"""Warning for an imported model whose answers were not compared with its library's, or differ from them."""
+
 
 def cautions(document: Any) -> list[str]:
     """Return warnings in capitals for the title of a manifest or report; empty for real text and no leaks."""
-    return [*([SYNTHETIC] if document.synthetic else []), *([LEAKS] if document.leaks else [])]
+    is_unproven = document.proof is not None and document.proof.reason is not None
+    warnings = {SYNTHETIC: document.synthetic, LEAKS: document.leaks, UNPROVEN: is_unproven}
+    return [warning for warning, applies in warnings.items() if applies]

@@ -14,7 +14,7 @@ from pydantic import Field
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import EstimateError, EstimateRecord
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest
+from edgeformer.artifacts.manifest import BundleManifest, ImportProof
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
@@ -264,6 +264,7 @@ class Report(Frozen):
     created: str
     synthetic: bool
     leaks: bool = Field(False, description="the model sees the tokens that it predicts; scores are void")
+    proof: ImportProof | None = Field(None, description="imported models; None: trained here, or older versions")
     parameters: int
     rows: tuple[Row, ...]
     verdict: Verdict = Field(description="verdict on all artifacts that can run on the device; search: on its pick")

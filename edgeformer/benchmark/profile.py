@@ -288,6 +288,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         created=now(),
         synthetic=manifest.synthetic,
         leaks=manifest.leaks,
+        proof=manifest.proof,
         parameters=manifest.parameters,
         rows=tuple(rows),
         verdict=verdict,

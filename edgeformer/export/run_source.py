@@ -419,8 +419,8 @@ class RunSource:
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
             made_from=self.sources, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
-            leaks=self.subject.leaks, max_positions=recipe.model.max_positions, parameters=run.parameters,
-            synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
+            leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
+            parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
             data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),
             files={name: sha256_of(folder / name) for name in names if name not in graphs},
         )  # fmt: skip

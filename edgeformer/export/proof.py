@@ -1,0 +1,65 @@
+"""Proof of an import: texts are answered by edgeformer and by the library that the model came from, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.manifest import ImportProof
+from edgeformer.data.rows import Text, join_pair
+from edgeformer.runtimes.session import Array
+
+TOLERANCE = 1e-4
+"""Largest allowed absolute difference of a number of an answer, relative to the largest number above 1."""
+_SHOWN = 80
+"""Characters of a text in a message."""
+
+
+class Compared(NamedTuple):
+    """Both answers to a text: logits, probabilities, a vector, scores of spans, or token ids."""
+
+    text: Text
+    expected: Array
+    actual: Array
+
+
+def prove(
+    library: str, answers: Iterable[Compared], *, allow_difference: bool, tolerance: float = TOLERANCE
+) -> ImportProof:
+    """Compare the answers of edgeformer with those of ``library`` (name and version).
+
+    Args:
+        allow_difference: a difference marks the import as unproven instead of refusing it.
+        tolerance: of a number, relative to the largest number of its expected answer if that exceeds 1.
+
+    Raises:
+        InputError: an answer differs; the message has the text with the largest difference.
+    """
+    worst, reason, largest, texts = 0.0, None, 0.0, 0
+    for text, expected, actual in answers:
+        texts += 1
+        is_comparable = expected.shape == actual.shape
+        error = float(np.abs(expected.astype(np.float64) - actual).max(initial=0.0)) if is_comparable else np.inf
+        relative = error / max(1.0, float(np.abs(expected).max(initial=0.0)))
+        largest = max(largest, error)
+        if not relative <= tolerance and not relative <= worst:  # NaN differs, too
+            worst = relative
+            shown = [np.array2string(a.ravel()[:6], precision=4, threshold=6) for a in (expected, actual)]
+            joined = join_pair(text)
+            place = f"{joined[:_SHOWN]!r}{'…' if len(joined) > _SHOWN else ''}"
+            difference = f"by {error:.1e}" if is_comparable else f"in shape, {actual.shape} instead of {expected.shape}"
+            reason = (
+                f"the answer to {place} differs {difference} from that of {library}: {shown[1]} instead of {shown[0]}"
+            )
+    if reason is not None and not allow_difference:
+        raise InputError(f"{reason}; import it all the same, marked as unproven, with --unproven")
+    finite = largest if np.isfinite(largest) else None
+    return ImportProof(library=library, texts=texts, largest_difference=finite, tolerance=tolerance, reason=reason)
+
+
+def unproven(reason: str) -> ImportProof:
+    """Return the record of an import that was not compared, for this ``reason``."""
+    return ImportProof(reason=reason)
