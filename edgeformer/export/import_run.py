@@ -30,7 +30,7 @@ from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextCo
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import (
@@ -48,6 +48,7 @@ from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
 from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
+from edgeformer.export.encoder_proof import prove_encoder
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
@@ -68,7 +69,7 @@ from edgeformer.tasks.scoring import answer_rows
 def write_run(
     free_folder: Callable[[], Path], recipe: Recipe, model: nn.Module, prepared: Prepared[Any], *,
     origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
-    causality: Causality | None = None,
+    causality: Causality | None = None, proof: ImportProof | None = None,
 ) -> Path:  # fmt: skip
     """Write the run's folder, which appears when it is complete, and return it. Raises InputError.
 
@@ -78,6 +79,7 @@ def write_run(
         sha256: of that file; None: there are several.
         golden_origin: where the golden inputs come from.
         causality: result of the probe; None for a model that is meant to see the whole text.
+        proof: comparison with the library that the model came from.
     """
     moment, checksum = now(), f" (sha256 {sha256})" if sha256 is not None else ""
 
@@ -88,7 +90,7 @@ def write_run(
             recipe_sha256=recipe.fingerprint(), started=moment, finished=moment, parameters=count_parameters(model),
             vocabulary=recipe.model.vocab_size, precision="unknown", data=prepared.summary,
             attention=AttentionUse(requested="sdpa", used="sdpa"),
-            tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality,
+            tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality, proof=proof,
             versions=library_versions(), code_version=code_version(),
             host={**describe_host(), "threads": torch.get_num_threads()},
         )  # fmt: skip
@@ -133,6 +135,7 @@ class HfOptions:
         max_length: tokens that a text is cut to; None: the source's, else what the model takes, at most 512.
         target: the device profile that plan and profile use by default.
         prompts: of an embedding model: text in front of a ``query`` or ``document``; empty: the source's.
+        unproven: import the model also if its answers differ from its library's, marked as unproven.
     """
 
     artifacts: Path
@@ -143,6 +146,7 @@ class HfOptions:
     max_length: int | None = None
     target: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    unproven: bool = False
 
 
 def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Path:
@@ -225,11 +229,15 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     model.eval()
     reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
     prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
+    proof = prove_encoder(
+        source, recipe, reader, adapter.scorer(model), progress, max_length=options.max_length,
+        allow_difference=options.unproven,
+    )  # fmt: skip
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
     return write_run(
         free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
-        golden_origin=golden_origin,
+        golden_origin=golden_origin, proof=proof,
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -145,11 +145,6 @@ def load_components(
         options["num_labels"] = classes
     head = "TokenClassification" if per_token else "SequenceClassification"
     auto_model: Any = getattr(transformers, "AutoModel" if classes is None else f"AutoModelFor{head}")
-    # Silence transformers' reports about fresh heads, and its progress bars.
-    logging: Any = import_module("transformers.utils.logging")
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.for_model(kind, **options)
         attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
@@ -159,10 +154,11 @@ def load_components(
             with nullcontext() if has_values else no_init_weights():
                 model = auto_model.from_config(config, attn_implementation=attention)
             return map_components(model, per_token=per_token), frozenset()
-        model, report = auto_model.from_pretrained(
-            str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
-        )  # fmt: skip
+        with quiet_transformers():
+            model, report = auto_model.from_pretrained(
+                str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
+                trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+            )  # fmt: skip
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
         unexpected = sorted({*report["unexpected_keys"], *mismatched})
         unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
@@ -178,6 +174,17 @@ def load_components(
         lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
         reason = f"it does not support {error}" if isinstance(error, KeyError) else " ".join(lines)
         raise ArtifactError(f"{folder or kind}: transformers cannot build the model: {reason}") from None
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' reports, such as those about fresh heads, and its progress bars."""
+    logging: Any = import_module("transformers.utils.logging")
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.set_verbosity(level)
         if has_bars:

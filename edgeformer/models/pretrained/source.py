@@ -209,6 +209,12 @@ class Source:
     max_length: int | None
     settings: SentenceSettings
 
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether CrossEncoder of sentence-transformers saved the model."""
+        named = ("sentence_transformers", "sbert_ce_default_activation_function")
+        return self.settings.model_type == "CrossEncoder" or any(key in self.config for key in named)
+
     def activation(self) -> Literal["identity", "sigmoid"]:
         """Return the function that makes a score of the only output. Raises InputError for another function.
 
