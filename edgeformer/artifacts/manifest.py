@@ -300,6 +300,16 @@ class ImportProof(Frozen):
     tolerance: float | None = None
     reason: str | None = Field(None, description="why the import is not proven; None: it is")
 
+    @property
+    def sentence(self) -> str:
+        """The result for a card or a report."""
+        if self.reason is not None or self.largest_difference is None:
+            return f"the import is not proven: {self.reason}"
+        return (
+            f"answers {self.texts} probe texts as {self.library}; largest difference {self.largest_difference:.1e}, "
+            f"tolerance {self.tolerance:.0e}"
+        )
+
 
 class MemoryUse(Frozen):
     """Peak memory of a training run in bytes: predicted and measured."""

@@ -264,6 +264,8 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         notes += verdict_notes(verdict, judged, limits, whole_texts)
     if manifest.synthetic:
         notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
+    if manifest.proof is not None:
+        notes.append(manifest.proof.sentence)
 
     sizes: list[SizeParts] = []
     for artifact in request.artifacts:

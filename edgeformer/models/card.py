@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from edgeformer.artifacts.manifest import LEAKS, UNPROVEN, BundleManifest, ImportProof, RunManifest
+from edgeformer.artifacts.manifest import LEAKS, UNPROVEN, BundleManifest, RunManifest
 from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, markdown, markdown_line
 from edgeformer.models import model_spec_of
@@ -34,7 +34,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         )
     proof = manifest.proof
     if proof is not None and proof.reason is not None:
-        warnings += f"> **{UNPROVEN}.** {markdown(proof.reason)}.\n\n"
+        warnings += f"> **{UNPROVEN}:** {markdown(proof.reason)}.\n\n"
     counts = ", ".join(
         f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
         for name, count in data.rows.items()
@@ -49,8 +49,8 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         if probe.leaks:
             result = f"the probe ({trials}) saw outputs change with tokens up to {probe.reach} positions later"
         facts.append(f"**Causality:** {result}")
-    if proof is not None:
-        facts.append(f"**Proof of the import:** {proof_line(proof)}")
+    if proof is not None and proof.reason is None:
+        facts.append(f"**Import:** {markdown(proof.sentence)}")
     facts += task.card_lines(recipe)
     training = f"not here; {markdown(str(manifest.reason))}"
     if manifest.steps:
@@ -94,16 +94,6 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"## Scores\n\n{table if scores else 'None yet.' + chr(10)}\n"
         f"## Seen in training\n\n{''.join(overlaps) or 'Not counted.' + chr(10)}\n"
         "The exact recipe is `recipe.yaml` in the run's folder; every version and the host are in `run.json`.\n"
-    )
-
-
-def proof_line(proof: ImportProof) -> str:
-    """Write the result of the comparison with the library that a model came from."""
-    if proof.library is None or proof.largest_difference is None:
-        return "answers were not compared with another library's"
-    return (
-        f"{proof.texts} texts answered as by {markdown(proof.library)}; largest difference "
-        f"{proof.largest_difference:.1e} (tolerance {proof.tolerance:.0e})"
     )
 
 
