@@ -19,10 +19,9 @@ from edgeformer.export.proof import Compared, prove, unproven
 from edgeformer.models.pretrained.model import quiet_transformers
 from edgeformer.models.pretrained.source import Source
 from edgeformer.runtimes.session import Array
-from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.system.capability import installed_version
 from edgeformer.tasks import TextReader, get_task
-from edgeformer.tasks.task import Unanswered
+from edgeformer.tasks.task import Run, Unanswered
 
 _SENTENCE = "sentence-transformers"
 _LIBRARY_LENGTH = 512
@@ -32,20 +31,20 @@ Reference = Callable[[Text], Array]
 
 
 def prove_encoder(
-    source: Source, recipe: Recipe, reader: TextReader, scorer: Any, progress: Progress, *,
+    source: Source, recipe: Recipe, reader: TextReader, run: Run, progress: Progress, *,
     max_length: int | None, allow_difference: bool,
 ) -> ImportProof:  # fmt: skip
     """Compare an encoder's answers to the probe texts with those of its library.
 
     Args:
-        reader, scorer: tokenizer and model as the run has them, which answer the texts in padded batches.
+        reader, run: tokenizer, and the model's session, as the run has them; they answer the texts in padded batches.
         max_length: tokens that the user wants texts to be cut to; None: the library decides where its answers are cut.
         allow_difference: a difference marks the import as unproven instead of refusing it.
 
     Raises:
         InputError: an answer differs.
     """
-    with TorchSession(scorer, scorer.inputs, scorer.optional) as session, quiet_transformers():
+    with quiet_transformers():
         try:
             library, references = _open_library(source, recipe, max_length)
         except Exception as error:  # the libraries raise any type for a folder that they cannot open
@@ -63,7 +62,7 @@ def prove_encoder(
                 predictor = get_task(recipe.task).predictor(reader, recipe.data)
                 predictor = predictor if prompt is None else replace(predictor, prompt=prompt)
                 window = predictor.read(texts)
-                outputs = predictor.run(session.run, window)
+                outputs = predictor.run(run, window)
                 for place, answer in enumerate(predictor.answers(window, outputs)):
                     rows = np.flatnonzero(window.places == place)
                     if not isinstance(answer, Unanswered) and len(rows) == 1:  # of a long text's windows, none is alone

@@ -229,10 +229,12 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     model.eval()
     reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
     prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
-    proof = prove_encoder(
-        source, recipe, reader, adapter.scorer(model), progress, max_length=options.max_length,
-        allow_difference=options.unproven,
-    )  # fmt: skip
+    scorer: Any = adapter.scorer(model)
+    with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
+        proof = prove_encoder(
+            source, recipe, reader, session.run, progress, max_length=options.max_length,
+            allow_difference=options.unproven,
+        )  # fmt: skip
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
     return write_run(
