@@ -148,7 +148,7 @@ class Run:
         if every_exit:
             from edgeformer.models.tracing import Exits
 
-            names = self.task.golden_names[0]
+            names = self.task.input_names(self.recipe.model)
             return TorchSession(Exits(model), names, outputs=tuple(map(exit_logits, self.exits)))
         scorer: Any = adapter.scorer(model)
         return TorchSession(scorer, scorer.inputs, scorer.optional)

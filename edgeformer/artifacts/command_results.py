@@ -222,6 +222,7 @@ class PageReader(Frozen):
     golden: PageFile = Field(description="JSON: `rows`, the token ids of each golden input without padding")
     max_tokens: int = Field(description="longest text in tokens, special tokens included")
     suffix: int = Field(0, description="special tokens at the end of a text, kept by truncation")
+    types: bool = Field(False, description="the tokenizer states token types other than 0")
 
 
 class PageCache(Frozen):
@@ -244,6 +245,7 @@ class PageArtifact(Frozen):
     graph: PageFile
     weights: tuple[PageWeights, ...] = ()
     masked: bool = Field(description="the graph takes attention_mask beside input_ids")
+    typed: bool = Field(False, description="the graph takes token_type_ids beside input_ids")
     positions: bool = Field(False, description="decode graphs: takes position_ids beside input_ids")
     caches: tuple[PageCache, ...] = ()
     reader: str = Field(description="key of `readers`")

@@ -1,7 +1,7 @@
 """golden.npz: real validation inputs with torch FP32's outputs, for the self-check of a device.
 
-Schema and reader. ``input_ids``, and ``attention_mask`` if the model takes one, are int64 [n, S]. The other arrays are
-the task's targets and torch's logits: numbers only, [n, …], or one for all rows.
+Schema and reader. ``input_ids``, and ``attention_mask`` and ``token_type_ids`` if the model takes them, are int64
+[n, S]. The other arrays are the task's targets and torch's logits: numbers only, [n, …], or one for all rows.
 
 For a graph with other inputs, ``in.NAME`` and ``out.NAME`` are its inputs and FP32 outputs in n calls, [n, …].
 """
@@ -25,7 +25,7 @@ from edgeformer.artifacts.workspace import REMEDY
 GOLDEN_FILE = "golden.npz"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
 """Maximum unpacked size in bytes (20 times that of a language model with 8 exits), and number of arrays."""
-_IDS, _MASK = "input_ids", "attention_mask"
+_IDS, _MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
 INPUT, OUTPUT = "in.", "out."
 """Name prefixes of the arrays that are whole inputs and outputs of a graph."""
 
@@ -74,12 +74,12 @@ class Golden:
         if _IDS not in self.arrays:
             return f"it has no {_IDS}"
         ids = self.arrays[_IDS]
-        mask = self.arrays.get(_MASK, np.ones_like(ids))
-        is_int64 = {ids.dtype, mask.dtype} == {np.dtype(np.int64)}
-        if ids.ndim != 2 or ids.shape != mask.shape or not is_int64 or 0 in ids.shape:
-            shapes = f"{ids.dtype}{list(ids.shape)} and {mask.dtype}{list(mask.shape)}"
-            return f"input_ids must be int64 [n, S] with a mask of the same shape, but are {shapes}"
-        if not mask.any(axis=1).all():
+        texts = [self.arrays[name] for name in (_IDS, _MASK, TOKEN_TYPES) if name in self.arrays]
+        is_alike = {(array.dtype, array.shape) for array in texts} == {(np.dtype(np.int64), ids.shape)}
+        if ids.ndim != 2 or 0 in ids.shape or not is_alike:
+            shapes = " and ".join(f"{array.dtype}{list(array.shape)}" for array in texts)
+            return f"input_ids must be int64 [n, S], with a mask and types of the same shape, but are {shapes}"
+        if not self.arrays.get(_MASK, np.ones_like(ids)).any(axis=1).all():
             return "a row holds padding only"
         for name, array in self.arrays.items():
             if array.dtype.kind not in "iuf":

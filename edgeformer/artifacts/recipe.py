@@ -234,6 +234,11 @@ class ModelConfig(Section):
     vocab_size: PositiveInt = Field(description="number of tokens; for a trained tokenizer the maximum")
     max_positions: PositiveInt = Field(description="longest input in tokens that the model accepts")
 
+    @property
+    def reads_types(self) -> bool:
+        """Whether the model has the input ``token_type_ids``."""
+        return False
+
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
         """Check the rest of a recipe against this model. Raises ValueError if it does not fit."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.data.encoding import Encoded, Rows
 from edgeformer.data.rows import Int64s
 from edgeformer.data.storage import StoredRows
@@ -130,20 +131,27 @@ def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
 
 
 def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict[str, Int64s]:
-    """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row."""
+    """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row.
+
+    Rows with token types also have ``token_type_ids``, 0 for padding.
+    """
     starts = encoded.offsets[indices]
     lengths = encoded.offsets[np.asarray(indices) + 1] - starts
     positions = np.arange(lengths.max(initial=0), dtype=np.int64)
     mask = positions < lengths[:, None]
-    input_ids = np.full(mask.shape, pad_id, dtype=np.int64)
-    input_ids[mask] = encoded.ids[(starts[:, None] + positions)[mask]]
-    return {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
+    places = (starts[:, None] + positions)[mask]
+    batch = {"input_ids": np.full(mask.shape, pad_id, dtype=np.int64), "attention_mask": mask.astype(np.int64)}
+    batch["input_ids"][mask] = encoded.ids[places]
+    if encoded.types is not None:
+        batch[TOKEN_TYPES] = np.zeros(mask.shape, dtype=np.int64)
+        batch[TOKEN_TYPES][mask] = encoded.types[places]
+    return batch
 
 
 def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:
     """Pad a batch of :func:`collate` or :func:`text_batch` to ``length`` tokens per row, masked and without targets."""
     added = length - batch["input_ids"].shape[1]
-    fill = {"input_ids": pad, "attention_mask": 0, "targets": IGNORED, "positions": 0}
+    fill = {"input_ids": pad, "attention_mask": 0, TOKEN_TYPES: 0, "targets": IGNORED, "positions": 0}
     return {
         name: np.pad(array, ((0, 0), (0, added)), constant_values=fill[name]) if name in fill else array
         for name, array in batch.items()

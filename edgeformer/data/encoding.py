@@ -56,12 +56,14 @@ class Rows:
 class Encoded(Rows):
     """Encoded texts with special tokens and their classes ``labels``, int64 [n].
 
-    ``truncated``: rows that were truncated; ``empty``: rows of a file without a text, which are left out.
+    ``truncated``: rows that were truncated; ``empty``: rows of a file without a text, which are left out; ``types``:
+    token types (segments) as the tokenizer states them, parallel to ``ids``; None: all are 0.
     """
 
     labels: NDArray[np.int64]
     truncated: int
     empty: int = 0
+    types: NDArray[np.int8] | None = None
 
     @staticmethod
     def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
@@ -72,6 +74,13 @@ class Encoded(Rows):
     def row(self, index: int) -> NDArray[np.int32]:
         """Return the token numbers of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def select(self, is_selected: NDArray[np.bool_]) -> Encoded:
+        """Return some rows, none of them truncated; ``is_selected``: bool [n]."""
+        tokens, lengths = np.repeat(is_selected, self.lengths), self.lengths[is_selected]
+        types = None if self.types is None else self.types[tokens]
+        offsets = np.cumsum([0, *lengths], dtype=np.int64)
+        return Encoded(self.ids[tokens], offsets, self.labels[is_selected], 0, types=types)
 
 
 RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
@@ -112,9 +121,10 @@ def encode_texts(
     A truncated text keeps its final special token; of a pair the longer text is truncated. The tokenizer's truncation
     is on during this call only. ``advance`` is called with the number of rows encoded since the last call.
     """
-    pieces = [np.empty(0, dtype=np.int32)]
+    pieces, types = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int8)]
     lengths: list[int] = []
     truncated: list[bool] = []
+    has_types = states_types(tokenizer, any(not isinstance(text, str) for text in texts))
     tokenizer.enable_truncation(max_length)  # this setting would be saved with the tokenizer
     try:
         for start in range(0, len(texts), _CHUNK):
@@ -122,13 +132,24 @@ def encode_texts(
             rows = [encoding.ids for encoding in encodings]
             lengths.extend(map(len, rows))
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
+            if has_types:
+                stated = itertools.chain.from_iterable(encoding.type_ids for encoding in encodings)
+                types.append(np.fromiter(stated, dtype=np.int8))
             truncated.extend(bool(encoding.overflowing) for encoding in encodings)
             advance(len(encodings))
     finally:
         tokenizer.no_truncation()
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     labels = np.zeros(len(texts), dtype=np.int64)
-    return Encoded(np.concatenate(pieces), offsets, labels, sum(truncated)), np.array(truncated, dtype=bool)
+    joined = np.concatenate(types) if has_types else None
+    encoded = Encoded(np.concatenate(pieces), offsets, labels, sum(truncated), types=joined)
+    return encoded, np.array(truncated, dtype=bool)
+
+
+def states_types(tokenizer: Tokenizer, pairs: bool) -> bool:
+    """Return whether a tokenizer states a token type other than 0 for single texts, or with ``pairs`` for pairs."""
+    probes = [tokenizer.encode("a"), *([tokenizer.encode("a", "a")] if pairs else [])]
+    return any(any(probe.type_ids) for probe in probes)
 
 
 def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress: Progress = SILENT) -> Encoded:

@@ -41,7 +41,7 @@ from edgeformer.data.data_warnings import (
     rows_per_label,
     seen_findings,
 )
-from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode
+from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode, states_types
 from edgeformer.data.rows import (
     LabelledTexts,
     Text,
@@ -131,12 +131,15 @@ def prepare(
             truncated += encoded.truncated
             inexact += encoded.inexact if isinstance(encoded, TokenRows) else 0
             words += count_values(count_words(texts, data.cleaning))
-            targets = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
-            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **targets}
+            further = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
+            if states_types(tokenizer, has_pairs):  # then every piece has them
+                further["types"] = encoded.types if encoded.types is not None else np.zeros_like(encoded.ids)
+            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **further}
         facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": words}
 
     def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
-        rows = Encoded(pieces["ids"], pieces["offsets"], pieces["labels"], facts.truncated)
+        arrays = pieces["ids"], pieces["offsets"], pieces["labels"]
+        rows = Encoded(*arrays, facts.truncated, types=pieces.get("types"))
         if "targets" not in pieces:
             return rows
         return TokenRows(rows.ids, rows.offsets, rows.labels, 0, targets=pieces["targets"], inexact=facts.inexact)
@@ -144,6 +147,9 @@ def prepare(
     settings: dict[str, object] = {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length}
     if isinstance(data, SpanData):
         settings |= {"classes": data.classes, "pieces": data.pieces}
+    has_pairs = any(source.text_pair is not None for sources in data.parts.values() for source in sources)
+    if has_pairs:  # earlier versions stored them without token types
+        settings["types"] = True
 
     tokenizer, stored = store_training_set(
         stream,

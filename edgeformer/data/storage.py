@@ -29,8 +29,8 @@ from edgeformer.data.rows import Int64s
 Pieces = Mapping[str, NDArray[Any]]
 """Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
-_DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "offsets": "<i8", "labels": "<i8"}
-_TOKEN_ARRAYS = ("ids", "starts", "targets")
+_DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "types": "|i1", "offsets": "<i8", "labels": "<i8"}
+_TOKEN_ARRAYS = ("ids", "starts", "targets", "types")
 _MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around each
 
 

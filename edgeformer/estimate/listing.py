@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.artifacts.golden import Tokens
+from edgeformer.artifacts.golden import TOKEN_TYPES, Tokens
 from edgeformer.measurement.artifact import Item, MeasureJob, Refusal, golden_calls
 from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles
@@ -113,8 +113,8 @@ def feed_for(declared: Mapping[str, tuple[str, tuple[int | None, ...]]], item: I
     for name, (kind, shape) in declared.items():
         if name == "input_ids":
             feed[name] = ids
-        elif name == "attention_mask":
-            feed[name] = np.ones((batch, seq), np.int64)
+        elif name in ("attention_mask", TOKEN_TYPES):
+            feed[name] = np.full((batch, seq), name == "attention_mask", np.int64)
         elif name == "position_ids":
             feed[name] = np.repeat(np.arange(past, seq, dtype=np.int64)[None], batch, axis=0)
         elif name == "loop":

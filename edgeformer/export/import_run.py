@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig, parse_tag
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
-from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
@@ -43,7 +43,7 @@ from edgeformer.artifacts.workspace import (
     free_folder,
 )
 from edgeformer.data.batching import TextRows
-from edgeformer.data.encoding import Encoded, PlainText, Prepared
+from edgeformer.data.encoding import Encoded, PlainText, Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
@@ -266,9 +266,7 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
 def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:
     """Return the recipe that would fine-tune the model here. Raises InputError."""
     is_embedding = task.predicts == "vectors"
-    # Token types tell the texts of a pair apart if the model has some, and its tokenizer uses them.
-    takes_pairs = task.predicts in ("labels", "scores") and int(source.config.get("type_vocab_size") or 0) > 1
-    takes_pairs = takes_pairs and 1 in tokenizer_from_file(source.tokenizer).encode("a", "b").type_ids
+    takes_pairs = task.predicts in ("labels", "scores") and source.sizes.token_types > 1
     folder = Path(source.name)
     document: dict[str, Any] = {
         "name": slug,
@@ -281,13 +279,26 @@ def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, d
             "source": str(folder.resolve()) if folder.is_dir() else source.name,
             "pooling": (options.pooling or source.pooling or "mean") if is_embedding else None,
             "normalize": source.normalize,
-            "pairs": takes_pairs,
+            "pairs": takes_pairs and _passes_types(source),
         },
         "training": dict(_TRAINING),
     }
     MODEL.complete(document)
     recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
     return recipe
+
+
+def _passes_types(source: Source) -> bool:
+    """Return whether transformers passes token types of pairs to the model: the class of a tokenizer decides, too."""
+    with needs_extra("hf", "a pretrained encoder"):
+        from transformers import AutoTokenizer
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(source.folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception:  # of any type, for a folder without the files of its class: tokenizer.json states them as well
+        return states_types(tokenizer_from_file(source.tokenizer), pairs=True)
+    return any(tokenizer("a", "a").get("token_type_ids", ()))
 
 
 def _prepare_encoder(

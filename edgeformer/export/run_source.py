@@ -77,7 +77,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     """Load a run's weights and golden inputs, and probe the model for leaks. Raises ArtifactError, InputError."""
-    names, answer_names = get_task(run.recipe.task).golden_names
+    task = get_task(run.recipe.task)
+    names, answer_names = task.input_names(run.recipe.model), task.golden_names[1]
     path = run.folder / MODEL_FOLDER / GOLDEN_INPUTS
     with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
         arrays = {name: loaded[name] for name in (*names, *answer_names)}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 CLIENT_TYPE = "distilbert"
 """Clients open only a ``model_type`` that they know, and derive from it which inputs to send. DistilBERT stands for any
-text encoder with exactly the inputs ``input_ids`` and ``attention_mask``; clients do not look at the layers."""
+text encoder that needs only the inputs ``input_ids`` and ``attention_mask``; clients do not look at the layers, and
+send ``token_type_ids`` where a graph has that input."""
 
 
 class ModelSpec(ABC):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgeformer.artifacts.errors import RecipeError
+from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.rows import SCORE_UNIT
@@ -47,10 +48,11 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
 
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
+        types = {TOKEN_TYPES: batch[TOKEN_TYPES]} if recipe.model.reads_types and TOKEN_TYPES in batch else {}
         if dropout:
             selected = torch.rand(ids.shape, device=ids.device) < dropout
             ids = torch.where(selected & ~torch.isin(ids, special.to(ids.device)), unk, ids)
-        logits, states = (model(ids, mask), []) if teacher is None else model(ids, mask, states=True)
+        logits, states = (model(ids, mask, **types), []) if teacher is None else model(ids, mask, **types, states=True)
         logits = logits.float()
         if labels is None:
             return Losses(cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()))
@@ -75,7 +77,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         parts = {"cross_entropy": label_loss.detach(), "distillation": divergence.detach()}
         if teacher is not None:
             with torch.no_grad():  # the teacher sees every row without any dropout
-                _, all_states = teacher.to(ids.device)(batch["input_ids"], mask, states=True)
+                _, all_states = teacher.to(ids.device)(batch["input_ids"], mask, batch.get(TOKEN_TYPES), states=True)
             every = len(all_states) // len(states)
             teacher_states = all_states[every - 1 :: every]
             distance = logits.new_zeros(())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.golden import TOKEN_TYPES
 
 Array = npt.NDArray[Any]
 
@@ -39,9 +40,12 @@ def check_inputs(
 ) -> dict[str, Array]:
     """Return the inputs of a call that a graph has, after checking their types and shapes.
 
-    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Raises InputError: an input is
-    missing, empty, of another type or shape, or longer than ``max_positions``.
+    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Missing token types are zeros,
+    as in transformers. Raises InputError: another input is missing, or one is empty, of another type or shape, or
+    longer than ``max_positions``.
     """
+    if TOKEN_TYPES in types and TOKEN_TYPES not in inputs and "input_ids" in inputs:
+        inputs = {**inputs, TOKEN_TYPES: np.zeros(inputs["input_ids"].shape, types[TOKEN_TYPES].dtype)}
     for name, (dtype, axes) in types.items():
         if name not in inputs:
             provided = ", ".join(sorted(inputs)) or "none"
@@ -78,8 +82,9 @@ class Session(Protocol):
         """Run once and block until the outputs are available.
 
         Args:
-            inputs: name → array; ``input_ids`` and, for classifiers, ``attention_mask`` int64 [batch, seq]. Inputs
-                that the artifact does not have are ignored, so that one dict serves every artifact of a bundle.
+            inputs: name → array; ``input_ids`` and, for classifiers, ``attention_mask`` int64 [batch, seq]; a model of
+                pairs also takes ``token_type_ids``, by default zeros. Inputs that the artifact does not have are
+                ignored, so that one dict serves every artifact of a bundle.
 
         Returns:
             name → array; ``logits`` float32 [batch, classes] of a classifier, [batch, seq, words] of a language model.

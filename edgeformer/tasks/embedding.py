@@ -314,14 +314,10 @@ class Embedding(Task):
         rows = zip(texts, cut.tolist(), answers["logits"], strict=True)
         return [TextVector(text, truncated, vector) for text, truncated, vector in rows]
 
-    def golden_inputs(self, prepared: Prepared[Encoded], recipe: EmbeddingRecipe) -> dict[str, Int64s]:
-        """Draw 64 different rows of the validation set by the recipe's seed."""
-        rows = prepared.validation
+    def golden_rows(self, rows: Encoded, seed: int) -> NDArray[np.integer]:
+        """Draw 64 different rows."""
         different = np.array([*{rows.row(number).tobytes(): number for number in range(len(rows))}.values()])
-        count = min(GOLDEN_ROWS, len(different))
-        drawn = np.random.default_rng(recipe.seed).choice(different, count, replace=False)
-        batch = self.batch(rows, drawn, prepared.pad)
-        return {name: batch[name] for name in self.golden_names[0]}
+        return np.random.default_rng(seed).choice(different, min(GOLDEN_ROWS, len(different)), replace=False)
 
     def right_answers(self, answers: Arrays, references: Mapping[int, Array]) -> Arrays:
         """Return the vectors of the whole model, with which models with a trimmed vocabulary are compared, too."""

@@ -15,7 +15,7 @@ from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import SCORE_UNIT, Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
@@ -244,14 +244,12 @@ class Regression(Task):
         scores = scores_of(answers["logits"], data.activation).tolist()
         return [ScorePrediction(*row) for row in zip(texts, cut.tolist(), scores, strict=True)]
 
-    def golden_inputs(self, prepared: Prepared[Encoded], recipe: RegressionRecipe) -> dict[str, Int64s]:
-        """Draw 64 rows of the validation set; of queries and documents all documents of the drawn queries."""
-        rows = prepared.validation
+    def golden_rows(self, rows: Encoded, seed: int) -> NDArray[np.integer]:
+        """Draw 64 rows; of queries and documents all documents of the drawn queries."""
         if rows.labels.ndim == 1:
-            return super().golden_inputs(prepared, recipe)
-        queries = np.random.default_rng(recipe.seed).permutation(np.unique(rows.labels[:, 1]))
-        drawn = np.concatenate([np.flatnonzero(rows.labels[:, 1] == query) for query in queries])[:GOLDEN_ROWS]
-        return self.batch(rows, drawn, prepared.pad)
+            return super().golden_rows(rows, seed)
+        queries = np.random.default_rng(seed).permutation(np.unique(rows.labels[:, 1]))
+        return np.concatenate([np.flatnonzero(rows.labels[:, 1] == query) for query in queries])[:GOLDEN_ROWS]
 
     def client_config(self, prepared: Any, recipe: RegressionRecipe) -> dict[str, object]:
         names = {"id2label": {"0": "score"}, "label2id": {"score": 0}}

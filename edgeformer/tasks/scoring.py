@@ -202,9 +202,7 @@ class TextPredictor:
         has_content = encoded.lengths > shortest
         if not has_content.all():
             errors.update(dict.fromkeys(places[~has_content].tolist(), NOTHING_LEFT))
-            rows = [encoded.row(number) for number in np.flatnonzero(has_content).tolist()]
-            encoded = Encoded.of_rows(rows, encoded.labels[has_content])
-            cut, places = cut[has_content], places[has_content]
+            encoded, cut, places = encoded.select(has_content), cut[has_content], places[has_content]
         return EncodedTexts(texts, encoded, cut, places, errors)
 
     def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:

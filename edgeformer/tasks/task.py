@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.golden import Golden, GoldenError, Tokens
+from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, GoldenError, Tokens
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.recipe import ModelConfig, Recipe
 from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import IGNORED, collate, cut_batches, ordered_batches
@@ -233,6 +233,8 @@ class Task:
     ) -> dict[str, Int64s]:
         """Return input_ids, attention_mask [B, S] and labels [B, …] of the rows ``numbers``, padded to the longest.
 
+        Rows with token types also have token_type_ids [B, S].
+
         ``pad_to``: pad to this many tokens and count padding as text (reproduces a defect of published code).
         """
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
@@ -369,12 +371,20 @@ class Task:
     parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
     """Compare logits [n, C] computed with a provider with those of torch FP32; n counts rows or tokens."""
 
+    def input_names(self, model: ModelConfig) -> tuple[str, ...]:
+        """Return the inputs of a model's graphs, in the order of its arguments."""
+        return (*self.golden_names[0], TOKEN_TYPES) if model.reads_types else self.golden_names[0]
+
+    def golden_rows(self, rows: Any, seed: int) -> NDArray[np.integer]:
+        """Draw the numbers of validation rows for the golden inputs; by default of 64."""
+        return np.random.default_rng(seed).choice(len(rows), min(GOLDEN_ROWS, len(rows)), replace=False)
+
     def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
-        """Select validation rows with their targets, int64 [n, …]; by default 64, by the recipe's seed."""
-        validation = prepared.validation
-        count = min(GOLDEN_ROWS, len(validation))
-        rows = np.random.default_rng(recipe.seed).choice(len(validation), count, replace=False)
-        return self.batch(validation, rows, prepared.pad)
+        """Return the graph inputs and targets of :meth:`golden_rows`, int64 [n, …]."""
+        rows = prepared.validation
+        batch = self.batch(rows, self.golden_rows(rows, recipe.seed), prepared.pad)
+        batch.setdefault(TOKEN_TYPES, np.zeros_like(batch["input_ids"]))
+        return {name: batch[name] for name in (*self.input_names(recipe.model), *self.golden_names[1])}
 
     def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
         """Return the arrays of torch FP32 logits that golden.npz stores. ``references``: exit → logits [n, C]."""
@@ -421,7 +431,8 @@ class Task:
 
         INT8 graphs scale activations by the whole batch, so calls are as large as possible. Raises ArtifactError.
         """
-        inputs = golden.inputs(self.golden_names[0])
+        types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()
+        inputs = golden.inputs((*self.golden_names[0], *types))
         step = max_rows or len(golden)
         pieces = []
         for start in range(0, len(golden), step):
@@ -503,7 +514,7 @@ class Task:
         special = special_ids(prepared.tokenizer)
         return {
             **config,
-            "model_input_names": ["input_ids", "attention_mask"],
+            "model_input_names": [*self.input_names(recipe.model)],
             "pad_token": token_of(special.pad),
             "unk_token": token_of(special.unk),
             "cls_token": token_of(special.cls),
@@ -554,6 +565,6 @@ def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[d
     for number in range(count):
         batch_rows = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
         ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
-        mask = {"attention_mask": np.ones_like(ids)} if "attention_mask" in golden.arrays else {}
-        buffers.append({"input_ids": ids, **mask})
+        further = {"attention_mask": np.ones_like(ids), TOKEN_TYPES: np.zeros_like(ids)}
+        buffers.append({"input_ids": ids, **{name: further[name] for name in further if name in golden.arrays}})
     return buffers

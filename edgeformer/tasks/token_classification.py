@@ -19,7 +19,6 @@ from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
-from edgeformer.data.encoding import Prepared
 from edgeformer.data.rows import LabelledTexts, tag_runs
 from edgeformer.data.spans import TokenRows, Windows, decode, encode_spans, encode_windows
 from edgeformer.tasks.classification import softmax
@@ -295,10 +294,6 @@ class TokenClassification(Task):
 
     def predictor(self, reader: TextReader, data: SpanData, max_rows: int | None = None) -> TokenPredictor:
         return TokenPredictor(self, reader, data, max_rows)
-
-    def golden_inputs(self, prepared: Prepared[Any], recipe: TokenRecipe) -> dict[str, Int64s]:
-        batch = super().golden_inputs(prepared, recipe)
-        return {name: batch[name] for names in self.golden_names for name in names}
 
     def with_answers(self, rows: TokenRows, logits: Array, data: SpanData) -> TokenRows:
         return replace(rows, targets=np.where(rows.targets == IGNORED, IGNORED, logits.argmax(axis=-1)))

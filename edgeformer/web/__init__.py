@@ -29,6 +29,7 @@ from edgeformer.artifacts.command_results import (
 )
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
+from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.manifest import ArtifactManifest, cautions
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import SILENT, Progress
@@ -36,6 +37,7 @@ from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
 from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
+from edgeformer.data.encoding import states_types
 from edgeformer.data.tokenization import end_ids
 from edgeformer.runtimes import provider_facts
 from edgeformer.runtimes.decoder import present_name
@@ -143,7 +145,7 @@ def _select_artifacts(
             refused[candidate.id] = "a page keeps no keys and values in INT8"
         elif candidate.role == "decode":
             selected.append(candidate)
-        elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask"}:
+        elif unsupported := set(candidate.inputs) - {"input_ids", "attention_mask", TOKEN_TYPES}:
             refused[candidate.id] = f"a page has no values for its inputs {', '.join(sorted(unsupported))}"
         else:
             selected.append(candidate)
@@ -221,6 +223,7 @@ class _PageBuilder:
                     graph=self._copy(artifact.file),
                     weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
                     masked="attention_mask" in artifact.inputs or not artifact.inputs,
+                    typed=TOKEN_TYPES in artifact.inputs,
                     reader=artifact.companions,
                     positions="position_ids" in artifact.inputs,
                     caches=caches,
@@ -281,13 +284,15 @@ class _PageBuilder:
             return PageReader(golden=golden, max_tokens=max_tokens)
         config = f"{prefix}tokenizer_config.json"
         has_config = config in self.bundle.contents.checksums
-        special = self.bundle.reader(artifact).tokenizer.encode("a").special_tokens_mask
+        tokenizer = self.bundle.reader(artifact).tokenizer
+        special = tokenizer.encode("a").special_tokens_mask
         return PageReader(
             tokenizer=self._copy(f"{prefix}{TOKENIZER_FILE}"),
             config=self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
             golden=golden,
             max_tokens=max_tokens,
             suffix=special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
+            types=states_types(tokenizer, pairs=True),
         )
 
     def _library(self, file: LibraryFile) -> PageFile:

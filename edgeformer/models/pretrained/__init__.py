@@ -15,6 +15,7 @@ from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probabili
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.data.tokenization import embedding_rows, tokenizer_from_file
 from edgeformer.models import ModelSpec, text_client_config
 from edgeformer.models.pretrained.source import EncoderFile, open_source, weights_sha256
 
@@ -48,6 +49,7 @@ class PretrainedConfig(ModelConfig):
     """A pretrained text encoder and its changes. Missing sizes are read from the source."""
 
     folders: ClassVar[tuple[str, ...]] = ("source",)
+    later: ClassVar[tuple[str, ...]] = ("position_padding",)
 
     kind: Literal["pretrained"]
     source: str = Field(description="folder of a Hugging Face model (config.json, model.safetensors), or its hub name")
@@ -58,9 +60,18 @@ class PretrainedConfig(ModelConfig):
     )
     normalize: bool = Field(False, description="scale embeddings to length 1")
     pairs: bool = Field(
-        False, description="texts may be pairs: tokens after the first separator get the second token type"
+        False, description="texts may be pairs: the model reads the token types that the tokenizer states"
     )
-    separator: int | None = Field(None, description="number of the token between the texts of a pair")
+    separator: int | None = Field(
+        None,
+        description="runs of earlier versions: token behind which, in pairs, tokens have the second type, whatever the "
+        "tokenizer states",
+    )
+    position_padding: int | None = Field(
+        None,
+        description="RoBERTa, XLM-R, MPNet: token that counts no position; read from the source if missing. Absent in "
+        "runs of earlier versions: every token counts",
+    )
     dropout: Probability | None = Field(None, description="default: as in the source")
     attention_dropout: Probability | None = Field(None, description="default: as in the source")
     fold: FoldConfig | None = Field(None, description="replace the layers by fewer shared ones")
@@ -69,6 +80,10 @@ class PretrainedConfig(ModelConfig):
     def sizes(self) -> EncoderFile:
         """Sizes of the source, from ``architecture``."""
         return EncoderFile.model_validate(self.architecture)
+
+    @property
+    def reads_types(self) -> bool:
+        return self.pairs and self.separator is None and self.sizes.token_types > 1
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -80,8 +95,8 @@ class PretrainedConfig(ModelConfig):
             ) from None
         if self.max_positions > sizes.positions:
             raise ValueError(f"max_positions: must be at most {sizes.positions}, the limit of the source")
-        if self.pairs and self.separator is None:
-            raise ValueError("pairs: true needs separator: the number of the token between two texts")
+        if self.position_padding not in (None, sizes.position_padding):
+            raise ValueError(f"position_padding: must be {sizes.position_padding} or absent for this source")
         if self.fold is not None and self.fold.layers > sizes.depth:
             raise ValueError(f"fold.layers: must be at most {sizes.depth}, the layers of the source")
         if self.fold is not None and sizes.model_type in ("albert", "modernbert"):
@@ -132,11 +147,9 @@ class Pretrained(ModelSpec):
         source = open_source(name)
         model["architecture"] = dict(source.config)
         model.setdefault("weights_sha256", weights_sha256(source.folder))
-        vocabulary, separator = source.read_tokenizer(pairs=bool(model.get("pairs")) and "separator" not in model)
-        model.setdefault("vocab_size", vocabulary)
+        model.setdefault("vocab_size", embedding_rows(tokenizer_from_file(source.tokenizer)))
         model.setdefault("max_positions", source.max_positions)
-        if separator is not None:
-            model["separator"] = separator
+        model.setdefault("position_padding", source.sizes.position_padding)
 
     def loops(self, config: PretrainedConfig) -> int:
         return config.fold.iterations if config.fold is not None else config.sizes.depth

@@ -91,6 +91,7 @@ class PretrainedAdapter(ModelAdapter):
             folder = Path(recipe.training.teacher)
             teacher: Any = read_run_recipe(folder).model
             is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
+            is_same = is_same and teacher.position_padding == config.position_padding
             if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
                 raise RecipeError(
                     f"model.fold.weights: {folder} was not trained from this source without changes and with pooling "
@@ -144,7 +145,10 @@ class PretrainedAdapter(ModelAdapter):
             readout_axes = {name: axes[name] for name in readout}
             specs = {
                 "embed": text_spec(
-                    Piece(model, model.embeddings.forward), ("input_ids",), model.max_positions, ("state",)
+                    Piece(model, model.embeddings.forward),
+                    [name for name in inputs if name != "attention_mask"],
+                    model.max_positions,
+                    ("state",),
                 ),
                 "loop": GraphSpec(Piece(model, model.advance), text | loop_number, axes, ("next_state",), longest),
                 "readout": GraphSpec(Piece(model, model.readout), readout, readout_axes, longest=longest),
@@ -167,6 +171,8 @@ class PretrainedAdapter(ModelAdapter):
                     "leave --vocab-trim out"
                 )
             trimmed.embeddings.separator = int(rows)
+        if (padding := model.embeddings.position_padding) is not None:  # a removed token is in no text
+            trimmed.embeddings.position_padding = next(iter((kept == padding).nonzero().flatten().tolist()), -1)
         return trimmed.train(model.training)
 
     def learning(self, model: PretrainedEncoder, training: TrainingConfig) -> Iterator[ParameterSettings]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_extra
+from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
@@ -91,7 +92,8 @@ class Components:
     """Modules of an encoder, common to all architectures.
 
     Attributes:
-        words, positions: tables [V, e] and [P, e] without rows of padding; no positions: they are relative ones alone.
+        words, positions: tables [V, e] and [P, e]; no positions: they are relative ones alone.
+        has_padding_row: the first row of ``positions`` is that of a token that counts no position.
         norm, dropout: of the embeddings; ``project`` from their width to the layers'.
         layers: each once, in the ``order`` of their applications.
         layer_inputs: the padding mask and relative positions as the layers read them.
@@ -99,6 +101,7 @@ class Components:
 
     words: nn.Embedding
     positions: nn.Embedding | None
+    has_padding_row: bool
     types: nn.Embedding | None
     norm: nn.Module
     dropout: float
@@ -276,8 +279,9 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     if layout.layer_parts:
         layers = [_as_bert_layer(layer, layout.layer_parts, config) for layer in layers]
     positions: Any = getattr(encoder.embeddings, "position_embeddings", None)
-    if positions is not None and positions.padding_idx is not None:  # the first rows belong to padding
-        positions = table_of(positions.weight[positions.padding_idx + 1 :])
+    padding = getattr(positions, "padding_idx", None)
+    if padding is not None:  # the rows before it are unused
+        positions = table_of(positions.weight[padding:])
 
     def dropout(key: str) -> float:
         value = getattr(config, key, None) if key else 0.0
@@ -298,6 +302,7 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     return Components(
         words=parts[layout.words],
         positions=positions,
+        has_padding_row=padding is not None,
         types=getattr(encoder.embeddings, "token_type_embeddings", None),
         norm=parts[layout.norm],
         dropout=dropout(layout.dropout),
@@ -361,8 +366,10 @@ def table_of(weight: Tensor) -> nn.Embedding:
 class Embeddings(nn.Module):
     """Sum of token, position and token-type vectors, normalised, and projected to the layers' width if needed.
 
-    With ``config.pairs`` the tokens after the first separator have the second type. Otherwise the first one's vector is
-    added to the position table in advance, or to the token table.
+    With ``config.pairs`` tokens have types: those of the input ``token_type_ids``, or in runs of earlier versions the
+    second one after the first ``config.separator``. Otherwise the first type's vector is added to the position table in
+    advance, or to the token table. Positions count tokens other than ``config.position_padding``, which has the first
+    row of their table; None: they count all.
     """
 
     def __init__(self, components: Components, config: PretrainedConfig) -> None:
@@ -371,24 +378,33 @@ class Embeddings(nn.Module):
         self.positions: nn.Parameter | None = None
         self.types: nn.Embedding | None = None
         if components.positions is not None:
-            self.positions = nn.Parameter(components.positions.weight.detach()[: config.max_positions].clone())
-        if components.types is not None and not config.pairs:
-            table = self.words.weight if self.positions is None else self.positions
-            table.data += components.types.weight.detach()[0]
-        if config.pairs and components.types is not None:
-            self.types = table_of(components.types.weight)
+            counts_all = config.position_padding is None
+            rows = components.positions.weight.detach()[components.has_padding_row and counts_all :]
+            self.positions = nn.Parameter(rows[: config.max_positions + (not counts_all)].clone())
+        if components.types is not None:
+            if config.reads_types or (config.pairs and config.separator is not None):
+                self.types = table_of(components.types.weight)
+            else:
+                table = self.words.weight if self.positions is None else self.positions
+                table.data += components.types.weight.detach()[0]
         self.norm, self.dropout = components.norm, nn.Dropout(components.dropout)
         self.project, self.separator = components.project, config.separator
+        self.position_padding = config.position_padding
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids int64 [B, S] → [B, S, d]."""
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """input_ids, token_type_ids (None: zeros) int64 [B, S] → [B, S, d]."""
         x = self.words(input_ids)
         if self.types is not None:
-            is_separator = torch.eq(input_ids, self.separator if self.separator is not None else -1).long()
-            types = (is_separator.cumsum(1) - is_separator).clamp(max=len(self.types.weight) - 1)
-            x = x + self.types(types)
+            if self.separator is not None:
+                is_separator = torch.eq(input_ids, self.separator).long()
+                token_type_ids = (is_separator.cumsum(1) - is_separator).clamp(max=len(self.types.weight) - 1)
+            x = x + self.types(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         if self.positions is not None:
-            x = x + self.positions[: input_ids.shape[1]]
+            if self.position_padding is None:
+                x = x + self.positions[: input_ids.shape[1]]
+            else:
+                is_counted = torch.ne(input_ids, self.position_padding).long()
+                x = x + F.embedding(is_counted.cumsum(1) * is_counted, self.positions)
         x = self.dropout(self.norm(x))
         return x if self.project is None else self.project(x)
 
@@ -399,16 +415,16 @@ class PretrainedEncoder(nn.Module):
     A stage is one iteration of a folded model, else one layer. Without ``trained`` weights, a fold skips slow
     computations on them.
 
-    Shapes: input_ids and attention_mask int64 [B, S] → float32 [B, classes], [B, S, classes] of a token classifier, or
-    [B, d] of an embedding.
+    Shapes: input_ids, attention_mask and token_type_ids int64 [B, S] → float32 [B, classes], [B, S, classes] of a token
+    classifier, or [B, d] of an embedding. A model without token types ignores token_type_ids.
     """
 
     inputs = ("input_ids",)
-    optional = ("attention_mask",)
 
     def __init__(self, components: Components, config: PretrainedConfig, *, trained: bool) -> None:
         super().__init__()
         fold = config.fold
+        self.optional = ("attention_mask", *((TOKEN_TYPES,) if config.reads_types else ()))
         self.embeddings = Embeddings(components, config)
         self.head = components.head if components.head is not None else Head()
         if config.pooling is not None:  # the dense layer was trained for the source's pooling
@@ -428,22 +444,29 @@ class PretrainedEncoder(nn.Module):
         self.exits = range(1, self.stages + 1)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, states: bool = False
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        states: bool = False,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Return the answer, and with ``states`` the state [B, S, d] after every stage."""
-        h, all_states = self.embeddings(input_ids), []
+        h, all_states = self.embeddings(input_ids, token_type_ids), []
         for stage in range(self.stages):
             h = self.advance(h, attention_mask, stage)
             all_states.append(h)
         answer = self.readout(h, attention_mask)
         return (answer, all_states) if states else answer
 
-    def every_exit(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """input_ids, attention_mask int64 [B, S] → answers after every stage through the only head, then the states.
+    def every_exit(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the answers after every stage through the only head, then the states, float32 [B, S, d].
 
-        States are float32 [B, S, d]. Only the last exit is trained.
+        Only the last exit is trained.
         """
-        _, states = self(input_ids, attention_mask, states=True)
+        _, states = self(input_ids, attention_mask, token_type_ids, states=True)
         return (*(self.readout(state, attention_mask) for state in states), *(state.float() for state in states))
 
     def advance(self, h: Tensor, attention_mask: Tensor | None, stage: int | Tensor = 0) -> Tensor:

@@ -31,6 +31,10 @@ Architecture = Literal[
 ]
 """Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``, DeBERTa-v3's ``deberta-v2``."""
 _PADDED_POSITIONS = ("roberta", "xlm-roberta")
+_MPNET_PADDING = 1
+"""Token that counts no position in MPNet, whatever its pad_token_id."""
+_TOKEN_TYPES = dict.fromkeys(("albert", "bert", "electra", *_PADDED_POSITIONS), 2) | {"deberta-v2": 0}
+"""Families with token types → their number if config.json does not state it."""
 WEIGHTS = "model.safetensors"
 AS_ONNX = (
     "to measure it anyway, export it to ONNX (optimum-cli export onnx --model MODEL OUT, or torch.onnx.export), then "
@@ -106,10 +110,23 @@ class EncoderFile(ConfigFile):
         return self
 
     @property
+    def position_padding(self) -> int | None:
+        """Token that counts no position (RoBERTa, MPNet); its row in the table, and those before, belong to padding."""
+        if self.model_type == "mpnet":
+            return _MPNET_PADDING
+        return self.pad_token_id if self.model_type in _PADDED_POSITIONS else None
+
+    @property
     def positions(self) -> int:
-        """Tokens of the longest text; the first rows of RoBERTa and MPNet belong to padding."""
-        padding = int(self.pad_token_id or 0) + 1 if self.model_type in _PADDED_POSITIONS else 0
-        return self.max_position_embeddings - (2 if self.model_type == "mpnet" else padding)
+        """Tokens of the longest text."""
+        padding = self.position_padding
+        return self.max_position_embeddings - (0 if padding is None else padding + 1)
+
+    @property
+    def token_types(self) -> int:
+        """Number of token types."""
+        default = _TOKEN_TYPES.get(self.model_type)
+        return default or 0 if default is None or self.type_vocab_size is None else self.type_vocab_size
 
 
 class SentenceModule(ConfigFile):
@@ -232,20 +249,6 @@ class Source:
                 f"model, only {' and '.join(_ACTIVATIONS)}; {AS_ONNX}"
             )
         return _ACTIVATIONS[named]
-
-    def read_tokenizer(self, *, pairs: bool) -> tuple[int, int | None]:
-        """Return the number of tokens (the weights may have more rows), and the one between the texts of a pair.
-
-        Raises DataError, and InputError if its tokenizer takes no pairs.
-        """
-        tokenizer = tokenizer_from_file(self.tokenizer)
-        tokenizer.no_padding()  # padding from the file would follow the last separator
-        tokenizer.no_truncation()
-        single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
-        if pairs and (len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]):
-            raise InputError(f"{self.tokenizer}: adds no separator between the texts of a pair; use pairs: false")
-        vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
-        return vocabulary, int(single.ids[-1]) if pairs else None
 
 
 def weights_sha256(folder: Path) -> str:

@@ -61,13 +61,17 @@ export async function openArtifact(runtime, artifact, base) {
   };
 }
 
-/** Rows of token ids, all of one length, as what the graph takes. */
-export function feeds(ort, artifact, rows) {
+/**
+ * Rows of token ids, all of one length, as what the graph takes.
+ * @param {number[] | undefined} types of the tokens of all rows; undefined: zeros
+ */
+export function feeds(ort, artifact, rows, types) {
   const shape = [rows.length, rows[0].length];
   const tensor = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), shape);
   const ids = rows.flat();
   const mask = artifact.masked ? { attention_mask: tensor(ids.map(() => 1)) } : {};
-  return { input_ids: tensor(ids), ...mask };
+  const typed = artifact.typed ? { token_type_ids: tensor(types ?? ids.map(() => 0)) } : {};
+  return { input_ids: tensor(ids), ...mask, ...typed };
 }
 
 function everyCached(files) {

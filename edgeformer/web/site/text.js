@@ -11,24 +11,28 @@ export async function openReader(library, reader, base) {
     download(library, base), downloadJson(reader.tokenizer, base), downloadJson(reader.config, base),
   ]);
   const { Tokenizer } = await import(asModule(script.bytes));
-  return { tokenizer: new Tokenizer(tokenizer, config), most: reader.max_tokens, suffix: reader.suffix };
+  const { max_tokens: most, suffix, types } = reader;
+  return { tokenizer: new Tokenizer(tokenizer, config), most, suffix, types };
 }
 
 /**
  * Special tokens behind a text are kept where the text is cut. Pairs are not cut here.
  * @param {string | null} pair the second text
- * @returns {{ids: number[], total: number, lastRead: string | null}} `lastRead`: where a cut text ends for the model
+ * @returns {{ids: number[], types: number[] | undefined, total: number, lastRead: string | null}} `types`: as the
+ *   tokenizer states them; `lastRead`: where a cut text ends for the model
  */
 export function encode(reader, text, pair = null) {
-  const options = pair === null ? {} : { text_pair: pair };
-  const all = Array.from(reader.tokenizer.encode(text, options).ids, Number);
-  if (all.length <= reader.most) return { ids: all, total: all.length, lastRead: null };
+  // Python's library alone says whether there are types: this one gives RobertaProcessing others.
+  const options = { return_token_type_ids: reader.types, ...(pair === null ? {} : { text_pair: pair }) };
+  const { ids: read, token_type_ids: types } = reader.tokenizer.encode(text, options);
+  const all = Array.from(read, Number);
+  if (all.length <= reader.most) return { ids: all, types, total: all.length, lastRead: null };
   if (pair !== null) {
     throw new Error(`Together the texts have ${all.length} tokens, and the model reads ${reader.most}. Shorten them.`);
   }
-  const kept = all.slice(0, reader.most - reader.suffix);
-  const ids = [...kept, ...all.slice(all.length - reader.suffix)];
-  return { ids, total: all.length, lastRead: reader.tokenizer.decode(kept.slice(-6)) };
+  const first = reader.most - reader.suffix;
+  const cut = (values) => [...values.slice(0, first), ...values.slice(values.length - reader.suffix)];
+  return { ids: cut(all), types: types && cut(types), total: all.length, lastRead: reader.tokenizer.decode(all.slice(0, first).slice(-6)) };
 }
 
 /** As `edgeformer predict` and `serve` say it. */

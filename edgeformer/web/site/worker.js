@@ -49,7 +49,7 @@ async function answer(job) {
   const [{ runtime, session }, reader] = await open(job);
   if (job.pieces !== null) return { spans: await findSpans(job, runtime, session, reader), lastRead: null };
   const read = encode(reader, job.text, job.pair);
-  const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids]));
+  const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids], read.types));
   const found = probabilities(await outputs.logits.getData(), job.several);
   return { probabilities: found, tokens: read.ids.length, total: read.total, lastRead: read.lastRead };
 }
