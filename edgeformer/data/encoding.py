@@ -77,9 +77,8 @@ class Encoded(Rows):
 
     def select(self, is_selected: NDArray[np.bool_]) -> Encoded:
         """Return some rows, none of them truncated; ``is_selected``: bool [n]."""
-        tokens, lengths = np.repeat(is_selected, self.lengths), self.lengths[is_selected]
+        tokens, offsets = np.repeat(is_selected, self.lengths), np.cumsum([0, *self.lengths[is_selected]])
         types = None if self.types is None else self.types[tokens]
-        offsets = np.cumsum([0, *lengths], dtype=np.int64)
         return Encoded(self.ids[tokens], offsets, self.labels[is_selected], 0, types=types)
 
 

@@ -132,14 +132,14 @@ def prepare(
             inexact += encoded.inexact if isinstance(encoded, TokenRows) else 0
             words += count_values(count_words(texts, data.cleaning))
             further = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
-            if states_types(tokenizer, has_pairs):  # then every piece has them
-                further["types"] = encoded.types if encoded.types is not None else np.zeros_like(encoded.ids)
+            if states_types(tokenizer, has_pairs):  # pieces without pairs have them, too
+                further["types"] = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
             yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **further}
         facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": words}
 
     def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
-        arrays = pieces["ids"], pieces["offsets"], pieces["labels"]
-        rows = Encoded(*arrays, facts.truncated, types=pieces.get("types"))
+        tokens, types = (pieces["ids"], pieces["offsets"], pieces["labels"]), pieces.get("types")
+        rows = Encoded(*tokens, facts.truncated, types=types)
         if "targets" not in pieces:
             return rows
         return TokenRows(rows.ids, rows.offsets, rows.labels, 0, targets=pieces["targets"], inexact=facts.inexact)
@@ -148,8 +148,8 @@ def prepare(
     if isinstance(data, SpanData):
         settings |= {"classes": data.classes, "pieces": data.pieces}
     has_pairs = any(source.text_pair is not None for sources in data.parts.values() for source in sources)
-    if has_pairs:  # earlier versions stored them without token types
-        settings["types"] = True
+    if has_pairs:
+        settings["types"] = True  # earlier versions stored pairs without token types
 
     tokenizer, stored = store_training_set(
         stream,

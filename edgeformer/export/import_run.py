@@ -293,9 +293,7 @@ def _passes_types(source: Source) -> bool:
     with needs_extra("hf", "a pretrained encoder"):
         from transformers import AutoTokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(source.folder), local_files_only=True, trust_remote_code=False
-        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
     except Exception:  # of any type, for a folder without the files of its class: tokenizer.json states them as well
         return states_types(tokenizer_from_file(source.tokenizer), pairs=True)
     return any(tokenizer("a", "a").get("token_type_ids", ()))

@@ -360,7 +360,7 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"pairs": True, "separator": None}, "needs separator"),
+        ({"position_padding": 0}, "position_padding: must be absent for this source"),
         ({"fold": {"layers": 5, "iterations": 2}}, "must be at most 4"),
         (
             {"architecture": {**BERT_CONFIG, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}},
@@ -399,7 +399,7 @@ def test_impossible_config_files_are_refused(tmp_path: Path, changes: dict[str, 
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes(save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)}))
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert open_source(str(tmp_path)).read_tokenizer(pairs=False)[0] == 2
+    assert open_source(str(tmp_path)).max_positions == 9
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     with pytest.raises(InputError, match=message) as raised:
         open_source(str(tmp_path))

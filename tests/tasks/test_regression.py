@@ -159,7 +159,8 @@ def test_golden_inputs_hold_whole_queries() -> None:
     labels = np.arange(120, dtype=np.int64)
     rows = decode_labels(Encoded(ids, offsets, labels, 0), RegressionData.model_construct(), texts)
     prepared: Any = SimpleNamespace(validation=rows, pad=0)
-    golden = TASK.golden_inputs(prepared, SimpleNamespace(seed=1))
+    golden = TASK.golden_inputs(prepared, SimpleNamespace(seed=1, model=SimpleNamespace(reads_types=True)))
+    assert not golden["token_type_ids"].any() and golden["token_type_ids"].shape == golden["input_ids"].shape
     _, counts = np.unique(golden["labels"][:, 1], return_counts=True)
     assert golden["labels"].shape == (64, 2) and counts.tolist() == [4] * 16
 

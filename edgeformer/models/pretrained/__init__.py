@@ -96,7 +96,8 @@ class PretrainedConfig(ModelConfig):
         if self.max_positions > sizes.positions:
             raise ValueError(f"max_positions: must be at most {sizes.positions}, the limit of the source")
         if self.position_padding not in (None, sizes.position_padding):
-            raise ValueError(f"position_padding: must be {sizes.position_padding} or absent for this source")
+            expected = "absent" if sizes.position_padding is None else f"{sizes.position_padding} or absent"
+            raise ValueError(f"position_padding: must be {expected} for this source")
         if self.fold is not None and self.fold.layers > sizes.depth:
             raise ValueError(f"fold.layers: must be at most {sizes.depth}, the layers of the source")
         if self.fold is not None and sizes.model_type in ("albert", "modernbert"):

@@ -136,7 +136,7 @@ class PretrainedAdapter(ModelAdapter):
             mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
             mask[1, 1:] = 0
             state = {"state": torch.zeros(BATCH, TOKENS, width, dtype=words.weight.dtype)}
-            text = state | {"attention_mask": mask}
+            text, tokens = state | {"attention_mask": mask}, [name for name in inputs if name != "attention_mask"]
             axes = {name: {0: "batch", 1: "sequence"} for name in text}
             # The loop graph takes its number if layers depend on it.
             has_number = any(hasattr(module, "own_parts") for module in model.modules())
@@ -144,12 +144,7 @@ class PretrainedAdapter(ModelAdapter):
             readout = state if model.head.pooling in ("cls", "tokens") else text
             readout_axes = {name: axes[name] for name in readout}
             specs = {
-                "embed": text_spec(
-                    Piece(model, model.embeddings.forward),
-                    [name for name in inputs if name != "attention_mask"],
-                    model.max_positions,
-                    ("state",),
-                ),
+                "embed": text_spec(Piece(model, model.embeddings.forward), tokens, model.max_positions, ("state",)),
                 "loop": GraphSpec(Piece(model, model.advance), text | loop_number, axes, ("next_state",), longest),
                 "readout": GraphSpec(Piece(model, model.readout), readout, readout_axes, longest=longest),
             }

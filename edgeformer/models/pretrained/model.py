@@ -444,13 +444,9 @@ class PretrainedEncoder(nn.Module):
         self.exits = range(1, self.stages + 1)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        *,
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None, *,
         states: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Return the answer, and with ``states`` the state [B, S, d] after every stage."""
         h, all_states = self.embeddings(input_ids, token_type_ids), []
         for stage in range(self.stages):

@@ -31,8 +31,6 @@ Architecture = Literal[
 ]
 """Supported values of ``model_type``; MiniLM's is ``bert`` or ``roberta``, DeBERTa-v3's ``deberta-v2``."""
 _PADDED_POSITIONS = ("roberta", "xlm-roberta")
-_MPNET_PADDING = 1
-"""Token that counts no position in MPNet, whatever its pad_token_id."""
 _TOKEN_TYPES = dict.fromkeys(("albert", "bert", "electra", *_PADDED_POSITIONS), 2) | {"deberta-v2": 0}
 """Families with token types → their number if config.json does not state it."""
 WEIGHTS = "model.safetensors"
@@ -113,7 +111,7 @@ class EncoderFile(ConfigFile):
     def position_padding(self) -> int | None:
         """Token that counts no position (RoBERTa, MPNet); its row in the table, and those before, belong to padding."""
         if self.model_type == "mpnet":
-            return _MPNET_PADDING
+            return 1  # whatever pad_token_id is
         return self.pad_token_id if self.model_type in _PADDED_POSITIONS else None
 
     @property
@@ -125,8 +123,8 @@ class EncoderFile(ConfigFile):
     @property
     def token_types(self) -> int:
         """Number of token types."""
-        default = _TOKEN_TYPES.get(self.model_type)
-        return default or 0 if default is None or self.type_vocab_size is None else self.type_vocab_size
+        default = _TOKEN_TYPES.get(self.model_type, 0)
+        return default if self.type_vocab_size is None or self.model_type not in _TOKEN_TYPES else self.type_vocab_size
 
 
 class SentenceModule(ConfigFile):
