@@ -19,13 +19,12 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.data.rows import LabelledTexts, Text, label_sets, query_numbers
-from edgeformer.data.tokenization import boundary_id
+from edgeformer.data.tokenization import UNLIMITED, boundary_id, cutting
 
 if TYPE_CHECKING:
     from edgeformer.data.storage import StoredRows
 
 _CHUNK = 2048
-_UNLIMITED = 2**40
 
 
 @dataclass(frozen=True)
@@ -109,14 +108,13 @@ def encode_texts(
 ) -> tuple[Encoded, NDArray[np.bool_]]:
     """Encode texts without labels, and return which of them were truncated to ``max_length`` tokens, bool [n].
 
-    A truncated text keeps its final special token; of a pair the longer text is truncated. The tokenizer's truncation
-    is on during this call only. ``advance`` is called with the number of rows encoded since the last call.
+    A truncated text keeps its special tokens; of a pair the longer text is truncated. ``advance`` is called with the
+    number of rows encoded since the last call.
     """
     pieces = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
     truncated: list[bool] = []
-    tokenizer.enable_truncation(max_length)  # this setting would be saved with the tokenizer
-    try:
+    with cutting(tokenizer, max_length):
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
@@ -124,8 +122,6 @@ def encode_texts(
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
             truncated.extend(bool(encoding.overflowing) for encoding in encodings)
             advance(len(encodings))
-    finally:
-        tokenizer.no_truncation()
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     labels = np.zeros(len(texts), dtype=np.int64)
     return Encoded(np.concatenate(pieces), offsets, labels, sum(truncated)), np.array(truncated, dtype=bool)
@@ -182,7 +178,7 @@ class PlainText:
 
     def encode_all(self, texts: Sequence[str], progress: Progress = SILENT) -> Encoded:
         """Encode texts as :func:`encode` does, with label 0."""
-        encoded, _ = encode_texts(self._tokenizer, texts, _UNLIMITED, progress.advance)
+        encoded, _ = encode_texts(self._tokenizer, texts, UNLIMITED, progress.advance)
         places = np.flatnonzero(encoded.ids == self.boundary)
         if not len(places):
             return encoded
