@@ -224,7 +224,9 @@ class SourceTokenizer(Frozen):
     name: str = Field(description="folder of the model, or its hub name")
 
 
-TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | SourceTokenizer | TrainedTokenizer, Field(discriminator="kind")]
+TokenizerConfig = Annotated[
+    HubTokenizer | FileTokenizer | SourceTokenizer | TrainedTokenizer, Field(discriminator="kind")
+]
 
 
 class DataSection(Recognised):

@@ -130,14 +130,20 @@ def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
 
 
 def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict[str, Int64s]:
-    """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row."""
+    """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row.
+
+    The mask is 0 for padding, 1 for tokens, and 2 for tokens that are read and not pooled.
+    """
     starts = encoded.offsets[indices]
     lengths = encoded.offsets[np.asarray(indices) + 1] - starts
     positions = np.arange(lengths.max(initial=0), dtype=np.int64)
     mask = positions < lengths[:, None]
     input_ids = np.full(mask.shape, pad_id, dtype=np.int64)
     input_ids[mask] = encoded.ids[(starts[:, None] + positions)[mask]]
-    return {"input_ids": input_ids, "attention_mask": mask.astype(np.int64)}
+    attention_mask = mask.astype(np.int64)
+    if encoded.unpooled is not None:
+        attention_mask[positions < encoded.unpooled[indices][:, None]] *= 2
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:

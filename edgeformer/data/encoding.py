@@ -18,7 +18,7 @@ from edgeformer.artifacts.data_config import DataConfig, DataSection, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.data.rows import LabelledTexts, Text, label_sets, query_numbers
+from edgeformer.data.rows import LabelledTexts, Prompted, Text, label_sets, query_numbers
 from edgeformer.data.tokenization import UNLIMITED, boundary_id, cutting
 
 if TYPE_CHECKING:
@@ -55,12 +55,16 @@ class Rows:
 class Encoded(Rows):
     """Encoded texts with special tokens and their classes ``labels``, int64 [n].
 
-    ``truncated``: rows that were truncated; ``empty``: rows of a file without a text, which are left out.
+    Attributes:
+        truncated: rows that were truncated.
+        empty: rows of a file without a text, which are left out.
+        unpooled: tokens at the beginning of each row that are read and not pooled, int64 [n]; None: there are none.
     """
 
     labels: NDArray[np.int64]
     truncated: int
     empty: int = 0
+    unpooled: NDArray[np.int64] | None = None
 
     @staticmethod
     def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
@@ -125,6 +129,30 @@ def encode_texts(
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     labels = np.zeros(len(texts), dtype=np.int64)
     return Encoded(np.concatenate(pieces), offsets, labels, sum(truncated)), np.array(truncated, dtype=bool)
+
+
+def encode_prompted(
+    tokenizer: Tokenizer, texts: Sequence[Text], data: DataSection, prompt: str | None = None
+) -> tuple[Encoded, NDArray[np.bool_]]:
+    """Encode texts as :func:`encode_texts`, with a prompt in front of each that is not yet :class:`Prompted`.
+
+    ``prompt``: None: the default of ``data``.
+    """
+    if prompt is None:
+        prompt = getattr(data, "prompts", {}).get("default", "")
+    prompted: list[Any] = [*texts]
+    if prompt:
+        prompted = [text if isinstance(text, Prompted) else Prompted(prompt, str(text)) for text in texts]
+    encoded, cut = encode_texts(tokenizer, prompted, data.tokens_at_once)
+    if getattr(data, "pools_prompt", True):
+        return encoded, cut
+    # As sentence-transformers counts: the tokens of the prompt alone, without a special token at its end.
+    prompts, lengths = [getattr(text, "prompt", "") for text in prompted], {"": 0}
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    for each in {*prompts} - {""}:
+        ids = encode_texts(tokenizer, [each], data.tokens_at_once)[0].ids.tolist()
+        lengths[each] = len(ids) - (ids[-1] in special)
+    return replace(encoded, unpooled=np.array([lengths[each] for each in prompts], dtype=np.int64)), cut
 
 
 def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress: Progress = SILENT) -> Encoded:

@@ -55,7 +55,6 @@ class SentenceModule(ConfigFile):
 
     type: str
     path: str = ""
-    kwargs: list[str] = []
 
     @property
     def kind(self) -> str:
@@ -169,9 +168,8 @@ class SourceFolder:
         if not path.is_file():
             return SourceFolder(root, root, None, SentenceFile())
         modules = tuple(validate_file(RootModel[list[SentenceModule]], read_object(path, list), path).root)
-        for module in modules:
-            if module.kwargs:
-                raise InputError(f"{path}: kwargs of {module.kind[:60]!r} are not supported; remove them")
+        for module, content in zip(modules, read_object(path, list), strict=True):
+            refuse_keys(path, content, {"idx", "name", *SentenceModule.model_fields})
             if module.path and not _FOLDER_NAME.fullmatch(module.path):
                 raise InputError(f"{path}: path {module.path[:60]!r} must be a folder in the folder of the model")
         folder = root / next((module.path for module in modules if module.kind == "Transformer"), "")
@@ -194,8 +192,8 @@ class SourceFolder:
         Raises DataError, InputError, ArtifactError, or MissingDependencyError: transformers is not installed.
         """
         folder = self.folder
-        names = (CONFIG_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
-        files = {name: read_object(folder / name) for name in names if (folder / name).is_file()}
+        read = (CONFIG_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+        files = {name: read_object(folder / name) for name in read if (folder / name).is_file()}
         if files.get(TOKENIZER_CONFIG, {}).get("split_special_tokens"):
             raise InputError(
                 f"{folder / TOKENIZER_CONFIG}: split_special_tokens is not supported; remove the key, with which the "
@@ -217,11 +215,11 @@ class SourceFolder:
                 "transformers, or set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json, which takes "
                 "tokenizer.json as it is"
             ) from None
-        vocabularies = [*loaded.vocab_files_names.values()]
-        if not any((folder / file).is_file() for file in vocabularies):  # transformers makes a vocabulary of five tokens
+        names = [*loaded.vocab_files_names.values()]
+        if not any((folder / file).is_file() for file in names):  # transformers would make up a small vocabulary
             raise InputError(
-                f"{folder}: has no {TOKENIZER_FILE} (nor {', '.join({*vocabularies} - {TOKENIZER_FILE})}); write it with "
-                "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                f"{folder}: has no {' or '.join(sorted(names))}; write it with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         if "token_type_ids" not in loaded.model_input_names:
             document["post_processor"] = _without_types(document["post_processor"])

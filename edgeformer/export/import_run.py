@@ -217,9 +217,9 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     elif is_regression:
         data["activation"] = source.activation()
     elif is_embedding:
-        prompts = source.settings.used_prompts
-        default = {kind: prompt for kind, prompt in prompts.items() if kind == "default"}
-        data["prompts"] = {**default, **options.prompts} if options.prompts else prompts
+        saved = source.settings.used_prompts
+        typed = {**{kind: prompt for kind, prompt in saved.items() if kind == "default"}, **options.prompts}
+        data["prompts"] = typed if options.prompts else saved
         data["pools_prompt"] = source.pools_prompt or not data["prompts"]
         data["similarity"] = source.settings.similarity_fn_name or "cosine"
     recipe = _encoder_recipe(slug, source, options, task, data)

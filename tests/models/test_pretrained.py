@@ -342,7 +342,9 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
     )
     recipe: Any = load_recipe(str(path))
     assert (recipe.model.vocab_size, recipe.model.max_positions) == (2, POSITIONS)
-    assert (recipe.tokenizer.kind, recipe.tokenizer.name) == ("source", str(bert[1])) and len(recipe.model.weights_sha256) == 64
+    assert (recipe.tokenizer.kind, recipe.tokenizer.name) == ("source", str(bert[1])) and len(
+        recipe.model.weights_sha256
+    ) == 64
     path.write_text(recipe.to_yaml(), encoding="utf-8")
     assert load_recipe(str(path)) == recipe
     changed = recipe_of(bert[1], weights_sha256="0" * 64)

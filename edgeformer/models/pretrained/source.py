@@ -48,20 +48,22 @@ _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 # Every key of config.json that transformers' configuration classes know is in a field of EncoderFile, in one of these
 # two sets, or refused by `_unsupported`. Keys that the classes do not know change nothing there either.
 
-TRANSFORMERS_KEYS = frozenset(
-    "activation attention_bias attention_dropout attention_probs_dropout_prob classifier_activation classifier_bias "
-    "classifier_dropout classifier_dropout_prob classifier_pooling dropout embedding_dropout hidden_act "
-    "hidden_activation hidden_dropout_prob initializer_cutoff_factor initializer_range layer_types local_attention "
-    "mlp_bias mlp_dropout norm_bias pooler_dropout pooler_hidden_act pooler_hidden_size position_biased_input "
-    "rope_parameters seq_classif_dropout sinusoidal_pos_embds".split()
-)
+TRANSFORMERS_KEYS = frozenset((
+    "activation", "attention_bias", "attention_dropout", "attention_probs_dropout_prob", "classifier_activation",
+    "classifier_bias", "classifier_dropout", "classifier_dropout_prob", "classifier_pooling", "dropout",
+    "embedding_dropout", "hidden_act", "hidden_activation", "hidden_dropout_prob", "initializer_cutoff_factor",
+    "initializer_range", "layer_types", "local_attention", "mlp_bias", "mlp_dropout", "norm_bias", "pooler_dropout",
+    "pooler_hidden_act", "pooler_hidden_size", "position_biased_input", "rope_parameters", "seq_classif_dropout",
+    "sinusoidal_pos_embds",
+))  # fmt: skip
 """Keys that the layers and heads of transformers read, which compute here, too."""
-IGNORED_KEYS = frozenset(
-    "_name_or_path auto_map bos_token_id cls_token_id decoder_bias deterministic_flash_attn dtype eos_token_id "
-    "gradient_checkpointing label2id legacy output_attentions output_hidden_states qa_dropout return_dict sep_token_id "
-    "sparse_pred_ignore_index sparse_prediction summary_activation summary_last_dropout summary_type summary_use_proj "
-    "tie_word_embeddings torch_dtype transformers_version use_cache".split()
-)
+IGNORED_KEYS = frozenset((
+    "_name_or_path", "auto_map", "bos_token_id", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "dtype",
+    "eos_token_id", "gradient_checkpointing", "label2id", "legacy", "output_attentions", "output_hidden_states",
+    "qa_dropout", "return_dict", "sep_token_id", "sparse_pred_ignore_index", "sparse_prediction", "summary_activation",
+    "summary_last_dropout", "summary_type", "summary_use_proj", "tie_word_embeddings", "torch_dtype",
+    "transformers_version", "use_cache",
+))  # fmt: skip
 """Keys that do not change what an encoder or a classifier computes."""
 
 
@@ -119,7 +121,7 @@ class EncoderFile(ConfigFile):
 
 
 class PoolingFile(ConfigFile):
-    """1_Pooling/config.json of a sentence-transformers folder: ``pooling_mode``, or in older folders a flag per mode."""
+    """1_Pooling/config.json of sentence-transformers: ``pooling_mode``, or in older folders a flag per mode."""
 
     pooling_mode: str | list[str] | None = None
     include_prompt: bool = True
@@ -232,7 +234,9 @@ class Source:
         tokenizer = self.tokenizer
         single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
         if pairs and (len(pair.ids) <= len(single.ids) or not single.special_tokens_mask[-1]):
-            raise InputError(f"{self.folder}: its tokenizer adds no separator between the texts of a pair; use pairs: false")
+            raise InputError(
+                f"{self.folder}: its tokenizer adds no separator between the texts of a pair; use pairs: false"
+            )
         vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         return vocabulary, int(single.ids[-1]) if pairs else None
 
