@@ -51,10 +51,10 @@ _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 TRANSFORMERS_KEYS = frozenset((
     "activation", "attention_bias", "attention_dropout", "attention_probs_dropout_prob", "classifier_activation",
     "classifier_bias", "classifier_dropout", "classifier_dropout_prob", "classifier_pooling", "dropout",
-    "embedding_dropout", "hidden_act", "hidden_activation", "hidden_dropout_prob", "initializer_cutoff_factor",
-    "initializer_range", "layer_types", "local_attention", "mlp_bias", "mlp_dropout", "norm_bias", "pooler_dropout",
-    "pooler_hidden_act", "pooler_hidden_size", "position_biased_input", "rope_parameters", "seq_classif_dropout",
-    "sinusoidal_pos_embds",
+    "embedding_dropout", "global_attn_every_n_layers", "global_rope_theta", "hidden_act", "hidden_activation",
+    "hidden_dropout_prob", "initializer_cutoff_factor", "initializer_range", "layer_types", "local_attention",
+    "local_rope_theta", "mlp_bias", "mlp_dropout", "norm_bias", "norm_rel_ebd", "pooler_dropout", "pooler_hidden_act",
+    "pooler_hidden_size", "position_biased_input", "rope_parameters", "seq_classif_dropout", "sinusoidal_pos_embds",
 ))  # fmt: skip
 """Keys that the layers and heads of transformers read, which compute here, too."""
 IGNORED_KEYS = frozenset((

@@ -11,13 +11,16 @@ export async function openReader(library, reader, base) {
     download(library, base), downloadJson(reader.tokenizer, base), downloadJson(reader.config, base),
   ]);
   const { Tokenizer } = await import(asModule(script.bytes));
-  return { tokenizer: new Tokenizer(tokenizer, config), most: reader.max_tokens, suffix: reader.suffix };
+  const left = tokenizer.truncation?.direction === "Left";
+  return { tokenizer: new Tokenizer(tokenizer, config), most: reader.max_tokens, suffix: reader.suffix, left };
 }
 
 /**
- * Special tokens behind a text are kept where the text is cut. Pairs are not cut here.
+ * Special tokens around a text are kept where the text is cut, on the side that the tokenizer states. Pairs are not cut
+ * here.
  * @param {string | null} pair the second text
- * @returns {{ids: number[], total: number, lastRead: string | null}} `lastRead`: where a cut text ends for the model
+ * @returns {{ids: number[], total: number, lastRead: string | null}} `lastRead`: the end of a cut text, or its beginning
+ * where the left side is cut, as the model reads it
  */
 export function encode(reader, text, pair = null) {
   const options = pair === null ? {} : { text_pair: pair };
@@ -25,6 +28,11 @@ export function encode(reader, text, pair = null) {
   if (all.length <= reader.most) return { ids: all, total: all.length, lastRead: null };
   if (pair !== null) {
     throw new Error(`Together the texts have ${all.length} tokens, and the model reads ${reader.most}. Shorten them.`);
+  }
+  if (reader.left) {
+    const prefix = Array.from(reader.tokenizer.encode("").ids).length - reader.suffix;
+    const kept = all.slice(all.length - reader.most + prefix);
+    return { ids: [...all.slice(0, prefix), ...kept], total: all.length, lastRead: reader.tokenizer.decode(kept.slice(0, 6)) };
   }
   const kept = all.slice(0, reader.most - reader.suffix);
   const ids = [...kept, ...all.slice(all.length - reader.suffix)];
