@@ -365,9 +365,7 @@ def resolve_paths(document: YamlDocument, folder: Path, folders: Mapping[str, Se
     content, notes = document.content, []
     places: list[tuple[KeyPath, Any, bool]] = [(("tokenizer", "path"), content.get("tokenizer"), True)]
     places += [((section, key), content.get(section), False) for section, keys in folders.items() for key in keys]
-    tokenizer, data = content.get("tokenizer"), content.get("data")
-    if isinstance(tokenizer, dict) and tokenizer.get("kind") == "source":
-        places.append((("tokenizer", "name"), tokenizer, False))
+    data = content.get("data")
     parts, further = (data.get("parts"), data.get("unlabelled")) if isinstance(data, dict) else (None, None)
     lists: list[tuple[KeyPath, Any]] = [(("data", "unlabelled"), further)]
     lists += [(("data", "parts", part), rows) for part, rows in (parts if isinstance(parts, dict) else {}).items()]

@@ -40,8 +40,8 @@ _FILES = (
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _FILE_ENDS = (".safetensors", ".bin", ".json")
-_UNLIMITED = 10**20
-"""Larger values of ``model_max_length`` mean that there is no limit."""
+_SHORTEST, _UNLIMITED = 4, 10**20
+"""Smallest length that is possible here; larger ones than the second mean that there is no limit."""
 
 
 class ConfigFile(Frozen):
@@ -65,7 +65,7 @@ class SentenceModule(ConfigFile):
 class SentenceFile(ConfigFile):
     """Settings of the module Transformer: one of ``SENTENCE_FILES``."""
 
-    max_seq_length: Annotated[int, Field(ge=4)] | None = None
+    max_seq_length: Annotated[int, Field(ge=_SHORTEST)] | None = None
     do_lower_case: bool | None = None
     transformer_task: Literal["feature-extraction", "sequence-classification"] | None = None
 
@@ -207,6 +207,7 @@ class SourceFolder:
 
                 loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             document = json.loads(loaded.backend_tokenizer.to_str())
+            length = self.sentence.max_seq_length or int(loaded.model_max_length)
         except EdgeformerError:
             raise
         except Exception as error:  # invalid settings raise many types
@@ -221,23 +222,23 @@ class SourceFolder:
                 f"{folder}: has no {' or '.join(sorted(names))}; write it with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
-        if "token_type_ids" not in loaded.model_input_names:
-            document["post_processor"] = _without_types(document["post_processor"])
+        if length < _SHORTEST:
+            raise InputError(f"{folder}: model_max_length is {length}; it must be at least {_SHORTEST} tokens")
+        has_types, processor = "token_type_ids" in loaded.model_input_names, json.dumps(document["post_processor"])
+        if not has_types:
+            document["post_processor"] = json.loads(
+                processor, object_hook=lambda part: {**part, "type_id": 0} if "type_id" in part else part
+            )
         tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(document))
+        if not has_types and 1 in tokenizer.encode("a", "b").type_ids:
+            raise InputError(
+                f"{folder}: model_input_names lacks token_type_ids, but the tokenizer gives the second text of a pair "
+                "another type; add token_type_ids in tokenizer_config.json if the model was trained with them"
+            )
         if self.sentence.do_lower_case and '"Lowercase"' not in json.dumps(document["normalizer"]):
             further = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
             tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
         number = files.get(CONFIG_FILE, {}).get("pad_token_id")
         pad = loaded.pad_token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
         keep_settings(tokenizer, pad, loaded.truncation_side)
-        length = self.sentence.max_seq_length or loaded.model_max_length
-        return tokenizer, int(length) if length <= _UNLIMITED else None
-
-
-def _without_types(processor: Any) -> Any:
-    """Return the document of a post-processor in which every token has the type 0."""
-    if isinstance(processor, list):
-        return [_without_types(part) for part in processor]
-    if not isinstance(processor, dict):
-        return processor
-    return {key: 0 if key == "type_id" else _without_types(value) for key, value in processor.items()}
+        return tokenizer, length if length <= _UNLIMITED else None

@@ -293,12 +293,13 @@ def compare_texts(
             reading = Reading(location.open_model().data.parts, columns, single=True)
             with unlabelled(among.path, sys.stdin.buffer, reading) as source:
                 rankings = rank_file(model, source, RankOptions(texts, among.top)).rankings
+            is_cosine = measure == "cosine"
             matches = [
                 [
-                    Match(each.text, each.score if measure == "cosine" else None, each.score)
-                    for each in ranking.documents
+                    Match(document.text, document.score if is_cosine else None, document.score)
+                    for document in each.documents
                 ]
-                for ranking in rankings
+                for each in rankings
             ]
         predictions, vectors = [answer.as_dict() for answer in answers], np.stack([answer.vector for answer in answers])
         cosines, similar = (similarities(vectors, vectors, each).tolist() for each in ("cosine", measure))

@@ -61,30 +61,29 @@ def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Fl
     return result
 
 
-def similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
-    """Compare rows [n, d] with rows [m, d] → [n, m] as sentence-transformers does: a distance is negative."""
-    return np.stack([_row_similarities(row[None], second, measure) for row in first])
-
-
-def _row_similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
-    """Compare each row of ``first`` with the same row of ``second``, both [n, d], or ``first`` [1, d] → [n]."""
-    if measure == "cosine":
-        return row_cosines(first, second)
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    if measure == "dot":
-        return np.asarray((first * second).sum(axis=1))
-    return np.asarray(-np.linalg.norm(first - second, ord=2 if measure == "euclidean" else 1, axis=1))
-
-
 def measure_of(data: Any) -> Similarity:
     """Return how vectors of a model with this ``data`` are compared."""
     measure: Similarity = getattr(data, "similarity", "cosine")
     return measure
 
 
+def similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
+    """Compare rows [n, d] with rows [m, d] → [n, m] as sentence-transformers does: a distance is negative."""
+    if measure == "cosine":
+        return np.asarray(unit_rows(first) @ unit_rows(second).T)
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    if measure == "dot":
+        return np.asarray(first @ second.T)
+    order = 2 if measure == "euclidean" else 1
+    return -np.stack([np.linalg.norm(first - row, ord=order, axis=1) for row in second], axis=1)
+
+
 def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
     """Return the similarity of rows 2i and 2i + 1 of ``vectors`` [2m, d], [m]."""
-    return _row_similarities(vectors[::2], vectors[1::2], measure_of(data))
+    if (measure := measure_of(data)) == "cosine":
+        return row_cosines(vectors[::2], vectors[1::2])
+    pairs = zip(vectors[::2, None], vectors[1::2, None], strict=True)
+    return np.array([similarities(first, second, measure)[0, 0] for first, second in pairs], dtype=np.float64)
 
 
 def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:

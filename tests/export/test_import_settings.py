@@ -404,6 +404,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("config_sentence_transformers.json", {"query_prefix": "x"}, "does not read the key 'query_prefix'"),
     ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens is not supported"),
     ("tokenizer_config.json", {"added_tokens_decoder": 3}, "transformers cannot build its tokenizer"),
+    ("tokenizer_config.json", {"model_max_length": 2}, "model_max_length is 2; it must be at least 4 tokens"),
+    ("tokenizer_config.json", {"model_max_length": "long"}, "transformers cannot build its tokenizer"),
     ("adapter_config.json", {"peft_type": "LORA"}, "has an adapter, which is not supported"),
 ]
 
