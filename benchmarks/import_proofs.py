@@ -19,9 +19,9 @@ from typing import Any
 from tabulate import tabulate
 
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.import_run import HfOptions, import_hf
-from edgeformer.models.pretrained.model import quiet_transformers
 from edgeformer.run import read_run
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, now

@@ -72,7 +72,7 @@ class Bundle(bundles.Bundle):
         check_can_rank(self.task, self.data)
         texts = scoring_inputs(self.task, self.data, query, documents)
         with open_predictor(self._location, artifact, texts=texts) as model:
-            return rank_documents(documents, model.answer(texts), top)
+            return rank_documents(documents, model.answer(texts), top, self.data)
 
     def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
         """Continue ``prompt``, which may be empty, as ``edgeformer generate``.

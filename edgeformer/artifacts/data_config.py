@@ -217,7 +217,16 @@ class TrainedTokenizer(Frozen):
     )
 
 
-TokenizerConfig = Annotated[HubTokenizer | FileTokenizer | TrainedTokenizer, Field(discriminator="kind")]
+class SourceTokenizer(Frozen):
+    """The tokenizer of a Hugging Face model, as transformers and sentence-transformers build it of all its files."""
+
+    kind: Literal["source"]
+    name: str = Field(description="folder of the model, or its hub name")
+
+
+TokenizerConfig = Annotated[
+    HubTokenizer | FileTokenizer | SourceTokenizer | TrainedTokenizer, Field(discriminator="kind")
+]
 
 
 class DataSection(Recognised):
@@ -507,6 +516,10 @@ class TextConfig(DataSection):
         return parts
 
 
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How vectors are compared: cosine, dot product, or a distance, whose negative is the similarity."""
+
+
 class PairsConfig(DataSection):
     """Texts for an embedding model, and text pairs with human similarity scores.
 
@@ -524,9 +537,13 @@ class PairsConfig(DataSection):
     max_length: Annotated[int, Field(ge=4)] = Field(
         description="longest input in tokens, special tokens included; longer texts are cut"
     )
-    prompts: dict[Literal["query", "document"], str] = Field(
-        {}, description="text in front of a query, and of a document that is searched, e.g. `query: ` and `passage: `"
+    prompts: dict[Literal["query", "document", "default"], str] = Field(
+        {},
+        description="text in front of a query, and of a document that is searched, e.g. `query: ` and `passage: `; "
+        "default: of every other text",
     )
+    pools_prompt: bool = Field(True, description="imported models: false: tokens of a prompt are read, but not pooled")
+    similarity: Similarity = Field("cosine", description="imported models: how the model's vectors are compared")
 
     @field_validator("stream")
     @classmethod

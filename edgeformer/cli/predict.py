@@ -260,7 +260,7 @@ def _predict_file(
     from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.run import locate
-    from edgeformer.tasks.embedding import VectorStore
+    from edgeformer.tasks.embedding import VectorStore, check_vector_kind
 
     if target is None and as_json:
         if format_ is not None:
@@ -291,6 +291,7 @@ def _predict_file(
         )
     if format_ == "npy" and kept_columns not in (None, "none"):
         raise InputError(f"--columns {kept_columns}: an .npy file has the vectors only; give a .parquet file")
+    check_vector_kind(location.name, location.open_model().data, vectors or "float32")
     store = VectorStore(vectors) if vectors is not None else None
     check_answerable(location, confidence, pairs=True if columns.text_pair else None)
     reading = Reading(location.open_model().data.parts, columns, input_format, single=is_embedding)
@@ -317,7 +318,7 @@ def _predict_file(
                 totals = predict_file(model, texts, writer, show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
-    if prompts and prompt is None:
+    if prompts.keys() - {"default"} and prompt is None:
         say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
     unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
     say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)

@@ -133,7 +133,8 @@ def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
 def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict[str, Int64s]:
     """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row.
 
-    Rows with token types also have ``token_type_ids``, 0 for padding.
+    The mask is 0 for padding, 1 for tokens, and 2 for tokens that are read and not pooled. Rows with token types also
+    have ``token_type_ids``, 0 for padding.
     """
     starts = encoded.offsets[indices]
     lengths = encoded.offsets[np.asarray(indices) + 1] - starts
@@ -142,6 +143,8 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
     places = (starts[:, None] + positions)[mask]
     batch = {"input_ids": np.full(mask.shape, pad_id, dtype=np.int64), "attention_mask": mask.astype(np.int64)}
     batch["input_ids"][mask] = encoded.ids[places]
+    if encoded.unpooled is not None:
+        batch["attention_mask"][positions < encoded.unpooled[indices][:, None]] *= 2
     if encoded.types is not None:
         batch[TOKEN_TYPES] = np.zeros(mask.shape, dtype=np.int64)
         batch[TOKEN_TYPES][mask] = encoded.types[places]

@@ -18,14 +18,13 @@ from edgeformer.artifacts.data_config import DataConfig, DataSection, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.data.rows import LabelledTexts, Text, label_sets, query_numbers
-from edgeformer.data.tokenization import boundary_id
+from edgeformer.data.rows import LabelledTexts, Prompted, Text, label_sets, query_numbers
+from edgeformer.data.tokenization import UNLIMITED, boundary_id, cutting
 
 if TYPE_CHECKING:
     from edgeformer.data.storage import StoredRows
 
 _CHUNK = 2048
-_UNLIMITED = 2**40
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,18 @@ class Rows:
 class Encoded(Rows):
     """Encoded texts with special tokens and their classes ``labels``, int64 [n].
 
-    ``truncated``: rows that were truncated; ``empty``: rows of a file without a text, which are left out; ``types``:
-    token types (segments) as the tokenizer states them, parallel to ``ids``; None: all are 0.
+    Attributes:
+        truncated: rows that were truncated.
+        empty: rows of a file without a text, which are left out.
+        types: token types (segments) as the tokenizer states them, parallel to ``ids``; None: all are 0.
+        unpooled: tokens at the beginning of each row that are read and not pooled, int64 [n]; None: there are none.
     """
 
     labels: NDArray[np.int64]
     truncated: int
     empty: int = 0
     types: NDArray[np.int8] | None = None
+    unpooled: NDArray[np.int64] | None = None
 
     @staticmethod
     def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
@@ -79,7 +82,8 @@ class Encoded(Rows):
         """Return some rows, none of them truncated; ``is_selected``: bool [n]."""
         tokens, offsets = np.repeat(is_selected, self.lengths), np.cumsum([0, *self.lengths[is_selected]])
         types = None if self.types is None else self.types[tokens]
-        return Encoded(self.ids[tokens], offsets, self.labels[is_selected], 0, types=types)
+        unpooled = None if self.unpooled is None else self.unpooled[is_selected]
+        return Encoded(self.ids[tokens], offsets, self.labels[is_selected], 0, types=types, unpooled=unpooled)
 
 
 RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
@@ -117,15 +121,14 @@ def encode_texts(
 ) -> tuple[Encoded, NDArray[np.bool_]]:
     """Encode texts without labels, and return which of them were truncated to ``max_length`` tokens, bool [n].
 
-    A truncated text keeps its final special token; of a pair the longer text is truncated. The tokenizer's truncation
-    is on during this call only. ``advance`` is called with the number of rows encoded since the last call.
+    A truncated text keeps its special tokens; of a pair the longer text is truncated. ``advance`` is called with the
+    number of rows encoded since the last call.
     """
     pieces, types = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int8)]
     lengths: list[int] = []
     truncated: list[bool] = []
     has_types = states_types(tokenizer, any(not isinstance(text, str) for text in texts))
-    tokenizer.enable_truncation(max_length)  # this setting would be saved with the tokenizer
-    try:
+    with cutting(tokenizer, max_length):
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
@@ -136,8 +139,6 @@ def encode_texts(
                 types.append(np.fromiter(stated, dtype=np.int8))
             truncated.extend(bool(encoding.overflowing) for encoding in encodings)
             advance(len(encodings))
-    finally:
-        tokenizer.no_truncation()
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     labels = np.zeros(len(texts), dtype=np.int64)
     joined = np.concatenate(types) if has_types else None
@@ -149,6 +150,30 @@ def states_types(tokenizer: Tokenizer, pairs: bool) -> bool:
     """Return whether a tokenizer states a token type other than 0 for single texts, or with ``pairs`` for pairs."""
     probes = [tokenizer.encode("a"), *([tokenizer.encode("a", "a")] if pairs else [])]
     return any(any(probe.type_ids) for probe in probes)
+
+
+def encode_prompted(
+    tokenizer: Tokenizer, texts: Sequence[Text], data: DataSection, prompt: str | None = None
+) -> tuple[Encoded, NDArray[np.bool_]]:
+    """Encode texts as :func:`encode_texts`, with a prompt in front of each that is not yet :class:`Prompted`.
+
+    ``prompt``: None: the default of ``data``.
+    """
+    if prompt is None:
+        prompt = getattr(data, "prompts", {}).get("default", "")
+    prompted: list[Any] = [*texts]
+    if prompt:
+        prompted = [text if isinstance(text, Prompted) else Prompted(prompt, str(text)) for text in texts]
+    encoded, cut = encode_texts(tokenizer, prompted, data.tokens_at_once)
+    if getattr(data, "pools_prompt", True):
+        return encoded, cut
+    # As sentence-transformers counts: the tokens of the prompt alone, without a special token at its end.
+    prompts, lengths = [getattr(text, "prompt", "") for text in prompted], {"": 0}
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    for each in {*prompts} - {""}:
+        ids = encode_texts(tokenizer, [each], data.tokens_at_once)[0].ids.tolist()
+        lengths[each] = len(ids) - (ids[-1] in special)
+    return replace(encoded, unpooled=np.array([lengths[each] for each in prompts], dtype=np.int64)), cut
 
 
 def encode(texts: LabelledTexts, tokenizer: Tokenizer, max_length: int, progress: Progress = SILENT) -> Encoded:
@@ -202,7 +227,7 @@ class PlainText:
 
     def encode_all(self, texts: Sequence[str], progress: Progress = SILENT) -> Encoded:
         """Encode texts as :func:`encode` does, with label 0."""
-        encoded, _ = encode_texts(self._tokenizer, texts, _UNLIMITED, progress.advance)
+        encoded, _ = encode_texts(self._tokenizer, texts, UNLIMITED, progress.advance)
         places = np.flatnonzero(encoded.ids == self.boundary)
         if not len(places):
             return encoded

@@ -42,6 +42,17 @@ class Unreadable(str):
         return text
 
 
+class Prompted(str):
+    """A text with a ``prompt`` in front of it, which may be empty."""
+
+    prompt: str
+
+    def __new__(cls, prompt: str, text: str) -> Self:
+        prompted = super().__new__(cls, prompt + text)
+        prompted.prompt = prompt
+        return prompted
+
+
 class Span(NamedTuple):
     """A labelled part of a text: the characters ``start`` to ``end``, counted in Unicode code points."""
 

@@ -18,6 +18,7 @@ from edgeformer.artifacts.data_config import SpanData, Tag, parse_tag
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Int64s, LabelledTexts, Span, SpanText, Text, tag_runs
+from edgeformer.data.tokenization import UNLIMITED, cutting
 
 _CHUNK = 1024
 _OVERLAP = 4
@@ -73,7 +74,8 @@ def encode_windows(
     columns: list[list[NDArray[np.int64]]] = [[np.empty(0, dtype=np.int64)] for _ in range(4)]
     lengths, numbers, indices = list[int](), list[int](), list[int]()
     for first in range(0, len(texts), _CHUNK):
-        encodings = tokenizer.encode_batch(list(texts[first : first + _CHUNK]))
+        with cutting(tokenizer, UNLIMITED):
+            encodings = tokenizer.encode_batch(list(texts[first : first + _CHUNK]))
         for index, encoding in enumerate(encodings, start=first):
             special = np.array(encoding.special_tokens_mask, dtype=bool)
             content = np.flatnonzero(~special)

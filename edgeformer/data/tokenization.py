@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TokenizerConfig
+from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, SourceTokenizer, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.files import read_at_most
 from edgeformer.artifacts.recipe import Recipe
@@ -26,6 +27,8 @@ BOUNDARY = "<|endoftext|>"
 """The only special token of a tokenizer trained for a language model, as in GPT-2."""
 _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """Names of the token between two documents, in order of preference."""
+UNLIMITED = 2**31 - 1
+"""Tokens of a text that is never cut, as tokenizers of 32-bit hosts can read it."""
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
 _MAX_BYTES = 128 << 20  # maximum size of a tokenizer.json: four times the largest vocabularies in use (256,000 words)
@@ -127,17 +130,59 @@ def _load(config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None) -
                 f"{name}: cannot be loaded: {first_line(error)}; check tokenizer.name, or use a file: "
                 "--tokenizer PATH/tokenizer.json"
             ) from None
+    elif isinstance(config, SourceTokenizer):
+        from edgeformer.data.source_folder import SourceFolder  # which imports this module
+
+        tokenizer, name = SourceFolder.open(config.name).load_tokenizer()[0], config.name
     elif trained is None:
         raise DataError("tokenizer.kind: trained needs the training texts, which exist during training only")
     else:
         tokenizer, name = trained, f"trained {config.algorithm} tokenizer"
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    keep_settings(tokenizer)
     size = embedding_rows(tokenizer)
     # A small training text has fewer tokens than the recipe allows.
     if size != vocab_size and (size > vocab_size or config.kind != "trained"):
         raise DataError(f"{name}: has {size} tokens, but the model has {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
+
+
+def keep_settings(tokenizer: Tokenizer, pad: str | None = None, side: str | None = None) -> None:
+    """Turn truncation and padding off, and keep what a tokenizer.json states in them: padding token, and side of cuts.
+
+    Args:
+        pad: the padding token; None: the stated one, else one of the usual names.
+        side: where texts are cut, ``left`` or ``right``; None: the stated one, else right.
+    """
+    pad = pad or (tokenizer.padding or {}).get("pad_token")
+    side = side or (tokenizer.truncation or {}).get("direction")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    number = tokenizer.token_to_id(pad) if pad else None
+    if number is not None and number != _first_id(tokenizer, _PAD_NAMES):
+        tokenizer.enable_padding(pad_id=number, pad_token=pad)
+    if side == "left":
+        tokenizer.enable_truncation(UNLIMITED, direction=side)
+
+
+def cuts_left(tokenizer: Tokenizer) -> bool:
+    """Return whether a long text loses its beginning."""
+    return tokenizer.truncation is not None and tokenizer.truncation["direction"] == "left"
+
+
+@contextmanager
+def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
+    """Cut texts to ``max_length`` tokens, on the side that the tokenizer states, and do not pad them."""
+    truncation, padding = tokenizer.truncation, tokenizer.padding
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length, direction="left" if cuts_left(tokenizer) else "right")
+    try:
+        yield
+    finally:
+        tokenizer.no_truncation()
+        if truncation is not None:
+            tokenizer.enable_truncation(**truncation)
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
 
 
 def embedding_rows(tokenizer: Tokenizer) -> int:
@@ -189,7 +234,8 @@ def special_ids(tokenizer: Tokenizer, name: str = "the tokenizer") -> SpecialIds
     probe = tokenizer.encode("a")
     model_unknown = getattr(tokenizer.model, "unk_token", None)
     unknown = (model_unknown, *_UNKNOWN_NAMES) if isinstance(model_unknown, str) else _UNKNOWN_NAMES
-    pad, unk = _first_id(tokenizer, _PAD_NAMES), _first_id(tokenizer, unknown)
+    names = (str((tokenizer.padding or {}).get("pad_token")), *_PAD_NAMES)
+    pad, unk = _first_id(tokenizer, names), _first_id(tokenizer, unknown)
     missing = f"padding token ({', '.join(_PAD_NAMES)})" if pad is None else None
     if unk is None:
         missing = f"unknown token ({', '.join(_UNKNOWN_NAMES[:3])})"

@@ -15,8 +15,8 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.rows import Text
+from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.export.proof import Compared, prove, unproven
-from edgeformer.models.pretrained.model import quiet_transformers
 from edgeformer.models.pretrained.source import Source
 from edgeformer.runtimes.session import Array
 from edgeformer.system.capability import installed_version

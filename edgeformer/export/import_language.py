@@ -32,12 +32,13 @@ from edgeformer.artifacts.workspace import (
     read_tokenizer_config,
 )
 from edgeformer.data.byte_pairs import SPLITS
+from edgeformer.data.source_folder import ConfigFile, find_folder, read_object
 from edgeformer.data.tokenization import embedding_rows, tokenizer_from_file
 from edgeformer.export.import_run import ImportOptions, write_language_run
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.gguf import LOOPED
 from edgeformer.models.decoder.model import DecoderModel
-from edgeformer.models.pretrained.source import ConfigFile, find_folder, read_object, weights_sha256
+from edgeformer.models.pretrained.source import weights_sha256
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextConfig, parse_tag
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
-from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
+from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
@@ -47,7 +47,7 @@ from edgeformer.data.encoding import Encoded, PlainText, Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
-from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
+from edgeformer.data.tokenization import fingerprint, load_language_tokenizer
 from edgeformer.export.encoder_proof import prove_encoder
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import ModelAdapter, count_parameters
@@ -201,6 +201,11 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     if options.max_length is not None and not 4 <= options.max_length <= source.max_positions:
         raise InputError(f"--max-length {options.max_length}: {source.name} reads 4 to {source.max_positions} tokens")
     max_length = options.max_length or min(source.max_length or MAX_TOKENS, source.max_positions)
+    if not is_embedding and source.settings.used_prompts.get("default"):
+        raise InputError(
+            f"{source.name}: default_prompt_name of config_sentence_transformers.json is not supported for a "
+            f"{task.noun}; remove the key, and put the prompt in front of your texts"
+        )
     data, notes = imported_data(options.data, labels, max_length, SPANS if source.tags_tokens else None)
     if source.tags_tokens and labels is not None:
         if "O" not in labels:
@@ -216,7 +221,11 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     elif is_regression:
         data["activation"] = source.activation()
     elif is_embedding:
-        data["prompts"] = options.prompts or source.settings.retrieval_prompts
+        saved = source.settings.used_prompts
+        typed = {**{kind: prompt for kind, prompt in saved.items() if kind == "default"}, **options.prompts}
+        data["prompts"] = typed if options.prompts else saved
+        data["pools_prompt"] = source.pools_prompt or not data["prompts"]
+        data["similarity"] = source.settings.similarity_fn_name or "cosine"
     recipe = _encoder_recipe(slug, source, options, task, data)
     adapter = model_spec_of(recipe).adapter
     model = adapter.build(recipe)
@@ -227,7 +236,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             f"{recipe.task}; fine-tune it first, with model.kind: pretrained in a recipe"
         )
     model.eval()
-    reader = task.reader(source.tokenizer, recipe.data, recipe.model.vocab_size)
+    reader = task.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
     prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
     scorer: Any = adapter.scorer(model)
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
@@ -254,9 +263,13 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
         notes.append(
             "the model does not state its pooling; the mean of the token states is used (change it with --pooling)"
         )
-    if prompt := source.settings.default_prompt:
+    if prompt := source.settings.used_prompts.get("default"):
+        notes.append(f"{prompt!r} is put in front of every text, as sentence-transformers does")
+    unused = [name for name in ("passage", "corpus") if (source.settings.prompts or {}).get(name)]
+    if unused and labels is None:
         notes.append(
-            f"sentence-transformers puts {prompt!r} before every text and edgeformer does not; add it to your texts"
+            f"the prompt {unused[0]!r} is not used, because sentence-transformers uses only that of the name "
+            "'document' for documents; set it with --document-prompt"
         )
     if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
@@ -279,24 +292,14 @@ def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, d
             "source": str(folder.resolve()) if folder.is_dir() else source.name,
             "pooling": (options.pooling or source.pooling or "mean") if is_embedding else None,
             "normalize": source.normalize,
-            "pairs": takes_pairs and _passes_types(source),
+            "dimensions": source.settings.truncate_dim if is_embedding else None,
+            "pairs": takes_pairs and states_types(source.tokenizer, pairs=True),
         },
         "training": dict(_TRAINING),
     }
     MODEL.complete(document)
     recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
     return recipe
-
-
-def _passes_types(source: Source) -> bool:
-    """Return whether transformers passes token types of pairs to the model: the class of a tokenizer decides, too."""
-    with needs_extra("hf", "a pretrained encoder"):
-        from transformers import AutoTokenizer
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-    except Exception:  # of any type, for a folder without the files of its class: tokenizer.json states them as well
-        return states_types(tokenizer_from_file(source.tokenizer), pairs=True)
-    return any(tokenizer("a", "a").get("token_type_ids", ()))
 
 
 def _prepare_encoder(

@@ -15,18 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.data_config import DataSection
+from edgeformer.artifacts.data_config import DataSection, Similarity
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
-from edgeformer.data.rows import Row, Text, join_pair, text_parts
+from edgeformer.data.rows import Prompted, Row, Text, join_pair, text_parts
 from edgeformer.data.sources import Columns
 from edgeformer.data.unlabelled import Reading, Unlabelled, unlabelled
 from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
-from edgeformer.tasks.embedding import QuantizationLoss, VectorKind, VectorStore, cosines, stored_units
+from edgeformer.tasks.embedding import (
+    QuantizationLoss,
+    VectorKind,
+    VectorStore,
+    check_vector_kind,
+    measure_of,
+    similarities,
+    stored_units,
+)
 from edgeformer.tasks.scoring import pairs_problem
 from edgeformer.tasks.task import Answer, Float64s, Task, Unanswered
 
@@ -37,7 +45,7 @@ class RankedDocument:
 
     Attributes:
         rank, row: from 1; the row is its place among the documents, without the header of a table.
-        score: a reranker's score, or the cosine of both vectors.
+        score: a reranker's score, or the similarity of both vectors: for most models their cosine.
         values: columns of the document's row.
     """
 
@@ -88,6 +96,7 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
         if not query.strip():
             raise InputError("--query: the query is empty; give a question or words to search for")
     check_can_rank(owner.task, owner.data)
+    check_vector_kind(owner.name, owner.data, options.vectors)
     if owner.task.predicts == "scores" and options.vectors != "float32":
         raise InputError(f"--vectors: {owner.name} is a reranker and computes no vectors; leave out --vectors")
     if owner.task.predicts == "scores" and is_stream and len(options.queries) > 1:
@@ -115,19 +124,25 @@ def scoring_inputs(task: Task, data: DataSection, query: str, documents: Sequenc
     prompts: Mapping[str, str] = getattr(data, "prompts", {})
 
     def with_prompt(kind: str, text: str) -> str:
-        return f"{prompts.get(kind, '')}{text}" if text.strip() else text  # an empty text has no answer
+        return Prompted(prompts.get(kind, ""), text) if text.strip() else text  # an empty text has no answer
 
     return [with_prompt("query", query), *(with_prompt("document", document) for document in documents)]
 
 
-def rank_documents(documents: Sequence[str], answers: Sequence[Answer], top: int) -> list[RankedDocument]:
+def rank_documents(
+    documents: Sequence[str], answers: Sequence[Answer], top: int, data: DataSection
+) -> list[RankedDocument]:
     """Rank documents by the answers to :func:`scoring_inputs`. Raises InputError if a text has no answer."""
     failed = next((answer for answer in answers if isinstance(answer, Unanswered)), None)
     if failed is not None:
         raise InputError(f"{join_pair(failed.text)[:60]!r}: {failed.error}; leave out or replace this text")
     scored: Any = answers
     is_scored = len(answers) == len(documents)
-    scores = [answer.score for answer in scored] if is_scored else cosines(scored[:1], scored[1:])[0].tolist()
+    if is_scored:
+        scores = [answer.score for answer in scored]
+    else:
+        vectors = np.stack([answer.vector for answer in scored])
+        scores = similarities(vectors[:1], vectors[1:], measure_of(data))[0].tolist()
     ranked = heapq.nlargest(top, range(len(documents)), key=scores.__getitem__)
     return [RankedDocument(n, float(scores[i]), i + 1, documents[i]) for n, i in enumerate(ranked, start=1)]
 
@@ -173,12 +188,18 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         for answer in query_answers:
             if isinstance(answer, Unanswered):
                 raise InputError(f"--query {answer.text!r}: {answer.error}; give another query")
-        query_units = stored_units(VectorStore(vectors).add(query_answers), vectors)
+        measure = measure_of(model.answering.data)
 
-        def cosines_with(answers: list[Any]) -> Float64s:
-            return np.asarray(stored_units(store.add(answers), vectors) @ query_units.T)
+        def stored(answers: Sequence[Any], store: VectorStore) -> Any:
+            floats = store.add(answers)
+            return stored_units(floats, vectors) if measure == "cosine" else floats
 
-        summary = rank(with_document, documents, cosines_with, range(len(queries)))
+        query_vectors = stored(query_answers, VectorStore(vectors))
+
+        def similarities_with(answers: list[Any]) -> Float64s:
+            return similarities(stored(answers, store), query_vectors, "dot" if measure == "cosine" else measure)
+
+        summary = rank(with_document, documents, similarities_with, range(len(queries)))
     if summary.errors == summary.rows:
         raise DataError(
             f"{documents.name}: none of its {summary.rows:,} documents has a score; check the column of the texts"
@@ -209,20 +230,28 @@ def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:
 
 @dataclass(frozen=True)
 class Match:
-    """A text of the list, and the cosine between its vector and the query's."""
+    """A text of the list, and the similarity of its vector and the query's; ``cosine``: None for another measure."""
 
     text: str
-    cosine: float
+    cosine: float | None
+    similarity: float
 
 
 @dataclass(frozen=True)
 class Similarities:
-    """Vectors of texts as JSON objects, cosines [n][n] of every pair, and of each text its nearest texts of a list."""
+    """Vectors of texts as JSON objects, and of each text its nearest texts of a list.
+
+    Attributes:
+        cosines: of every pair, [n][n].
+        measure: how the model's vectors are compared; ``similarities``: by it, [n][n].
+    """
 
     artifact: str
     predictions: list[dict[str, object]]
     cosines: list[list[float]]
     nearest: list[list[Match]] | None
+    measure: Similarity
+    similarities: list[list[float]]
 
     @property
     def texts(self) -> list[str]:
@@ -258,12 +287,20 @@ def compare_texts(
         for number, answer in enumerate(answers, start=1):
             if isinstance(answer, Unanswered):
                 raise InputError(f"text {number} ({answer.text!r}): {answer.error}; give another text")
-        matches = None
+        matches, measure = None, measure_of(model.answering.data)
         if among is not None:
             columns = Columns(text=among.column, encoding=among.encoding)
             reading = Reading(location.open_model().data.parts, columns, single=True)
             with unlabelled(among.path, sys.stdin.buffer, reading) as source:
                 rankings = rank_file(model, source, RankOptions(texts, among.top)).rankings
-            matches = [[Match(document.text, document.score) for document in each.documents] for each in rankings]
-        predictions = [answer.as_dict() for answer in answers]
-        return Similarities(model.id, predictions, cosines(answers, answers).tolist(), matches)
+            is_cosine = measure == "cosine"
+            matches = [
+                [
+                    Match(document.text, document.score if is_cosine else None, document.score)
+                    for document in each.documents
+                ]
+                for each in rankings
+            ]
+        predictions, vectors = [answer.as_dict() for answer in answers], np.stack([answer.vector for answer in answers])
+        cosines, similar = (similarities(vectors, vectors, each).tolist() for each in ("cosine", measure))
+        return Similarities(model.id, predictions, cosines, matches, measure, similar)

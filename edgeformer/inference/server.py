@@ -251,7 +251,7 @@ class PredictService(Service):
         if ranking is None:
             return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
         try:
-            ranked = rank_documents(ranking.documents, answers, ranking.top)
+            ranked = rank_documents(ranking.documents, answers, ranking.top, model.answering.data)
         except InputError as error:  # a text is empty
             raise RefusedError(422, str(error)) from None
         return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())

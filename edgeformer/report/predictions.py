@@ -92,8 +92,8 @@ def _shortened(line: str) -> str:
 
 
 def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any]:
-    """Return the cosines of texts with each other, or the nearest texts of a list; ``name``: the run's or bundle's."""
-    title, texts, cosines = f"{name} · {similarities.artifact}", similarities.texts, similarities.cosines
+    """Return the similarities of texts, or the nearest texts of a list; ``name``: the run's or bundle's."""
+    title, texts, pairs = f"{name} · {similarities.artifact}", similarities.texts, similarities.similarities
     rows: list[dict[str, Any]] = []
     columns: Columns[dict[str, Any]]
     if len(texts) == 1 and similarities.nearest is None:
@@ -104,21 +104,26 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
         columns = Columns([Column("dimensions", number=True), Column("vector"), Column("text")])
         return columns.terminal(title, rows, caption)
     if len(texts) <= MAX_MATRIX and similarities.nearest is None:
-        for number, (text, values) in enumerate(zip(texts, cosines, strict=True), start=1):
-            cells = {str(index): "" if index == number else f"{cosine:.4f}" for index, cosine in enumerate(values, 1)}
+        for number, (text, values) in enumerate(zip(texts, pairs, strict=True), start=1):
+            cells = {str(index): "" if index == number else f"{value:.4f}" for index, value in enumerate(values, 1)}
             rows.append({"": number, **cells, "text": text})
         columns = Columns(Column(key, number=key != "text") for key in rows[0])
         return columns.terminal(title, rows)
     nearest = similarities.nearest or []
-    for row, values in enumerate(cosines if similarities.nearest is None else ()):
+    for row, values in enumerate(pairs if similarities.nearest is None else ()):
         closest = max((index for index in range(len(texts)) if index != row), key=values.__getitem__)
-        nearest.append([Match(texts[closest], values[closest])])
+        nearest.append([Match(texts[closest], None, values[closest])])
     for text, matches in zip(texts, nearest, strict=True):
         for rank, match in enumerate(matches, start=1):
             rows.append(
-                {"text": text if rank == 1 else "", "rank": rank, "cosine": match.cosine, "nearest": match.text}
+                {
+                    "text": text if rank == 1 else "",
+                    "rank": rank,
+                    similarities.measure: match.similarity,
+                    "nearest": match.text,
+                }
             )
     columns = Columns(
-        [Column("text"), Column("rank", number=True), Column("cosine", layout="{:.4f}"), Column("nearest")]
+        [Column("text"), Column("rank", number=True), Column(similarities.measure, layout="{:.4f}"), Column("nearest")]
     )
     return columns.terminal(title, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import PairsConfig
+from edgeformer.artifacts.data_config import PairsConfig, Similarity
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.encoding import Encoded, Prepared
+from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
+from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -42,8 +42,8 @@ class EmbeddingScore(Score):
 
     n: int = Field(description="pairs, or texts if there are no pairs")
     similarity: float = Field(
-        description="`pairs`: Spearman's rank correlation of cosines with the scores; `fp32`: mean cosine with the "
-        "vectors of the whole model in torch FP32; 0 if cosines are not finite or, for pairs, all equal"
+        description="`pairs`: Spearman's rank correlation of similarities (by default cosines) with the scores; "
+        "`fp32`: mean cosine with the vectors of the whole model in torch FP32; 0 if they are not finite, or all equal"
     )
     compared_with: Literal["pairs", "fp32"]
 
@@ -61,11 +61,36 @@ def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Fl
     return result
 
 
+def measure_of(data: Any) -> Similarity:
+    """Return how vectors of a model with this ``data`` are compared."""
+    measure: Similarity = getattr(data, "similarity", "cosine")
+    return measure
+
+
+def similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
+    """Compare rows [n, d] with rows [m, d] → [n, m] as sentence-transformers does: a distance is negative."""
+    if measure == "cosine":
+        return np.asarray(unit_rows(first) @ unit_rows(second).T)
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    if measure == "dot":
+        return np.asarray(first @ second.T)
+    order = 2 if measure == "euclidean" else 1
+    return -np.stack([np.linalg.norm(first - row, ord=order, axis=1) for row in second], axis=1)
+
+
+def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
+    """Return the similarity of rows 2i and 2i + 1 of ``vectors`` [2m, d], [m]."""
+    if (measure := measure_of(data)) == "cosine":
+        return row_cosines(vectors[::2], vectors[1::2])
+    pairs = zip(vectors[::2, None], vectors[1::2, None], strict=True)
+    return np.array([similarities(first, second, measure)[0, 0] for first, second in pairs], dtype=np.float64)
+
+
 def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
-    cosine = row_cosines(vectors[::2], vectors[1::2])
-    similarity = rank_correlation(cosine, scores[::2]) if np.isfinite(cosine).all() else 0.0
-    return EmbeddingScore(n=len(cosine), similarity=similarity, loss=1 - similarity, compared_with="pairs")
+    similar = pair_similarities(vectors, data)
+    similarity = rank_correlation(similar, scores[::2]) if np.isfinite(similar).all() else 0.0
+    return EmbeddingScore(n=len(similar), similarity=similarity, loss=1 - similarity, compared_with="pairs")
 
 
 def vector_parity(
@@ -97,14 +122,19 @@ class TextVector(Prediction):
         return {**super().as_dict(), "vector": self.vector.tolist()}
 
 
-def cosines(first: Sequence[TextVector], second: Sequence[TextVector]) -> Float64s:
-    """Return the cosine of every vector of ``first`` with every vector of ``second``, [len(first), len(second)]."""
-    first_units, second_units = (unit_rows(np.stack([text.vector for text in texts])) for texts in (first, second))
-    return np.asarray(first_units @ second_units.T)
-
-
 VectorKind = Literal["float32", "int8", "binary"]
 """Numbers of a stored vector. Of a vector with d numbers, int8 takes d bytes and binary d / 8."""
+
+
+def check_vector_kind(name: str, data: Any, kind: VectorKind) -> None:
+    """Raise InputError if quantised vectors would lose what a model's similarity compares; ``name``: the model's."""
+    measure = measure_of(data)
+    if kind != "float32" and measure != "cosine":
+        raise InputError(
+            f"--vectors {kind}: {name} compares vectors by {measure}, which needs their lengths, and {kind} vectors "
+            "have only directions; leave it out"
+        )
+
 
 RECALL_AT, _LOSS_TEXTS = 10, 1000
 """Nearest texts that are compared, and texts that the loss of quantised vectors is measured on."""
@@ -250,6 +280,13 @@ class Embedding(Task):
 
         return pairs_file(path, data, columns)
 
+    def encode_rows(
+        self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
+    ) -> Encoded:
+        """Encode texts with the default prompt."""
+        encoded, _ = encode_prompted(reader.tokenizer, texts.texts, data)
+        return replace(encoded, labels=texts.labels, empty=texts.empty)
+
     def trim(
         self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
     ) -> tuple[Trimmed, Vocabulary]:
@@ -267,6 +304,8 @@ class Embedding(Task):
             is_tenth = np.arange(len(train)) % 10 == 9
             kept, evaluated = (train.take(np.flatnonzero(mask)) for mask in (~is_tenth, is_tenth))
         other_texts = evaluated if len(evaluated) else kept
+        if data.prompts:
+            kept = LabelledTexts.unlabelled([*kept.texts, *data.prompts.values()])
         return trim_to_stream(Stream.of_texts(kept), other_texts, tokenizer, data.max_length, keeping=keeping)
 
     def batch(
@@ -276,8 +315,8 @@ class Embedding(Task):
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
 
     def row_figures(self, answers: Array, rows: Encoded, data: PairsConfig) -> Float64s:
-        """Return cosine and score of every pair: [n / 2, 2]."""
-        return np.stack([row_cosines(answers[::2], answers[1::2]), rows.labels[::2].astype(np.float64)], axis=1)
+        """Return similarity and score of every pair: [n / 2, 2]."""
+        return np.stack([pair_similarities(answers, data), rows.labels[::2].astype(np.float64)], axis=1)
 
     def metric_of(self, figures: Float64s) -> float:
         return rank_correlation(*figures.T)
@@ -334,7 +373,8 @@ class Embedding(Task):
         return EmbeddingScore(n=len(logits), similarity=similarity, loss=1 - similarity, compared_with="fp32")
 
     def card_lines(self, recipe: EmbeddingRecipe) -> list[str]:
-        return [f"**Input:** one text of at most {recipe.data.max_length} tokens; compare vectors by their cosine"]
+        data = recipe.data
+        return [f"**Input:** one text of at most {data.max_length} tokens; compare vectors by {data.similarity}"]
 
 
 TASK = Embedding()

@@ -15,7 +15,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
-from edgeformer.data.encoding import Encoded, encode_texts
+from edgeformer.data.encoding import Encoded, encode_prompted
 from edgeformer.data.rows import Text, Unreadable, text_parts
 from edgeformer.tasks.metric import Arrays, Meter
 from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader, Unanswered
@@ -180,14 +180,14 @@ def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
 class TextPredictor:
     """Predictions of one model for texts, in three steps that can run in threads.
 
-    ``max_rows``: of a call. ``prompt``: text that the model reads in front of every text.
+    ``max_rows``: of a call. ``prompt``: text in front of every text that has no prompt; None: the default of ``data``.
     """
 
     task: Task
     reader: TextReader
     data: DataSection
     max_rows: int | None = None
-    prompt: str = ""
+    prompt: str | None = None
 
     def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""
@@ -195,8 +195,7 @@ class TextPredictor:
         places = np.array([place for place in range(len(texts)) if place not in errors], dtype=np.int64)
         tokenizer = self.reader.tokenizer
         readable = [texts[place] for place in places.tolist()] if errors else texts
-        readable = [f"{self.prompt}{text}" for text in readable] if self.prompt else readable
-        encoded, cut = encode_texts(tokenizer, readable, self.data.tokens_at_once)
+        encoded, cut = encode_prompted(tokenizer, readable, self.data, self.prompt)
         special_tokens = {pairs: tokenizer.num_special_tokens_to_add(pairs) for pairs in (False, True)}
         shortest = np.array([special_tokens[not isinstance(text, str)] for text in readable], dtype=np.int64)
         has_content = encoded.lengths > shortest

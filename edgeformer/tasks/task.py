@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
+from edgeformer.artifacts.data_config import DataConfig, FileTokenizer, TokenizerConfig
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, GoldenError, Tokens
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
@@ -25,7 +25,7 @@ from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import IGNORED, collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.data.tokenization import boundary_id, load_language_tokenizer, load_tokenizer, special_ids
+from edgeformer.data.tokenization import boundary_id, cuts_left, load_language_tokenizer, load_tokenizer, special_ids
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity, token_losses
 
@@ -205,9 +205,9 @@ class Task:
         """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
         return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
 
-    def reader(self, tokenizer: Path, data: Any, vocabulary: int) -> TextReader:
-        """Load the tokenizer file of a trained model. Raises DataError."""
-        config = FileTokenizer(kind="file", path=str(tokenizer))
+    def reader(self, tokenizer: Path | TokenizerConfig, data: Any, vocabulary: int) -> TextReader:
+        """Load the tokenizer file of a trained model, or the tokenizer of a recipe. Raises DataError."""
+        config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         if self.writes_text:
             loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
             return TextReader(loaded, boundary_id(loaded), vocabulary)
@@ -515,6 +515,7 @@ class Task:
         return {
             **config,
             "model_input_names": [*self.input_names(recipe.model)],
+            **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
             "pad_token": token_of(special.pad),
             "unk_token": token_of(special.unk),
             "cls_token": token_of(special.cls),

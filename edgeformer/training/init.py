@@ -28,7 +28,7 @@ from edgeformer.data.records import COMPRESSIONS, FORMATS
 from edgeformer.data.rows import LabelledTexts, join_pair
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
-from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, tokenizer_from_file, train_tokenizer
+from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, train_tokenizer
 from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.source import open_source
 
@@ -105,8 +105,6 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         max_length, model, training = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
     else:
         pretrained = open_source(options.source)
-        tokenizer = tokenizer_from_file(pretrained.tokenizer)
-        tokenizer.no_padding()
         count = len(sets["train"])
         training = {
             "epochs": min(8, max(2, round(20_000 / count))),
@@ -115,7 +113,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             "optimizer": {"lr": 5e-5},
             "schedule": {"kind": "linear"},
         }
-        max_length = _max_length(tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
+        max_length = _max_length(pretrained.tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
         folder = Path(pretrained.name)
         model = {"kind": "pretrained", "source": _path_from(folder, out) if folder.is_dir() else pretrained.name}
         if pretrained.pooling is not None and spans is None:  # as its embeddings are made

@@ -54,6 +54,8 @@ def save_tokenizer(folder: Path, kind: str) -> None:
     tokenizer.enable_padding(length=12)  # as files from the hub often carry it, and as nothing here may be read
     tokenizer.enable_truncation(12)
     tokenizer.save(str(folder / "tokenizer.json"))
+    if kind == "albert":  # ALBERT's own tokenizer is a SentencePiece model; Chinese ones name BERT's like this
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
 
 
 _BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -348,7 +348,7 @@ def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: 
         import_hf(str(pickled), HfOptions(tmp_path / "artifacts"))
     bare = changed(shared_model, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match=r"has no tokenizer\.json; write it with transformers"):
+    with pytest.raises(InputError, match=r"has no tokenizer\.json or vocab\.txt; write it with transformers"):
         import_hf(str(bare), HfOptions(tmp_path / "artifacts"))
 
 

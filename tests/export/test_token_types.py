@@ -263,7 +263,7 @@ def test_training_on_pairs_has_the_loss_of_transformers(tmp_path: Path, kind: st
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     part = {"kind": "file", "path": str(tmp_path / "pairs.jsonl"), "text_pair": "other"}
-    parts = dict.fromkeys(("train", "validation", "test"), [part])
+    parts = {name: [part] for name in ("train", "validation", "test")}
     document = {
         "name": "pairs", "task": "classification",
         "data": {"split": "given", "labels": [*LABELS], "parts": parts, "max_length": 32,

@@ -248,7 +248,8 @@ def test_prompts_of_the_command_line(folder: Path, tmp_path: Path) -> None:
     assert edgeformer("import", "hf", source, *options, cwd=tmp_path).code == 0
     data: Any = Run.open(tmp_path / "artifacts" / "other").data
     assert data.prompts == {"query": "q ", "document": "d "}
-    prompts = SentenceSettings(prompts={"passage": "p: ", "query": "", "corpus": "c: "})
-    assert prompts.retrieval_prompts == {"document": "p: "}
+    # encode_document of sentence-transformers finds its own empty prompt of the name "document" before "passage"
+    prompts = SentenceSettings(prompts={"passage": "p: ", "query": "", "other": "o: "}, default_prompt_name="other")
+    assert prompts.used_prompts == {"default": "o: "}
     refused = edgeformer("import", "hf", str(folder / "hub" / "reranker-model"), *options[:2], cwd=tmp_path)
     assert refused.code == 2 and "prompts are for embedding models" in refused.err

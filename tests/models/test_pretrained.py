@@ -62,7 +62,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 WITH_TOKEN_TYPES = ("bert", "electra", "albert")
-TOKENIZER = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "[PAD]": 1}, "unk_token": "[UNK]"}}
+TOKENIZER = {
+    "version": "1.0", "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "[PAD]": 1}, "unk_token": "[UNK]"},
+}  # fmt: skip
 BERT_CONFIG = {
     "model_type": "bert", "num_hidden_layers": 4, "max_position_embeddings": 9, "vocab_size": 9, "hidden_size": 8,
     "num_attention_heads": 2,
@@ -82,8 +85,14 @@ def save_model(name: str, sizes: dict[str, Any], folder: Path) -> tuple[Any, Pat
             parameter.add_(torch.randn_like(parameter) * 0.1)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    write_tokenizer(folder)
     return model, folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer that transformers takes as it is."""
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -333,7 +342,9 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
     )
     recipe: Any = load_recipe(str(path))
     assert (recipe.model.vocab_size, recipe.model.max_positions) == (2, POSITIONS)
-    assert recipe.tokenizer.path == str(bert[1] / "tokenizer.json") and len(recipe.model.weights_sha256) == 64
+    assert (recipe.tokenizer.kind, recipe.tokenizer.name) == ("source", str(bert[1])) and len(
+        recipe.model.weights_sha256
+    ) == 64
     path.write_text(recipe.to_yaml(), encoding="utf-8")
     assert load_recipe(str(path)) == recipe
     changed = recipe_of(bert[1], weights_sha256="0" * 64)
@@ -354,7 +365,7 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
     for name, content, message in steps:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=message):
-            open_source(str(tmp_path))
+            open_source(str(tmp_path)).read_tokenizer(pairs=False)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +407,7 @@ def test_impossible_models_are_refused(model: dict[str, Any], message: str) -> N
 )
 def test_impossible_config_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     config = {**BERT_CONFIG, "position_embedding_type": "absolute", "chunk_size_feed_forward": 0, "is_decoder": False}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    write_tokenizer(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)}))
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert open_source(str(tmp_path)).max_positions == 9

@@ -23,9 +23,9 @@ from edgeformer.tasks import TextReader, get_task
 from edgeformer.tasks.embedding import (
     EmbeddingScore,
     TextVector,
-    cosines,
     pairs_score,
     row_cosines,
+    similarities,
     spearman,
     vector_parity,
 )
@@ -198,7 +198,8 @@ def test_cosines_of_texts() -> None:
         return [TextVector("x", False, np.array(row, dtype=np.float32)) for row in rows]
 
     queries = vectors([2, 0], [1, 1])
-    assert cosines(queries, queries) == pytest.approx(np.array([[1, 0.5**0.5], [0.5**0.5, 1]]))
+    stacked = np.stack([query.vector for query in queries])
+    assert similarities(stacked, stacked, "cosine") == pytest.approx(np.array([[1, 0.5**0.5], [0.5**0.5, 1]]))
     assert queries[0].as_dict() == {"text": "x", "truncated": False, "vector": [2.0, 0.0]}
 
 

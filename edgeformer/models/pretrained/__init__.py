@@ -4,7 +4,6 @@ unchanged or folded: a few of their layers, each applied several times."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,8 +13,7 @@ from edgeformer.artifacts.base import Frozen, first_problem
 from edgeformer.artifacts.data_config import DataSection, PositiveInt, Probability, SpanData
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
-from edgeformer.artifacts.workspace import TOKENIZER_FILE
-from edgeformer.data.tokenization import embedding_rows, tokenizer_from_file
+from edgeformer.data.tokenization import embedding_rows
 from edgeformer.models import ModelSpec, text_client_config
 from edgeformer.models.pretrained.source import EncoderFile, open_source, weights_sha256
 
@@ -59,6 +57,9 @@ class PretrainedConfig(ModelConfig):
         None, description="state of [CLS], or mean or maximum of the tokens' states; default: as in the source"
     )
     normalize: bool = Field(False, description="scale embeddings to length 1")
+    dimensions: PositiveInt | None = Field(
+        None, description="keep only the first numbers of an embedding, so many; default: all"
+    )
     pairs: bool = Field(
         False, description="texts may be pairs: the model reads the token types that the tokenizer states"
     )
@@ -141,14 +142,13 @@ class Pretrained(ModelSpec):
         if not isinstance(model, dict) or not isinstance(model.get("source"), str):
             return
         name = model["source"]
-        file = {"kind": "file", "path": str(Path(name) / TOKENIZER_FILE)}
-        document.setdefault("tokenizer", file if Path(name).is_dir() else {"kind": "hub", "name": name})
+        document.setdefault("tokenizer", {"kind": "source", "name": name})
         if "architecture" in model:
             return
         source = open_source(name)
         model["architecture"] = dict(source.config)
         model.setdefault("weights_sha256", weights_sha256(source.folder))
-        model.setdefault("vocab_size", embedding_rows(tokenizer_from_file(source.tokenizer)))
+        model.setdefault("vocab_size", embedding_rows(source.tokenizer))
         model.setdefault("max_positions", source.max_positions)
         model.setdefault("position_padding", source.sizes.position_padding)
 

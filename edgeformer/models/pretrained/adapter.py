@@ -38,7 +38,9 @@ class PretrainedAdapter(ModelAdapter):
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
         classes, per_token = getattr(recipe, "classes", None), recipe.per_token
         components, _ = load_components(None, config.architecture, classes, per_token=per_token, **overrides)
-        return PretrainedEncoder(components, config, trained=False)
+        model = PretrainedEncoder(components, config, trained=False)
+        model.head.pools_prompt = getattr(recipe.data, "pools_prompt", True)
+        return model
 
     def pinned(self, recipe: Any) -> Any:
         """Add the checksum of the source's weights. Raises InputError or ArtifactError if the source is unusable."""
@@ -78,9 +80,12 @@ class PretrainedAdapter(ModelAdapter):
         )
         table = components.words.weight.detach()
         if len(table) < config.vocab_size:
+            further = [source.tokenizer.id_to_token(number) for number in range(len(table), config.vocab_size)]
             raise ArtifactError(
-                f"{source.folder}: has {len(table)} token vectors, but its tokenizer has {config.vocab_size} tokens; "
-                "copy or download the model again"
+                f"{source.folder}: has {len(table)} token vectors, but its tokenizer has {config.vocab_size} tokens: "
+                f"{', '.join(map(repr, further[:4]))} has none; load the model with transformers, call "
+                "resize_token_embeddings(len(tokenizer)), and save it again, or correct the special tokens in "
+                "tokenizer_config.json"
             )
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())

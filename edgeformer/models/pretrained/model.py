@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, needs_extra
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.golden import TOKEN_TYPES
+from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
@@ -45,7 +46,7 @@ class Head(nn.Module):
     """States of a text → one vector: pooling, then a dense layer and classes if there are any.
 
     ``pooling`` ``tokens``: each token has an answer. ``dense_dropout`` comes before ``dense``, ``dropout``
-    before ``out``.
+    before ``out``. Without ``pools_prompt``, the mask has the value 2 for tokens that are read and not pooled.
     """
 
     def __init__(
@@ -61,12 +62,16 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling, self.normalize, self.activation = pooling, False, activation
+        self.dimensions: int | None = None
+        self.pools_prompt = True
         self.dense, self.norm = dense, norm
         self.dense_dropout, self.dropout = nn.Dropout(dense_dropout), nn.Dropout(dropout)
         self.out = out
 
     def forward(self, h: Tensor, attention_mask: Tensor | None) -> Tensor:
         """h [B, S, d], attention_mask int64 [B, S] or None (all real) → float32 [B, classes or d], or per token."""
+        if attention_mask is not None and not self.pools_prompt:
+            attention_mask = attention_mask * (2 - attention_mask)
         if self.pooling == "tokens":
             x = h
         elif self.pooling == "cls":
@@ -84,7 +89,8 @@ class Head(nn.Module):
         if self.out is not None:
             x = self.out(self.dropout(x))
         x = x.float()
-        return F.normalize(x, dim=-1) if self.normalize else x
+        x = F.normalize(x, dim=-1) if self.normalize else x
+        return x if self.dimensions is None else x[:, : self.dimensions]
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Components:
     head: Head | None = None
 
 
+@quiet_transformers()
 def load_components(
     folder: Path | None,
     architecture: Mapping[str, Any],
@@ -135,10 +142,10 @@ def load_components(
         MissingDependencyError: transformers is not installed.
         ArtifactError: transformers cannot build the configuration, or the weights are damaged or another encoder's.
     """
-    with needs_extra("hf", "a pretrained encoder"):
-        import transformers
-        from transformers import AttentionInterface
-        from transformers.initialization import no_init_weights
+    import transformers
+    from transformers import AttentionInterface
+    from transformers.initialization import no_init_weights
+
     AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
     options = {**architecture, **overrides}
@@ -157,11 +164,10 @@ def load_components(
             with nullcontext() if has_values else no_init_weights():
                 model = auto_model.from_config(config, attn_implementation=attention)
             return map_components(model, per_token=per_token), frozenset()
-        with quiet_transformers():
-            model, report = auto_model.from_pretrained(
-                str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
-            )  # fmt: skip
+        model, report = auto_model.from_pretrained(
+            str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+        )  # fmt: skip
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
         unexpected = sorted({*report["unexpected_keys"], *mismatched})
         unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
@@ -177,21 +183,6 @@ def load_components(
         lines = [line.strip() for line in str(error).strip().splitlines()[:2]] or [type(error).__name__]
         reason = f"it does not support {error}" if isinstance(error, KeyError) else " ".join(lines)
         raise ArtifactError(f"{folder or kind}: transformers cannot build the model: {reason}") from None
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' reports, such as those about fresh heads, and its progress bars."""
-    logging: Any = import_module("transformers.utils.logging")
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bars:
-            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -430,7 +421,7 @@ class PretrainedEncoder(nn.Module):
         if config.pooling is not None:  # the dense layer was trained for the source's pooling
             self.head.pooling = config.pooling
             self.head.dense = self.head.norm = None
-        self.head.normalize = config.normalize
+        self.head.normalize, self.head.dimensions = config.normalize, config.dimensions
         self.layer_inputs = components.layer_inputs
         self.application = Application()
         self.layers_per_stage = fold.layers if fold is not None else 1
@@ -467,6 +458,8 @@ class PretrainedEncoder(nn.Module):
 
     def advance(self, h: Tensor, attention_mask: Tensor | None, stage: int | Tensor = 0) -> Tensor:
         """Apply one stage of layers, from 0, or int64 [1] in the graph that a host loops: [B, S, d] → [B, S, d]."""
+        if attention_mask is not None and not self.head.pools_prompt:
+            attention_mask = attention_mask.clamp(max=1)
         padding = padding_mask(h, attention_mask)  # [B, 1, 1, S]
         first = 0 if isinstance(stage, Tensor) else stage * self.layers_per_stage
         for index in range(first, first + self.layers_per_stage):

@@ -6,23 +6,23 @@ The JSON files come from strangers, so what is read of them is validated before 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
+from pydantic import AliasChoices, Field, model_validator
+from tokenizers import Tokenizer
 from typing_extensions import Self
 
-from edgeformer.artifacts.base import Frozen, first_problem
-from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
-from edgeformer.artifacts.files import read_at_most, sha256_of
-from edgeformer.artifacts.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_FILE
-from edgeformer.data.tokenization import tokenizer_from_file
+from edgeformer.artifacts.data_config import Similarity
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.workspace import CONFIG_FILE
+from edgeformer.data.source_folder import ConfigFile, SourceFolder, read_object, refuse_keys, validate_file
 
-M = TypeVar("M", bound=BaseModel)
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -39,33 +39,38 @@ AS_ONNX = (
     "run: edgeformer import onnx OUT/model.onnx -o BUNDLE"
 )
 """Remedy for every model whose computation is not implemented."""
-_FILES = (
-    CONFIG_FILE, TOKENIZER_FILE, "tokenizer_config.json", "vocab.txt", "*.safetensors", "model.safetensors.index.json",
-    "modules.json", "*_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "chat_template.jinja",
-)  # fmt: skip
 _POOLINGS = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
 _ACTIVATIONS: Mapping[str, Literal["identity", "sigmoid"]] = {
     "torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }  # fmt: skip
 """Functions of sentence-transformers that make a score of a model's output."""
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-_IGNORED_KEYS = ("_name_or_path", "auto_map", "transformers_version", "torch_dtype", "dtype", "gradient_checkpointing")
 _ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification|ForTokenClassification)$")
 _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
-_FILE_ENDS = (".safetensors", ".bin", ".json")
 
+# Every key of config.json that transformers' configuration classes know is in a field of EncoderFile, in one of these
+# two sets, or refused by `_unsupported`. Keys that the classes do not know change nothing there either.
 
-class ConfigFile(Frozen):
-    """Keys of a file that are read; other keys are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
+TRANSFORMERS_KEYS = frozenset((
+    "activation", "attention_bias", "attention_dropout", "attention_probs_dropout_prob", "classifier_activation",
+    "classifier_bias", "classifier_dropout", "classifier_dropout_prob", "classifier_pooling", "dropout",
+    "embedding_dropout", "global_attn_every_n_layers", "global_rope_theta", "hidden_act", "hidden_activation",
+    "hidden_dropout_prob", "initializer_cutoff_factor", "initializer_range", "layer_types", "local_attention",
+    "local_rope_theta", "mlp_bias", "mlp_dropout", "norm_bias", "norm_rel_ebd", "pooler_dropout", "pooler_hidden_act",
+    "pooler_hidden_size", "position_biased_input", "rope_parameters", "seq_classif_dropout", "sinusoidal_pos_embds",
+))  # fmt: skip
+"""Keys that the layers and heads of transformers read, which compute here, too."""
+IGNORED_KEYS = frozenset((
+    "_name_or_path", "auto_map", "bos_token_id", "cls_token_id", "decoder_bias", "deterministic_flash_attn", "dtype",
+    "eos_token_id", "gradient_checkpointing", "label2id", "legacy", "output_attentions", "output_hidden_states",
+    "qa_dropout", "return_dict", "sep_token_id", "sparse_pred_ignore_index", "sparse_prediction", "summary_activation",
+    "summary_last_dropout", "summary_type", "summary_use_proj", "tie_word_embeddings", "torch_dtype",
+    "transformers_version", "use_cache",
+))  # fmt: skip
+"""Keys that do not change what an encoder or a classifier computes."""
 
 
 class EncoderFile(ConfigFile):
-    """Keys of config.json that are read here. Transformers checks the other ones when it builds the model."""
+    """Keys of config.json that are read here. Transformers reads and checks ``TRANSFORMERS_KEYS``."""
 
     model_type: Architecture
     vocab_size: Size
@@ -86,6 +91,7 @@ class EncoderFile(ConfigFile):
     problem_type: str | None = None
     id2label: dict[str, str | int] | None = None
     is_decoder: bool | None = None
+    is_encoder_decoder: bool | None = None
     add_cross_attention: bool | None = None
     position_embedding_type: str | None = None
     chunk_size_feed_forward: int | None = None
@@ -97,6 +103,8 @@ class EncoderFile(ConfigFile):
     max_relative_positions: int | None = None
     conv_kernel_size: int | None = None
     attention_head_size: int | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: Any = None
     quantization_config: Any = None
 
     @model_validator(mode="after")
@@ -127,18 +135,11 @@ class EncoderFile(ConfigFile):
         return default if self.type_vocab_size is None or self.model_type not in _TOKEN_TYPES else self.type_vocab_size
 
 
-class SentenceModule(ConfigFile):
-    """An entry of modules.json of a sentence-transformers folder."""
+class PoolingFile(ConfigFile):
+    """1_Pooling/config.json of sentence-transformers: ``pooling_mode``, or in older folders a flag per mode."""
 
-    type: str
-    path: str = ""
-
-
-class SentenceFile(ConfigFile):
-    """sentence_bert_config.json."""
-
-    max_seq_length: Annotated[int, Field(ge=4)] | None = None
-    do_lower_case: bool | None = None
+    pooling_mode: str | list[str] | None = None
+    include_prompt: bool = True
 
 
 class SentenceSettings(ConfigFile):
@@ -148,12 +149,16 @@ class SentenceSettings(ConfigFile):
         model_type: ``CrossEncoder`` for a model that scores pairs.
         activation_fn: function that makes its scores.
         prompts: name → text that is put in front of a text.
+        default_prompt_name: of the prompt in front of every text that is neither a query nor a document.
+        truncate_dim: first numbers of a vector that are kept.
     """
 
-    model_type: str | None = None
+    model_type: Literal["SentenceTransformer", "CrossEncoder"] | None = None
     activation_fn: str | None = None
-    prompts: dict[str, str] | None = None
+    prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
+    similarity_fn_name: Similarity | None = None
+    truncate_dim: Size | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -162,35 +167,11 @@ class SentenceSettings(ConfigFile):
         return self
 
     @property
-    def default_prompt(self) -> str:
-        """Text that sentence-transformers puts in front of every text."""
-        return (self.prompts or {}).get(self.default_prompt_name or "", "")
-
-    @property
-    def retrieval_prompts(self) -> dict[str, str]:
-        """Texts in front of a ``query`` and of a ``document``, as far as the file has them."""
-        prompts = {name: prompt for name, prompt in (self.prompts or {}).items() if prompt}
-        names = {"document": next((name for name in _DOCUMENT_PROMPTS if name in prompts), ""), "query": "query"}
-        return {kind: prompts[name] for kind, name in names.items() if name in prompts}
-
-
-def _validate(model: type[M], content: Any, path: Path) -> M:
-    """Validate a file's content. Raises ArtifactError that names its first invalid key."""
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise ArtifactError(f"{path}: {first_problem(error)}") from None
-
-
-def read_object(path: Path, kind: type[Any] = dict) -> Any:
-    """Read a JSON object, or a list, in UTF-8. Raises ArtifactError."""
-    try:
-        content = json.loads(read_at_most(path, MOST_JSON_BYTES).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: missing or damaged: {error}") from None
-    if not isinstance(content, kind):
-        raise ArtifactError(f"{path}: damaged: not a JSON {'object' if kind is dict else 'list'}")
-    return content
+    def used_prompts(self) -> dict[str, str]:
+        """Texts in front of a ``query``, a ``document`` and, as ``default``, of any text; none is empty."""
+        names = {"query": "query", "document": "document", "default": self.default_prompt_name or ""}
+        prompts = {kind: (self.prompts or {}).get(name) for kind, name in names.items()}
+        return {kind: prompt for kind, prompt in prompts.items() if prompt}
 
 
 @dataclass(frozen=True)
@@ -198,21 +179,21 @@ class Source:
     """A model's folder, under its ``name`` as the user gave it.
 
     Attributes:
+        folder: of its configuration and weights; ``files``: where all its files are.
         config: its config.json without keys that do not describe the model; ``sizes``: what is read of it here.
         max_positions: tokens of the longest text.
         labels: names of its classes, in order; empty if its config.json names none.
         tags_tokens: it is a token classifier; ``classifies``: a sequence classifier.
         other_head: its class, if that is neither one of these, nor a bare encoder or a pretraining one.
         has_code: config.json names code, which is not run.
-        pooling, normalize, max_length: how a sentence-transformers folder makes embeddings and cuts texts.
+        pooling, normalize: how a sentence-transformers folder makes embeddings; pools_prompt: from the prompt, too.
         settings: its prompts, and the activation function of a cross-encoder.
     """
 
     name: str
-    folder: Path
+    files: SourceFolder
     config: Mapping[str, Any]
     sizes: EncoderFile
-    tokenizer: Path
     max_positions: int
     labels: tuple[str, ...]
     classifies: bool
@@ -221,7 +202,7 @@ class Source:
     has_code: bool
     pooling: str | None
     normalize: bool
-    max_length: int | None
+    pools_prompt: bool
     settings: SentenceSettings
 
     @property
@@ -229,6 +210,24 @@ class Source:
         """Whether CrossEncoder of sentence-transformers saved the model."""
         named = ("sentence_transformers", "sbert_ce_default_activation_function")
         return self.settings.model_type == "CrossEncoder" or any(key in self.config for key in named)
+
+    @property
+    def folder(self) -> Path:
+        return self.files.folder
+
+    @cached_property
+    def _tokenizer(self) -> tuple[Tokenizer, int | None]:
+        return self.files.load_tokenizer()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, as transformers builds it; see :meth:`SourceFolder.load_tokenizer`, also for errors."""
+        return self._tokenizer[0]
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that its library cuts texts to; None: no file states a number, and transformers cuts none."""
+        return self._tokenizer[1] or (self.max_positions if self.files.modules is not None else None)
 
     def activation(self) -> Literal["identity", "sigmoid"]:
         """Return the function that makes a score of the only output. Raises InputError for another function.
@@ -265,37 +264,22 @@ def open_source(name: str) -> Source:
         InputError: no such folder or model, an unsupported computation, or weights that only unpickling could read.
         ArtifactError: a file is missing or damaged, or contradicts the weights.
     """
-    folder = find_folder(name)
-    config_path = folder / CONFIG_FILE
+    files = SourceFolder.open(name)
+    folder, config_path = files.folder, files.folder / CONFIG_FILE
     config: dict[str, Any] = read_object(config_path)
     kind = config.get("model_type")
     if kind not in get_args(Architecture):
         allowed = ", ".join(get_args(Architecture))
         raise InputError(f"{config_path}: model_type {kind!r} is not supported; supported are {allowed}; {AS_ONNX}")
-    sizes = _validate(EncoderFile, config, config_path)
-    unsupported = {
-        "is_decoder": sizes.is_decoder,
-        "add_cross_attention": sizes.add_cross_attention,
-        "position_embedding_type": kind != "modernbert" and sizes.position_embedding_type not in (None, "absolute"),
-        "chunk_size_feed_forward": sizes.chunk_size_feed_forward,
-        "quantization_config": sizes.quantization_config,
-    }
-    if kind == "mpnet":
-        unsupported["relative_attention_num_buckets"] = sizes.relative_attention_num_buckets not in (None, 32)
-    if kind == "deberta-v2":
-        terms = sizes.pos_att_type.split("|") if isinstance(sizes.pos_att_type, str) else sizes.pos_att_type or ()
-        unsupported |= {
-            "relative_attention": not sizes.relative_attention,
-            "share_att_key": not sizes.share_att_key,
-            "pos_att_type": {term.strip().lower() for term in terms} != {"c2p", "p2c"},
-            "position_buckets": sizes.position_buckets == 1,
-            "conv_kernel_size": sizes.conv_kernel_size,
-            "embedding_size": sizes.embedding_size not in (None, sizes.width),
-            "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
-        }
-    for key in (key for key, is_set in unsupported.items() if is_set):
+    sizes = validate_file(EncoderFile, config, config_path)
+    for key in (key for key, is_set in _unsupported(sizes).items() if is_set):
         value = f"is {config.get(key)!r}" if key != "quantization_config" else "exists: the weights are quantised"
         raise InputError(f"{config_path}: {key} {value}, which is not supported; use another encoder; {AS_ONNX}")
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder / 'adapter_config.json'}: the model has an adapter, which is not supported; merge it into the "
+            "weights (merge_and_unload of the package peft), and save the model again"
+        )
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(
@@ -312,24 +296,20 @@ def open_source(name: str) -> Source:
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
     if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
         raise ArtifactError(f"{config_path}: describes a larger model than the {weights_bytes:,} bytes of its weights")
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise InputError(
-            f"{folder}: has no {TOKENIZER_FILE}; write it with transformers: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
-    pooling, normalize, max_length = _read_sentence_model(folder)
-    settings_path = folder / "config_sentence_transformers.json"
+    settings_path = files.root / "config_sentence_transformers.json"
     settings = SentenceSettings()
-    if settings_path.is_file():
-        settings = _validate(SentenceSettings, read_object(settings_path), settings_path)
+    if files.modules is not None and settings_path.is_file():
+        content = read_object(settings_path)
+        refuse_keys(settings_path, content, {*SentenceSettings.model_fields, *_SETTINGS_WITHOUT_EFFECT})
+        settings = validate_file(SentenceSettings, content, settings_path)
+    pooling, normalize, pools_prompt = _read_modules(files)
     heads, labels = sizes.architectures or [], sizes.id2label or {}
     other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
     return Source(
         name=name,
-        folder=folder,
-        config={key: value for key, value in config.items() if key not in _IGNORED_KEYS},
+        files=files,
+        config={key: value for key, value in config.items() if key not in IGNORED_KEYS},
         sizes=sizes,
-        tokenizer=folder / TOKENIZER_FILE,
         max_positions=sizes.positions,
         labels=tuple(str(labels[key]) for key in sorted(labels, key=int)),
         classifies=any("ForSequenceClassification" in head for head in heads),
@@ -338,67 +318,74 @@ def open_source(name: str) -> Source:
         has_code="auto_map" in config,
         pooling=pooling,
         normalize=normalize,
-        max_length=max_length,
+        pools_prompt=pools_prompt,
         settings=settings,
     )
 
 
-def _read_sentence_model(folder: Path) -> tuple[str | None, bool, int | None]:
-    """Return pooling, normalisation and length of a sentence-transformers folder. Raises InputError, ArtifactError."""
-    modules_path = folder / "modules.json"
-    if not modules_path.is_file():
-        return None, False, None
-    pooling, normalize = None, False
-    for module in _validate(RootModel[list[SentenceModule]], read_object(modules_path, list), modules_path).root:
-        kind = module.type.rsplit(".", 1)[-1]
-        if kind == "Normalize":
+def _unsupported(sizes: EncoderFile) -> dict[str, bool]:
+    """Return the keys of config.json that are refused, and whether each has such a value."""
+    kind = sizes.model_type
+    rope = (sizes.rope_parameters or {}).values()
+    unsupported = {
+        "is_decoder": bool(sizes.is_decoder),
+        "is_encoder_decoder": bool(sizes.is_encoder_decoder),
+        "add_cross_attention": bool(sizes.add_cross_attention),
+        "position_embedding_type": kind != "modernbert" and sizes.position_embedding_type not in (None, "absolute"),
+        "chunk_size_feed_forward": bool(sizes.chunk_size_feed_forward),
+        "rope_parameters": any(isinstance(p, dict) and p.get("rope_type", "default") != "default" for p in rope),
+        "rope_scaling": sizes.rope_scaling is not None,
+        "quantization_config": bool(sizes.quantization_config),
+    }
+    if kind == "mpnet":
+        unsupported["relative_attention_num_buckets"] = sizes.relative_attention_num_buckets not in (None, 32)
+    if kind == "deberta-v2":
+        terms = sizes.pos_att_type.split("|") if isinstance(sizes.pos_att_type, str) else sizes.pos_att_type or ()
+        unsupported |= {
+            "relative_attention": not sizes.relative_attention,
+            "share_att_key": not sizes.share_att_key,
+            "pos_att_type": {term.strip().lower() for term in terms} != {"c2p", "p2c"},
+            "position_buckets": sizes.position_buckets == 1,
+            "conv_kernel_size": bool(sizes.conv_kernel_size),
+            "embedding_size": sizes.embedding_size not in (None, sizes.width),
+            "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
+        }
+    return unsupported
+
+
+_SETTINGS_WITHOUT_EFFECT = {"__version__", "requirements", "keep_in_fp32_modules"}
+"""Keys of config_sentence_transformers.json that do not change what a model computes in FP32."""
+_ORDER = ("Transformer", "Pooling", "Dropout", "Normalize")
+"""Modules of sentence-transformers that compute here, in their order; Dropout has no effect."""
+
+
+def _read_modules(files: SourceFolder) -> tuple[str | None, bool, bool]:
+    """Return pooling, normalisation, and whether a prompt is pooled. Raises InputError, ArtifactError."""
+    pooling, normalize, pools_prompt, last = None, False, True, 0
+    for module in files.modules or ():
+        path = files.root / module.path / CONFIG_FILE
+        if module.kind not in _ORDER or _ORDER.index(module.kind) < last:
+            problem = "not supported" if module.kind not in _ORDER else f"not supported behind {_ORDER[last]}"
+            raise InputError(f"{files.root / 'modules.json'}: the module {module.kind[:60]!r} is {problem}; {AS_ONNX}")
+        last = _ORDER.index(module.kind)
+        if module.kind == "Normalize":
             normalize = True
-        elif kind == "Pooling":
-            if not _FOLDER_NAME.fullmatch(module.path):
-                raise InputError(
-                    f"{modules_path}: path {module.path[:60]!r} must be a folder in the folder of the model"
-                )
-            path = folder / module.path / CONFIG_FILE
-            config, prefix = read_object(path), "pooling_mode_"
-            flags = [key.removeprefix(prefix) for key in config if key.startswith(prefix) and config[key]]
-            modes = {_POOLINGS.get(flag, flag) for flag in flags}
-            if (mode := config.get("pooling_mode")) is not None:  # newer folders
-                modes.add(str(mode))
-            if len(modes) != 1 or not modes <= {*_POOLINGS.values()}:
-                listed, allowed = ", ".join(sorted(mode[:60] for mode in modes)), ", ".join(_POOLINGS.values())
-                raise InputError(f"{path}: pooling must be one of {allowed}, not {listed or 'none'}; {AS_ONNX}")
-            pooling = modes.pop()
-        elif kind != "Transformer":
-            raise InputError(f"{modules_path}: the module {kind[:60]!r} is not supported; {AS_ONNX}")
-    path = folder / "sentence_bert_config.json"
-    settings = _validate(SentenceFile, read_object(path), path) if path.is_file() else SentenceFile()
-    if settings.do_lower_case:
-        normalizer, capitals = tokenizer_from_file(folder / TOKENIZER_FILE).normalizer, "ABXYZÀÉÖЖ"
-        if normalizer is None or normalizer.normalize_str(capitals) != normalizer.normalize_str(capitals.lower()):
-            raise InputError(
-                f"{path}: do_lower_case is true, but {TOKENIZER_FILE} does not lower texts; add a Lowercase to its "
-                "normalizer"
-            )
-    return pooling, normalize, settings.max_seq_length
-
-
-def find_folder(name: str) -> Path:
-    """Return the folder of that name, or the hub's copy. Raises InputError."""
-    path = Path(name)
-    try:
-        if path.is_dir():
-            return path
-        is_file = path.is_file()
-    except (OSError, ValueError) as error:  # too long, for instance
-        raise InputError(f"{name[:60]}…: not a folder: {error.__class__.__name__}") from None
-    if is_file:
-        raise InputError(f"{name}: is a file; give its folder {path.parent}")
-    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
-        raise InputError(f"{name}: not a folder, and not a name on the hub (OWNER/NAME)")
-    with needs_extra("hf", "a model of the hub"):
-        from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except Exception as error:  # the client raises many types, ValueError for an impossible name among them
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{name}: not a folder, and the hub does not answer with it: {reason[0]}") from None
+            content = read_object(path) if module.path and path.is_file() else {}
+            refuse_keys(path, {key: value for key, value in content.items() if value != "sentence_embedding"}, ())
+        elif module.kind == "Pooling":
+            content, prefix = read_object(path), "pooling_mode_"
+            config = validate_file(PoolingFile, content, path)
+            flags = [key.removeprefix(prefix) for key in content if key.startswith(prefix)]
+            modes = [_POOLINGS.get(flag, flag) for flag in flags if content[prefix + flag]] or ["mean"]
+            if config.pooling_mode is not None:  # newer folders
+                modes = [config.pooling_mode] if isinstance(config.pooling_mode, str) else config.pooling_mode
+            allowed = {*PoolingFile.model_fields, "word_embedding_dimension", "embedding_dimension"}
+            refuse_keys(path, content, allowed | {prefix + flag for flag in flags})
+            pools_prompt = config.include_prompt
+            listed, known = ", ".join(mode[:60] for mode in modes), ", ".join(_POOLINGS.values())
+            if len(modes) != 1 or modes[0] not in _POOLINGS.values():
+                raise InputError(f"{path}: pooling must be one of {known}, not {listed or 'none'}; {AS_ONNX}")
+            if not pools_prompt and modes == ["cls"]:
+                raise InputError(f"{path}: include_prompt: false is not supported with the pooling cls; {AS_ONNX}")
+            pooling = modes[0]
+    return pooling, normalize, pools_prompt

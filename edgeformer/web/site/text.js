@@ -12,14 +12,17 @@ export async function openReader(library, reader, base) {
   ]);
   const { Tokenizer } = await import(asModule(script.bytes));
   const { max_tokens: most, suffix, types } = reader;
-  return { tokenizer: new Tokenizer(tokenizer, config), most, suffix, types };
+  const left = tokenizer.truncation?.direction === "Left";
+  return { tokenizer: new Tokenizer(tokenizer, config), most, suffix, types, left };
 }
 
 /**
- * Special tokens behind a text are kept where the text is cut. Pairs are not cut here.
+ * Special tokens around a text are kept where the text is cut, on the side that the tokenizer states. Pairs are not cut
+ * here.
  * @param {string | null} pair the second text
  * @returns {{ids: number[], types: number[] | undefined, total: number, lastRead: string | null}} `types`: as the
- *   tokenizer states them; `lastRead`: where a cut text ends for the model
+ *   tokenizer states them; `lastRead`: the end of a cut text, or its beginning where the left side is cut, as the model
+ *   reads it
  */
 export function encode(reader, text, pair = null) {
   // Python's library alone says whether there are types: this one gives RobertaProcessing others.
@@ -30,9 +33,11 @@ export function encode(reader, text, pair = null) {
   if (pair !== null) {
     throw new Error(`Together the texts have ${all.length} tokens, and the model reads ${reader.most}. Shorten them.`);
   }
-  const first = reader.most - reader.suffix;
-  const cut = (values) => [...values.slice(0, first), ...values.slice(values.length - reader.suffix)];
-  return { ids: cut(all), types: types && cut(types), total: all.length, lastRead: reader.tokenizer.decode(all.slice(0, first).slice(-6)) };
+  const prefix = reader.left ? Array.from(reader.tokenizer.encode("").ids).length - reader.suffix : reader.most - reader.suffix;
+  const suffix = reader.most - prefix;
+  const cut = (values) => [...values.slice(0, prefix), ...values.slice(values.length - suffix)];
+  const edge = reader.left ? all.slice(all.length - suffix).slice(0, 6) : all.slice(0, prefix).slice(-6);
+  return { ids: cut(all), types: types && cut(types), total: all.length, lastRead: reader.tokenizer.decode(edge) };
 }
 
 /** As `edgeformer predict` and `serve` say it. */

@@ -123,7 +123,7 @@ function showAnswer(place, answer, site) {
   ]));
   const read = answer.lastRead === null
     ? make("p", { class: "soft" }, `${answer.tokens} tokens read`)
-    : make("p", { class: "caution" }, `Cut: the model read ${answer.tokens} of ${answer.total} tokens, up to “… ${answer.lastRead}”. The rest did not count.`);
+    : make("p", { class: "caution" }, `Cut: the model read ${answer.tokens} of ${answer.total} tokens, ${answer.left ? `from “${answer.lastRead} …” on` : `up to “… ${answer.lastRead}”`}. The rest did not count.`);
   const none = given.length ? [] : [make("p", {}, "No label reaches its threshold.")];
   place.replaceChildren(list, ...none, read);
   place.dataset.label = given.map((one) => one.label).join(", ");

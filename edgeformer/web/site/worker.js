@@ -51,7 +51,7 @@ async function answer(job) {
   const read = encode(reader, job.text, job.pair);
   const outputs = await session.run(feeds(runtime.ort, job.artifact, [read.ids], read.types));
   const found = probabilities(await outputs.logits.getData(), job.several);
-  return { probabilities: found, tokens: read.ids.length, total: read.total, lastRead: read.lastRead };
+  return { probabilities: found, tokens: read.ids.length, total: read.total, lastRead: read.lastRead, left: reader.left };
 }
 
 /** Spans of a text of any length: a call for each of its windows. */

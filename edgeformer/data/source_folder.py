@@ -1,0 +1,244 @@
+"""Folders of Hugging Face models: their parts, and the tokenizer as transformers and sentence-transformers build it.
+
+The files come from strangers: what is read of them is validated before use, and no code of a folder runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from tokenizers import Tokenizer, normalizers
+
+from edgeformer.artifacts.base import Frozen, first_problem
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, needs_extra
+from edgeformer.artifacts.files import read_at_most
+from edgeformer.artifacts.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_CONFIG, TOKENIZER_FILE
+from edgeformer.data.records import first_line
+from edgeformer.data.tokenization import keep_settings, tokenizer_from_file
+
+M = TypeVar("M", bound=BaseModel)
+
+SENTENCE_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Settings of the module Transformer, in the order in which sentence-transformers looks for them."""
+_FILES = (
+    CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "*.model", "*.safetensors", "model.safetensors.index.json", "modules.json",
+    "*_Pooling/config.json", "*_Normalize/config.json", "0_Transformer/*.json", "0_Transformer/*.txt", *SENTENCE_FILES,
+    "config_sentence_transformers.json", "adapter_config.json", "chat_template.jinja",
+)  # fmt: skip
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+_FILE_ENDS = (".safetensors", ".bin", ".json")
+_SHORTEST, _UNLIMITED = 4, 10**20
+"""Smallest length that is possible here; larger ones than the second mean that there is no limit."""
+
+
+class ConfigFile(Frozen):
+    """Keys of a file that are read; other keys are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class SentenceModule(ConfigFile):
+    """An entry of modules.json of a sentence-transformers folder."""
+
+    type: str
+    path: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.type.rsplit(".", 1)[-1]
+
+
+class SentenceFile(ConfigFile):
+    """Settings of the module Transformer: one of ``SENTENCE_FILES``."""
+
+    max_seq_length: Annotated[int, Field(ge=_SHORTEST)] | None = None
+    do_lower_case: bool | None = None
+    transformer_task: Literal["feature-extraction", "sequence-classification"] | None = None
+
+
+_WITHOUT_EFFECT = {"modality_config", "module_output_name", "unpad_inputs"}
+"""Keys of ``SENTENCE_FILES`` that do not change what a text encoder computes."""
+
+
+def validate_file(model: type[M], content: Any, path: Path) -> M:
+    """Validate a file's content. Raises ArtifactError that names its first invalid key."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise ArtifactError(f"{path}: {first_problem(error)}") from None
+
+
+def read_object(path: Path, kind: type[Any] = dict) -> Any:
+    """Read a JSON object, or a list, in UTF-8. Raises ArtifactError."""
+    try:
+        content = json.loads(read_at_most(path, MOST_JSON_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: missing or damaged: {error}") from None
+    if not isinstance(content, kind):
+        raise ArtifactError(f"{path}: damaged: not a JSON {'object' if kind is dict else 'list'}")
+    return content
+
+
+def refuse_keys(path: Path, content: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Raise InputError for a key that is neither ``allowed`` nor empty or false: the model would answer differently."""
+    for key, value in content.items():
+        if key not in allowed and value not in (None, False, "", [], {}):
+            raise InputError(
+                f"{path}: edgeformer does not read the key {key[:60]!r} ({str(value)[:60]}), so its answers could "
+                "differ; remove the key if the model does not need it"
+            )
+
+
+def find_folder(name: str) -> Path:
+    """Return the folder of that name, or the hub's copy. Raises InputError."""
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return path
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # too long, for instance
+        raise InputError(f"{name[:60]}…: not a folder: {error.__class__.__name__}") from None
+    if is_file:
+        raise InputError(f"{name}: is a file; give its folder {path.parent}")
+    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
+        raise InputError(f"{name}: not a folder, and not a name on the hub (OWNER/NAME)")
+    with needs_extra("hf", "a model of the hub"):
+        from huggingface_hub import snapshot_download
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:  # the client raises many types, ValueError for an impossible name among them
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{name}: not a folder, and the hub does not answer with it: {reason[0]}") from None
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the reports and progress bars of transformers, for instance about fresh heads.
+
+    Raises MissingDependencyError: it is not installed.
+    """
+    with needs_extra("hf", "a pretrained encoder"):
+        logging: Any = import_module("transformers.utils.logging")
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+@dataclass(frozen=True)
+class SourceFolder:
+    """A model's folder.
+
+    Attributes:
+        root: the folder, or the hub's copy.
+        folder: where configuration, weights and tokenizer are: ``root``, or ``0_Transformer`` in it.
+        modules: of sentence-transformers, in their order; None: it is not such a folder.
+        sentence: settings of the first module.
+    """
+
+    root: Path
+    folder: Path
+    modules: tuple[SentenceModule, ...] | None
+    sentence: SentenceFile
+
+    @staticmethod
+    def open(name: str) -> SourceFolder:
+        """Open a folder, or a model of the hub. Raises InputError or ArtifactError."""
+        root = find_folder(name)
+        path = root / "modules.json"
+        if not path.is_file():
+            return SourceFolder(root, root, None, SentenceFile())
+        modules = tuple(validate_file(RootModel[list[SentenceModule]], read_object(path, list), path).root)
+        for module, content in zip(modules, read_object(path, list), strict=True):
+            refuse_keys(path, content, {"idx", "name", *SentenceModule.model_fields})
+            if module.path and not _FOLDER_NAME.fullmatch(module.path):
+                raise InputError(f"{path}: path {module.path[:60]!r} must be a folder in the folder of the model")
+        folder = root / next((module.path for module in modules if module.kind == "Transformer"), "")
+        sentence = SentenceFile()
+        # Like sentence-transformers, an empty file counts as missing.
+        for file in (folder / file for file in SENTENCE_FILES if (folder / file).is_file()):
+            if content := read_object(file):
+                sentence = validate_file(SentenceFile, content, file)
+                refuse_keys(file, content, {*SentenceFile.model_fields, *_WITHOUT_EFFECT})
+                break
+        return SourceFolder(root, folder, modules, sentence)
+
+    def load_tokenizer(self) -> tuple[Tokenizer, int | None]:
+        """Return the tokenizer and the tokens that texts are cut to, as transformers and sentence-transformers do.
+
+        The tokenizer keeps its padding token and the side where texts are cut, see
+        :func:`~edgeformer.data.tokenization.keep_settings`, and gives both texts of a pair the type 0 if transformers
+        passes no types to the model.
+
+        Raises DataError, InputError, ArtifactError, or MissingDependencyError: transformers is not installed.
+        """
+        folder = self.folder
+        read = (CONFIG_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+        files = {name: read_object(folder / name) for name in read if (folder / name).is_file()}
+        if files.get(TOKENIZER_CONFIG, {}).get("split_special_tokens"):
+            raise InputError(
+                f"{folder / TOKENIZER_CONFIG}: split_special_tokens is not supported; remove the key, with which the "
+                "names of special tokens in a text are read as these tokens"
+            )
+        if (folder / TOKENIZER_FILE).is_file():
+            tokenizer_from_file(folder / TOKENIZER_FILE)  # checks its size and format
+        try:
+            with quiet_transformers():
+                from transformers import AutoTokenizer
+
+                loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            document = json.loads(loaded.backend_tokenizer.to_str())
+            length = self.sentence.max_seq_length or int(loaded.model_max_length)
+        except EdgeformerError:
+            raise
+        except Exception as error:  # invalid settings raise many types
+            raise InputError(
+                f"{folder}: transformers cannot build its tokenizer: {first_line(error)}; save it again with "
+                "transformers, or set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json, which takes "
+                "tokenizer.json as it is"
+            ) from None
+        names = [*loaded.vocab_files_names.values()]
+        if not any((folder / file).is_file() for file in names):  # transformers would make up a small vocabulary
+            raise InputError(
+                f"{folder}: has no {' or '.join(sorted(names))}; write it with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        if length < _SHORTEST:
+            raise InputError(f"{folder}: model_max_length is {length}; it must be at least {_SHORTEST} tokens")
+        has_types, processor = "token_type_ids" in loaded.model_input_names, json.dumps(document["post_processor"])
+        if not has_types:
+            document["post_processor"] = json.loads(
+                processor, object_hook=lambda part: {**part, "type_id": 0} if "type_id" in part else part
+            )
+        tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(document))
+        if not has_types and 1 in tokenizer.encode("a", "b").type_ids:
+            raise InputError(
+                f"{folder}: model_input_names lacks token_type_ids, but the tokenizer gives the second text of a pair "
+                "another type; add token_type_ids in tokenizer_config.json if the model was trained with them"
+            )
+        if self.sentence.do_lower_case and '"Lowercase"' not in json.dumps(document["normalizer"]):
+            further = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
+        number = files.get(CONFIG_FILE, {}).get("pad_token_id")
+        pad = loaded.pad_token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
+        keep_settings(tokenizer, pad, loaded.truncation_side)
+        return tokenizer, length if length <= _UNLIMITED else None
