@@ -326,7 +326,7 @@ def open_source(name: str) -> Source:
 def _unsupported(sizes: EncoderFile) -> dict[str, bool]:
     """Return the keys of config.json that are refused, and whether each has such a value."""
     kind = sizes.model_type
-    rope = (sizes.rope_parameters or {}).values()
+    rope = [sizes.rope_parameters or {}, *(sizes.rope_parameters or {}).values()]  # of all layers, or of each kind
     unsupported = {
         "is_decoder": bool(sizes.is_decoder),
         "is_encoder_decoder": bool(sizes.is_encoder_decoder),
