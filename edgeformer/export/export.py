@@ -126,7 +126,11 @@ def _build_engines(
 ) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
     job = source.build_job(folder, tuple(graph for graph in (*source.base, *graphs) if graph.status == "built"))
+    has_other_calls = any(graph.calls is not None or "int32" in str(graph.inputs) for graph in source.base)
     for builder, target in plans:
+        if has_other_calls and isinstance(target, Target):
+            problem = "the imported graph has inputs or outputs that only ONNX graphs are called with"
+            target = Unavailable(target.format, problem, target.precision)
         if isinstance(target, Unavailable):
             precision = target.precision or job.precision
             yield ArtifactManifest(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-
 from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError, MissingDependencyError, install_hint
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision, Sharing
-from edgeformer.runtimes.session import Array
+from edgeformer.runtimes.session import Array, FittedSession
 from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ class Runtime(ABC):
                 "--exit all)"
             )
         graph = open_part(files.file)
+        if files.artifact.calls is not None:
+            return FittedSession(graph, files.artifact.calls)
         return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:

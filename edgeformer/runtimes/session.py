@@ -1,8 +1,9 @@
-"""Session and Graph: interfaces of an opened artifact; and input checks, because some runtimes do not check inputs."""
+"""Session and Graph: interfaces of an opened artifact; input checks, because some runtimes do not check inputs; and
+calls of foreign text classifiers, whose graphs have other shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.manifest import TextCalls
 
 Array = npt.NDArray[Any]
 
@@ -39,16 +41,20 @@ def check_inputs(
 ) -> dict[str, Array]:
     """Return the inputs of a call that a graph has, after checking their types and shapes.
 
-    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Raises InputError: an input is
-    missing, empty, of another type or shape, or longer than ``max_positions``.
+    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Texts are int64; they are cast
+    for a graph that takes int32. Raises InputError: an input is missing, empty, of another type or shape, or longer
+    than ``max_positions``.
     """
+    feed: dict[str, Array] = {}
     for name, (dtype, axes) in types.items():
         if name not in inputs:
             provided = ", ".join(sorted(inputs)) or "none"
             raise InputError(f"{graph}: input {name!r} is missing (given: {provided})")
-        array = inputs[name]
+        array = feed[name] = inputs[name]
         if isinstance(array, DeviceCache):
             continue
+        if dtype == "int32" and array.dtype == np.int64 and np.abs(array).max(initial=0) < 1 << 31:
+            array = feed[name] = array.astype(np.int32)
         is_cache, fits = name.startswith(PAST), array.dtype == dtype and array.ndim == len(axes)
         if fits:
             for size, axis in zip(array.shape, axes, strict=True):
@@ -65,7 +71,7 @@ def check_inputs(
                 f"{graph}: the sequence is {array.shape[1]} tokens long, "
                 f"but the model takes at most {max_positions}; shorten it"
             )
-    return {name: inputs[name] for name in types}
+    return feed
 
 
 class Session(Protocol):
@@ -112,6 +118,54 @@ class Session(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def fit_calls(run: Callable[[Mapping[str, Array]], Mapping[str, Array]], calls: TextCalls) -> Callable[..., Any]:
+    """Return a ``run`` for texts [B, S] that calls ``run`` with the rows and tokens that a foreign graph takes."""
+
+    def run_fitted(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        shape = inputs["input_ids"].shape
+        texts = {name: array for name, array in inputs.items() if array.shape == shape}  # without labels
+        count, rows, pieces = shape[0], calls.rows or shape[0], []
+        for start in range(0, count, rows):
+            part = {name: array[start : start + rows] for name, array in texts.items()}
+            if "attention_mask" in part and calls.rows == 1:  # without the padding that the other rows needed
+                length = max(1, int(part["attention_mask"].sum()))
+                part = {name: array[:, :length] for name, array in part.items()}
+            missing_rows = rows - len(part["input_ids"])
+            missing_tokens = max(0, (calls.tokens or 0) - part["input_ids"].shape[1])
+            for name, array in part.items():
+                padded = np.pad(array, ((0, missing_rows), (0, 0)), mode="edge")
+                pad = calls.pad_id if name == "input_ids" else 0
+                part[name] = np.pad(padded, ((0, 0), (0, missing_tokens)), constant_values=pad)
+            pieces.append(run(part)[calls.output][: count - start])
+        return {"logits": np.concatenate(pieces)}
+
+    return run_fitted
+
+
+class FittedSession(Session):
+    """A foreign text classifier that is called as an exported one, see :func:`fit_calls`."""
+
+    def __init__(self, session: Session, calls: TextCalls) -> None:
+        self._session, self.provider = session, session.provider
+        self._run = fit_calls(session.run, calls)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs: dict[str, Array] = self._run(inputs)
+        return outputs
+
+    def close(self) -> None:
+        self._session.close()
+
+    def memory_by_name(self) -> dict[str, int]:
+        return self._session.memory_by_name()
+
+    def settings(self) -> dict[str, Any]:
+        return self._session.settings()
+
+    def caveats(self) -> tuple[str, ...]:
+        return self._session.caveats()
 
 
 class Graph(Session, Protocol):
