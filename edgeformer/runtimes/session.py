@@ -45,6 +45,8 @@ def check_inputs(
     for a graph that takes int32. Raises InputError: an input is missing, empty, of another type or shape, or longer
     than ``max_positions``.
     """
+    if "token_type_ids" in types and "token_type_ids" not in inputs and "input_ids" in inputs:
+        inputs = {**inputs, "token_type_ids": np.zeros(inputs["input_ids"].shape, types["token_type_ids"].dtype)}
     feed: dict[str, Array] = {}
     for name, (dtype, axes) in types.items():
         if name not in inputs:

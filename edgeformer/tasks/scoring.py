@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,14 +38,32 @@ Validation = Callable[[Run, int], Score]
 """Scores a session's ``run`` method, and the loop of its exit, on the validation split."""
 
 
-def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
-    """Return all outputs of a model in the order of the rows: [n, …], or of every token [tokens, …]."""
+def answer_rows(
+    run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int, failures: dict[int, InputError] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return all outputs of a model in the order of the rows: [n, …], or of every token [tokens, …].
+
+    ``failures`` receives row → error where the model fails, and these rows have NaN; None: raise the error. The rows of
+    a call that fails are run one by one.
+    """
     if isinstance(batches, int):
         batches = ordered_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}
-    for numbers in batches:
+    pending = deque(batches)
+    while pending:
+        numbers = pending.popleft()
         inputs = collate(encoded, numbers, pad)
-        for name, output in run(inputs).items():
+        try:
+            outputs = run(inputs)
+        except InputError as error:
+            if failures is None:
+                raise
+            if len(numbers) == 1:
+                failures[int(numbers[0])] = error
+            else:
+                pending.extendleft(reversed(np.split(numbers, len(numbers))))
+            continue
+        for name, output in outputs.items():
             if output.ndim < 3:
                 places, values, count = numbers, output, len(encoded)
             else:  # [B, S, …]
@@ -52,7 +71,8 @@ def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] 
                 places = (encoded.offsets[numbers][:, None] + np.arange(is_real.shape[1]))[is_real]
                 values, count = output[is_real], len(encoded.ids)
             if name not in answers:
-                answers[name] = np.empty((count, *values.shape[1:]), dtype=values.dtype)
+                missing = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+                answers[name] = np.full((count, *values.shape[1:]), missing, dtype=values.dtype)
             answers[name][places] = values
     return answers
 
@@ -180,7 +200,8 @@ def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
 class TextPredictor:
     """Predictions of one model for texts, in three steps that can run in threads.
 
-    ``max_rows``: of a call. ``prompt``: text that the model reads in front of every text.
+    ``max_rows``: of a call. ``prompt``: text that the model reads in front of every text. ``answered``: inputs of a row
+    that the model has answered, which tell its failure from that of a text.
     """
 
     task: Task
@@ -188,6 +209,7 @@ class TextPredictor:
     data: DataSection
     max_rows: int | None = None
     prompt: str = ""
+    answered: list[Arrays] = field(default_factory=list, repr=False)
 
     def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""
@@ -208,10 +230,25 @@ class TextPredictor:
         return EncodedTexts(texts, encoded, cut, places, errors)
 
     def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
-        """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call."""
+        """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call.
+
+        A text on which the model fails gets an error, and the others their answers. Raises InputError if the model
+        fails on every text.
+        """
         if batches is None:
             batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
-        return answer_rows(run, window.encoded, self.reader.pad, batches)
+        rows, failures = window.encoded, dict[int, InputError]()
+        outputs = answer_rows(run, rows, self.reader.pad, batches, failures)
+        if failures and len(failures) == len(rows):
+            if not self.answered:
+                raise next(iter(failures.values()))
+            run(self.answered[0])
+            outputs["logits"] = np.full((len(rows), 1), np.nan)
+        elif len(rows) and not self.answered:
+            number = next(number for number in range(len(rows)) if number not in failures)
+            self.answered.append(collate(rows, np.array([number]), self.reader.pad))
+        window.errors.update({int(window.places[number]): str(error) for number, error in failures.items()})
+        return outputs
 
     def example_outputs(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
         """Return outputs of the same shapes whose answer has a value in every column."""
