@@ -71,9 +71,14 @@ def test_a_run_with_such_names_is_opened_by_every_command(tmp_path: Path) -> Non
     run("train", "5e-3.yaml", "--name", "5e-3", *(word for setting in small for word in ("--set", setting)))
     recipe, _ = parse_yaml((tmp_path / "artifacts/5e-3/recipe.yaml").read_text(encoding="utf-8"))
     assert (recipe["name"], sorted(recipe["data"]["labels"])) == ("5e-3", sorted(ODD))
-    assert (recipe["data"]["parts"]["train"][0]["text"], recipe["data"]["parts"]["train"][0]["label"]) == ("1e3", "5e-3")
+    assert (recipe["data"]["parts"]["train"][0]["text"], recipe["data"]["parts"]["train"][0]["label"]) == (
+        "1e3",
+        "5e-3",
+    )
     assert "5e-3" in run("list", "runs")
     run("evaluate", "5e-3", "--split", "test")
     run("export", "5e-3", "--int8")
     run("verify", "5e-3")
-    assert set(json.loads(run("predict", "5e-3", "a a number 1", "--json"))["predictions"][0]["probabilities"]) == {*ODD}
+    assert set(json.loads(run("predict", "5e-3", "a a number 1", "--json"))["predictions"][0]["probabilities"]) == {
+        *ODD
+    }

@@ -27,6 +27,7 @@ from edgeformer.inference.verify import verify
 from edgeformer.run import Location
 from edgeformer.tasks.task import Unanswered
 from tests.cli.run_cli import edgeformer
+from tests.export import graphs
 from tests.export.graphs import save
 from tests.export.hf_models import make_model
 
@@ -169,7 +170,9 @@ class TestLength:
         bundle = imported(graph, max_length=50)
         expected = np.array([plain(graph, text, 50) for text in TEXTS])
         assert bundle.manifest.max_length == 50 and np.abs(answers(bundle, TEXTS) - expected).max() < 1e-5
-        with pytest.raises(InputError, match="--max-length 65: the graph runs texts of at most 64 tokens; give --max-l"):
+        with pytest.raises(
+            InputError, match="--max-length 65: the graph runs texts of at most 64 tokens; give"
+        ):
             imported(graph, max_length=65, replace=True)
 
     def test_without_a_statement_it_is_the_longest_that_runs(self, bert: Path, tmp_path: Path) -> None:
@@ -193,41 +196,43 @@ class TestLength:
             imported(graph, max_length=24, replace=True)
 
 
-class TestRefusals:
-    def test_a_graph_that_answers_otherwise(self, bert: Path, tmp_path: Path) -> None:
-        """Its tokenizer cuts texts at their beginning, and texts are cut at their end here."""
-        graph = changed(bert, tmp_path / "theirs")
-        tokenizer = json.loads((graph.parent / "tokenizer.json").read_text())
-        tokenizer["truncation"]["stride"], tokenizer["post_processor"] = 0, tokenizer["post_processor"]
-        (graph.parent / "tokenizer.json").write_text(json.dumps(tokenizer))
-        noisy = onnx.load(str(graph))
-        random = helper.make_node("RandomUniformLike", ["logits"], ["noise"], high=1.0, low=0.5)
-        noisy.graph.node[-1].CopyFrom(helper.make_node("Mul", ["logits", "noise"], ["answer"]))
-        noisy.graph.node.insert(len(noisy.graph.node) - 1, random)
-        noisy.graph.output[0].name = "answer"
-        save(graph.parent, noisy)
-        with pytest.raises(InputError, match=r"the answer to '.*' differs by .* onnxruntime .*--unproven"):
-            imported(graph)
+def coupled(bert: Path, target: Path, **form: Any) -> Path:
+    """A graph that adds the largest logit of a call to the first class of all its texts."""
+    graph = changed(bert, target, **form)
+    model = onnx.load(str(graph))
+    model.graph.node[-1].CopyFrom(helper.make_node("ReduceMax", ["logits"], ["largest"], keepdims=1))
+    model.graph.node.append(helper.make_node("Mul", ["largest", "first"], ["part"]))
+    model.graph.node.append(helper.make_node("Add", ["logits", "part"], ["answer"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([[0.5, 0.0]], np.float32), "first"))
+    model.graph.output[0].name = "answer"
+    return save(graph.parent, model)
 
-    def test_unproven_imports_and_says_so(self, bert: Path, tmp_path: Path) -> None:
-        graph = self._biased_by_batch(bert, tmp_path)
-        bundle = imported(graph, max_length=24)
+
+class TestProof:
+    def test_texts_that_affect_each_other_run_alone(self, bert: Path, tmp_path: Path) -> None:
+        graph = coupled(bert, tmp_path / "theirs")
+        bundle = imported(graph)
         assert bundle.manifest.proof is not None and bundle.manifest.proof.reason is None
-        (calls,) = (artifact.calls for artifact in bundle.artifacts)
-        assert calls is not None and calls.rows == 1, "a text whose answer depends on the others of its call"
+        expected = np.array([plain(graph, text, 24) for text in TEXTS])
+        assert np.abs(answers(bundle, TEXTS) - expected).max() < 1e-5
+        assert any(note.startswith("calls: every text runs in a call of its own") for note in bundle.manifest.notes)
 
-    @staticmethod
-    def _biased_by_batch(bert: Path, tmp_path: Path) -> Path:
-        """The logits minus their mean over the rows of a call, plus what they were: 2 x - mean(x)."""
-        graph = changed(bert, tmp_path / "theirs")
-        model = onnx.load(str(graph))
-        model.graph.node[-1].CopyFrom(helper.make_node("ReduceMax", ["logits"], ["mean"], axes=[0], keepdims=1))
-        model.graph.node.append(helper.make_node("Sub", ["logits", "half"], ["part"]))
-        model.graph.node.append(helper.make_node("Add", ["part", "mean"], ["answer"]))
-        model.graph.initializer.append(numpy_helper.from_array(np.float32([[0.5, 0.0]]), "half"))
-        model.graph.output[0].name = "answer"
-        return save(graph.parent, model)
+    def test_other_answers_are_refused_or_marked(self, bert: Path, tmp_path: Path) -> None:
+        """Its two texts per call affect each other, and no call can have one."""
+        graph = coupled(bert, tmp_path / "theirs", shape=(2, "sequence"))
+        with pytest.raises(InputError, match=r"the answer to '.*'.* differs by .* onnxruntime .*--unproven"):
+            imported(graph)
+        assert not (tmp_path / "theirs/bundle").exists()
+        proof = imported(graph, unproven=True).manifest.proof
+        assert proof is not None and "differs by" in str(proof.reason) and (proof.largest_difference or 0) > 1e-4
 
+    def test_a_graph_of_tensors_has_none(self, tmp_path: Path) -> None:
+        folder = tmp_path / "bundle"
+        import_onnx(save(tmp_path / "theirs", graphs.convolutions()), folder)
+        assert Bundle.open(folder).manifest.proof is None
+
+
+class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
@@ -266,7 +271,8 @@ class TestOneBadText:
         model.graph.initializer.append(zero)
         assert stored[gather.input[0]].dims[0] == tokenizer.get_vocab_size() - 1
         gather.input[0] = "hidden_table"
-        imported(save(graph.parent, model), max_length=40)
+        (tmp_path / "rows.tsv").write_text("text\tlabel\n" + "a good film\tgood\na dull plot\tbad\n" * 5)
+        imported(save(graph.parent, model), max_length=40, data=tmp_path / "rows.tsv")
         return tmp_path / "theirs" / "bundle"
 
     def test_predict_and_files(self, bundle: Path, tmp_path: Path) -> None:
@@ -286,7 +292,7 @@ class TestOneBadText:
         )
         rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert outcome.code in (0, 3) and len(rows) == 3002, outcome.err
-        assert [number for number, row in enumerate(rows) if "error" in row and row["error"]] == [3000]
+        assert [number for number, row in enumerate(rows) if row.get("error")] == [3000]
 
     def test_served(self, bundle: Path) -> None:
         from contextlib import closing
