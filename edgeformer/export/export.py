@@ -13,14 +13,14 @@ from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
-from edgeformer.export.variants import ExportOptions
+from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
 from edgeformer.run import Run
@@ -103,6 +103,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             for artifact in itertools.chain(source.make_graphs(new_folder, previous), engines):
                 artifacts.append(artifact)
                 if artifact.status == "rejected" and not options.keep_going:
+                    artifacts += _not_made(options, plans, (*source.base, *artifacts))
                     break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
             for artifact in merged:
@@ -118,6 +119,26 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                 write_text(card, f"{card.read_text(encoding='utf-8')}\n{artifact_section(manifest)}")
                 manifest = manifest.model_copy(update={"files": manifest.files | {CARD_FILE: sha256_of(card)}})
             return seal(new_folder, manifest)
+
+
+def _not_made(
+    options: ExportOptions, plans: Sequence[tuple[Builder, Target | Unavailable]], artifacts: Sequence[ArtifactManifest]
+) -> list[ArtifactManifest]:
+    """Return an entry for each requested precision and engine that is not made because the last artifact is bad."""
+    reason = f"not made, because {artifacts[-1].id} was rejected; make it with --keep-going"
+    source_precision: Precision = "fp16" if options.fp16 else "fp32"
+    wanted = [(variant.id(), ONNX, variant.precision, variant.trimmed) for variant in requested_variants(options)]
+    for _, target in plans:
+        precision = target.precision or source_precision
+        wanted.append((f"{target.format}-{precision}", target.format, precision, False))
+    made = {artifact.id for artifact in artifacts}
+    return [
+        ArtifactManifest(
+            id=id_, file=None, format=format_, precision=precision, trimmed=trimmed, status="unavailable", reason=reason
+        )
+        for id_, format_, precision, trimmed in wanted
+        if id_ not in made
+    ]
 
 
 def _build_engines(

@@ -28,7 +28,7 @@ from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values, oper
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
-from edgeformer.export.quantize import quantize_int4, quantize_int8, quantized_nodes
+from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, quantized_nodes
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
@@ -37,6 +37,8 @@ from edgeformer.runtimes.session import fit_calls
 from edgeformer.tasks import Origin, Run
 from edgeformer.tasks.scoring import Validation, open_validation
 
+_MAX_LISTED = 5
+"""Weights that a message names."""
 _MAX_ABS_CALLS = 2
 """Golden calls of which every value inside the graph is inspected before FP16 conversion."""
 
@@ -178,16 +180,23 @@ class GraphSource:
                 return self.bundle.task.golden_outputs(golden, fitted, max_rows)
 
             return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
+        kept: list[str] = []
         if precision == "int8":
-            model = quantize_int8(lifted(model), folder)
+            model = quantize_int8(lifted(model), folder, kept=kept)
             RemoveUnusedNodesPass()(model)
         else:
-            model = quantize_int4(lifted(model))
+            model = quantize_int4(lifted(model), kept=kept)
+        listed = ", ".join([*kept[:_MAX_LISTED], *(["…"] if len(kept) > _MAX_LISTED else [])])
+        remaining = f"weights that stay FP32, because only {SUPPORTED} can change: {listed}"
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
                 f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
                 f"other operators stay FP32 ({operator_names(model)})"
+                if not kept
+                else f"{precision.upper()}: no weight can be converted; {remaining}"
             )
+        if kept:
+            self.notes.append(f"{Variant(precision).id()}: {remaining}")
         return model
 
     def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:

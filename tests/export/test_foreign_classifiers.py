@@ -170,9 +170,7 @@ class TestLength:
         bundle = imported(graph, max_length=50)
         expected = np.array([plain(graph, text, 50) for text in TEXTS])
         assert bundle.manifest.max_length == 50 and np.abs(answers(bundle, TEXTS) - expected).max() < 1e-5
-        with pytest.raises(
-            InputError, match="--max-length 65: the graph runs texts of at most 64 tokens; give"
-        ):
+        with pytest.raises(InputError, match="--max-length 65: the graph runs texts of at most 64 tokens; give"):
             imported(graph, max_length=65, replace=True)
 
     def test_without_a_statement_it_is_the_longest_that_runs(self, bert: Path, tmp_path: Path) -> None:
