@@ -359,9 +359,10 @@ def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text,
             name = str(label)
             index = by_name.get(name)
             if index is None:
-                index = by_plain_name.get(plain_label(name))
-            if index is None and can_be_index and name.isascii() and name.isdecimal() and len(name) < 10:
-                index = int(name) if int(name) < len(labels) else None
+                plain = plain_label(name)
+                index = by_plain_name.get(plain)
+                if index is None and can_be_index and plain.isascii() and plain.isdecimal() and len(plain) < 10:
+                    index = int(plain) if int(plain) < len(labels) else None
             if index is None or label is None:
                 quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
                 problem = "has no label" if label is None else f"label {quoted} is not in data.labels"
