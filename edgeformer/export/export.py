@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.bundle import Bundle, seal
@@ -125,20 +126,16 @@ def _not_made(
     options: ExportOptions, plans: Sequence[tuple[Builder, Target | Unavailable]], artifacts: Sequence[ArtifactManifest]
 ) -> list[ArtifactManifest]:
     """Return an entry for each requested precision and engine that is not made because the last artifact is bad."""
-    reason = f"not made, because {artifacts[-1].id} was rejected; make it with --keep-going"
-    source_precision: Precision = "fp16" if options.fp16 else "fp32"
-    wanted = [(variant.id(), ONNX, variant.precision, variant.trimmed) for variant in requested_variants(options)]
-    for _, target in plans:
-        precision = target.precision or source_precision
-        wanted.append((f"{target.format}-{precision}", target.format, precision, False))
-    made = {artifact.id for artifact in artifacts}
-    return [
-        ArtifactManifest(
-            id=id_, file=None, format=format_, precision=precision, trimmed=trimmed, status="unavailable", reason=reason
-        )
-        for id_, format_, precision, trimmed in wanted
-        if id_ not in made
+    made, reason = {artifact.id for artifact in artifacts}, f"not made, because {artifacts[-1].id} was rejected"
+    entry = partial(ArtifactManifest, file=None, status="unavailable", reason=f"{reason}; make it with --keep-going")
+    entries = [
+        entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
+        for variant in requested_variants(options)
     ]
+    for _, target in plans:
+        precision = target.precision or ("fp16" if options.fp16 else "fp32")
+        entries.append(entry(id=f"{target.format}-{precision}", format=target.format, precision=precision))
+    return [entry for entry in entries if entry.id not in made]
 
 
 def _build_engines(

@@ -33,9 +33,8 @@ from edgeformer.export.variants import ExportOptions, Variant, requested_variant
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.runtime import Target
-from edgeformer.runtimes.session import fit_calls
 from edgeformer.tasks import Origin, Run
-from edgeformer.tasks.scoring import Validation, open_validation
+from edgeformer.tasks.scoring import Validation, fit_calls, open_validation
 
 _MAX_LISTED = 5
 """Weights that a message names."""
@@ -190,10 +189,8 @@ class GraphSource:
         remaining = f"weights that stay FP32, because only {SUPPORTED} can change: {listed}"
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
-                f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
-                f"other operators stay FP32 ({operator_names(model)})"
-                if not kept
-                else f"{precision.upper()}: no weight can be converted; {remaining}"
+                f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights that can change, and "
+                f"the weights of other operators stay FP32 ({operator_names(model)}){f'; {remaining}' if kept else ''}"
             )
         if kept:
             self.notes.append(f"{Variant(precision).id()}: {remaining}")

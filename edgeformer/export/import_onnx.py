@@ -59,13 +59,13 @@ from edgeformer.export.foreign_graph import (
 )
 from edgeformer.export.proof import Compared, prove
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, library_versions, runtime_of
-from edgeformer.runtimes.session import Array, Session, fit_calls
+from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Run, Task, TextReader, get_task
 from edgeformer.tasks.classification import LabelPrediction, softmax
-from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, score_batches
+from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, fit_calls, score_batches
 from edgeformer.tasks.task import Answer
 from edgeformer.tasks.tensors import TensorData
 
@@ -351,7 +351,7 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
             if proof.reason is None:
                 break
         if calls.rows == 1:
-            notes.append("calls: every text runs in a call of its own, as its answer depends on texts beside it")
+            notes.append("calls: one text per call, because the graph takes one, or padding changes its answers")
 
         # 3. Run golden rows, and score the labelled file.
         random = np.random.default_rng(options.seed)
@@ -366,8 +366,7 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
             special = tokens.tokenizer.encode("").ids
             length = max(1, min(_RANDOM_TOKENS, max_length) - len(special))
             body = random.integers(0, tokens.vocabulary, (GOLDEN_ROWS, length))
-            ends = (np.tile(np.array(part, dtype=np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
-            first, last = ends
+            first, last = (np.tile(np.array(part, np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
             ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
             arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
             origin = f"random tokens, seed {options.seed}; their accuracy is the agreement with FP32"

@@ -106,7 +106,7 @@ def quantize_int8(
     prepared = prepare(model)
     if has_row_scales:
         _scale_rows(prepared)
-    return _complete(_quantize_products(prepared, folder, is_foreign=kept is not None), "INT8", kept)
+    return _complete(_quantize_products(prepared, folder), "INT8", kept)
 
 
 def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | None = None) -> onnx_ir.Model:
@@ -134,8 +134,7 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
                 "scale, so the file would not shrink; use --int8"
             )
     rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
-    products = [node for node in RecursiveGraphIterator(prepared.graph) if _stored_matrix(node) is not None]
-    excluded = [str(node.name) for node in products if kept is not None and not _can_quantize(node)]
+    excluded = [str(node.name) for node in RecursiveGraphIterator(prepared.graph) if not _can_quantize(node)]
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(
@@ -307,38 +306,34 @@ def quantized_pairs(graph: onnx.ModelProto) -> dict[str, int]:
 def _gemm_as_matmul(model: onnx_ir.Model) -> None:
     """Replace Gemm by MatMul and Add; the quantizer's own way is wrong for a shared weight.
 
-    alpha, beta, transA and a bias that is no initializer need further operators.
+    A Gemm with transA, or with beta and a bias that is not stored, stays.
     """
-    transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}
+    matrices: dict[tuple[Any, ...], onnx_ir.Value] = {}
     for node in list(model.graph):
         if node.op_type != "Gemm":
             continue
-        attributes, (data, weight, *bias) = node.attributes, node.inputs
-        if weight is None or not weight.is_initializer():
+        attributes, (data, weight, *biases) = node.attributes, node.inputs
+        alpha, beta = (attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+        bias, is_transposed = next(iter(biases), None), bool(attributes.get_int("transB", 0))
+        if attributes.get_int("transA", 0) or weight is None or not weight.is_initializer():
+            continue
+        if bias is not None and beta != 1.0 and not bias.is_initializer():
             continue
         assert data is not None and weight.const_value is not None
-        if attributes.get_int("transB", 0):
-            if weight not in transposed:
-                array = np.ascontiguousarray(weight.const_value.numpy().T)
-                transposed[weight] = _store(model, f"{weight.name}_transposed", array)
-            weight = transposed[weight]
-        name, nodes = str(node.outputs[0].name), list[onnx_ir.Node]()
-
-        def add(operator: str, *inputs: onnx_ir.Value, **options: Any) -> onnx_ir.Value:
-            nodes.append(onnx_ir.node(operator, inputs, options, name=f"{name}_{operator.lower()}{len(nodes) or ''}"))  # noqa: B023
-            nodes[-1].outputs[0].name = f"{nodes[-1].name}_result"  # noqa: B023
-            return nodes[-1].outputs[0]  # noqa: B023
-
-        if attributes.get_int("transA", 0):
-            data = add("Transpose", data, perm=[1, 0])
-        product = add("MatMul", data, weight)
-        scaled = [product, *(value for value in bias if value is not None)]
-        for place, key in enumerate(("alpha", "beta")[: len(scaled)]):
-            if (factor := attributes.get_float(key, 1.0)) != 1.0:
-                stored = _store(model, f"{name}_{key}", np.array(factor, np.float32))
-                scaled[place] = add("Mul", scaled[place], stored)
-        if len(scaled) > 1:
-            add("Add", *scaled)
+        if is_transposed or alpha != 1.0:
+            key = weight, is_transposed, alpha
+            if key not in matrices:
+                array = weight.const_value.numpy()
+                array = np.ascontiguousarray(array.T if is_transposed else array) * np.float32(alpha)
+                matrices[key] = _store(model, f"{weight.name}_transposed{len(matrices) or ''}", array)
+            weight = matrices[key]
+        name = node.outputs[0].name
+        nodes = [onnx_ir.node("MatMul", [data, weight], name=f"{name}_matmul")]
+        if bias is not None:
+            if beta != 1.0 and bias.const_value is not None:
+                bias = _store(model, f"{name}_bias", bias.const_value.numpy() * np.float32(beta))
+            nodes[0].outputs[0].name = f"{name}_product"
+            nodes.append(onnx_ir.node("Add", [nodes[0].outputs[0], bias], name=f"{name}_add"))
         _replace_node(model, node, nodes)
     RemoveUnusedNodesPass()(model)
 
@@ -457,18 +452,15 @@ def _can_quantize(node: onnx_ir.Node, graph: onnx_ir.Graph | None = None) -> boo
     return weight is not None and not is_shared and _is_finite(weight)
 
 
-def _quantize_products(model: onnx_ir.Model, folder: Path | None, *, is_foreign: bool = False) -> onnx_ir.Model:
-    """Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul.
+def _products(model: onnx_ir.Model) -> list[str]:
+    """Return the names of the MatMuls of the outermost graph that :func:`_can_quantize` allows."""
+    return [str(node.name) for node in model.graph if _can_quantize(node, model.graph)]
 
-    ``is_foreign``: leave out what :func:`_can_quantize` excludes.
-    """
 
-    def find_products(model: onnx_ir.Model) -> list[str]:
-        products = [node for node in model.graph if _stored_matrix(node) is not None]
-        return [str(node.name) for node in products if not is_foreign or _can_quantize(node, model.graph)]
-
+def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Model:
+    """Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
     opset = model.opset_imports.get("", _LEAST_OPSET)
-    if opset < _LEAST_OPSET and find_products(model):
+    if opset < _LEAST_OPSET and _products(model):
         try:  # the quantizer does this too, with a warning through the root logger
             older: onnx.ModelProto = onnx_ir.to_proto(model)
             model = onnx_ir.from_proto(onnx.version_converter.convert_version(older, _LEAST_OPSET))
@@ -477,7 +469,7 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None, *, is_foreign:
                 f"INT8: needs opset {_LEAST_OPSET}, and the graph has opset {opset}, which cannot be converted "
                 f"({' '.join(str(error).split())[:200]}); export the model with a newer opset"
             ) from None
-    products = find_products(model)
+    products = _products(model)
     if not products:
         return model
     model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger

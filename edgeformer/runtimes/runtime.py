@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError, MissingDependencyError, install_hint
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision, Sharing
-from edgeformer.runtimes.session import Array, FittedSession
+from edgeformer.runtimes.session import Array
 from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
@@ -315,7 +315,9 @@ class Runtime(ABC):
             )
         graph = open_part(files.file)
         if files.artifact.calls is not None:
-            return FittedSession(graph, files.artifact.calls)
+            from edgeformer.tasks.scoring import fit_calls
+
+            graph.run = fit_calls(graph.run, files.artifact.calls)  # type: ignore[method-assign, assignment]
         return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:

@@ -1,9 +1,8 @@
-"""Session and Graph: interfaces of an opened artifact; input checks, because some runtimes do not check inputs; and
-calls of foreign text classifiers, whose graphs have other shapes."""
+"""Session and Graph: interfaces of an opened artifact; and input checks, because some runtimes do not check inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.manifest import TextCalls
 
 Array = npt.NDArray[Any]
 
@@ -120,54 +118,6 @@ class Session(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def fit_calls(run: Callable[[Mapping[str, Array]], Mapping[str, Array]], calls: TextCalls) -> Callable[..., Any]:
-    """Return a ``run`` for texts [B, S] that calls ``run`` with the rows and tokens that a foreign graph takes."""
-
-    def run_fitted(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        shape = inputs["input_ids"].shape
-        texts = {name: array for name, array in inputs.items() if array.shape == shape}  # without labels
-        count, rows, pieces = shape[0], calls.rows or shape[0], []
-        for start in range(0, count, rows):
-            part = {name: array[start : start + rows] for name, array in texts.items()}
-            if "attention_mask" in part and calls.rows == 1:  # without the padding that the other rows needed
-                length = max(1, int(part["attention_mask"].sum()))
-                part = {name: array[:, :length] for name, array in part.items()}
-            missing_rows = rows - len(part["input_ids"])
-            missing_tokens = max(0, (calls.tokens or 0) - part["input_ids"].shape[1])
-            for name, array in part.items():
-                padded = np.pad(array, ((0, missing_rows), (0, 0)), mode="edge")
-                pad = calls.pad_id if name == "input_ids" else 0
-                part[name] = np.pad(padded, ((0, 0), (0, missing_tokens)), constant_values=pad)
-            pieces.append(run(part)[calls.output][: count - start])
-        return {"logits": np.concatenate(pieces)}
-
-    return run_fitted
-
-
-class FittedSession(Session):
-    """A foreign text classifier that is called as an exported one, see :func:`fit_calls`."""
-
-    def __init__(self, session: Session, calls: TextCalls) -> None:
-        self._session, self.provider = session, session.provider
-        self._run = fit_calls(session.run, calls)
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        outputs: dict[str, Array] = self._run(inputs)
-        return outputs
-
-    def close(self) -> None:
-        self._session.close()
-
-    def memory_by_name(self) -> dict[str, int]:
-        return self._session.memory_by_name()
-
-    def settings(self) -> dict[str, Any]:
-        return self._session.settings()
-
-    def caveats(self) -> tuple[str, ...]:
-        return self._session.caveats()
 
 
 class Graph(Session, Protocol):

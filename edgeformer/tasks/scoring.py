@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import DataError, InputError, MissingDependencyError
-from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.manifest import ArtifactManifest, TextCalls
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
@@ -142,6 +142,24 @@ def split_calls(run: Run, max_rows: int | None) -> Run:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     return run_in_pieces
+
+
+def fit_calls(run: Run, calls: TextCalls) -> Run:
+    """Return a ``run`` for texts [B, S] that calls ``run`` with the rows and tokens that a foreign graph takes."""
+
+    def run_fitted(inputs: Arrays) -> Arrays:
+        shape = inputs["input_ids"].shape
+        texts = {name: array for name, array in inputs.items() if array.shape == shape}  # without labels
+        length = shape[1]
+        if calls.rows == 1 and "attention_mask" in texts:  # without the padding that other rows needed
+            length = max(1, int(texts["attention_mask"].sum()))
+        padding = ((0, (calls.rows or shape[0]) - shape[0]), (0, max(0, (calls.tokens or 0) - length)))
+        for name, array in texts.items():
+            pad = calls.pad_id if name == "input_ids" else 0
+            texts[name] = np.pad(array[:, :length], padding, constant_values=pad)
+        return {"logits": run(texts)[calls.output][: shape[0]]}
+
+    return split_calls(run_fitted, calls.rows)
 
 
 def reads_pairs(task: Task, data: DataSection) -> bool | None:

@@ -213,7 +213,7 @@ class TestProof:
         assert bundle.manifest.proof is not None and bundle.manifest.proof.reason is None
         expected = np.array([plain(graph, text, 24) for text in TEXTS])
         assert np.abs(answers(bundle, TEXTS) - expected).max() < 1e-5
-        assert any(note.startswith("calls: every text runs in a call of its own") for note in bundle.manifest.notes)
+        assert any(note.startswith("calls: one text per call") for note in bundle.manifest.notes)
 
     def test_other_answers_are_refused_or_marked(self, bert: Path, tmp_path: Path) -> None:
         """Its two texts per call affect each other, and no call can have one."""
