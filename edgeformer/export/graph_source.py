@@ -189,8 +189,8 @@ class GraphSource:
         remaining = f"weights that stay FP32, because only {SUPPORTED} can change: {listed}"
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
-                f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights that can change, and "
-                f"the weights of other operators stay FP32 ({operator_names(model)}){f'; {remaining}' if kept else ''}"
+                f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
+                f"other operators stay FP32 ({remaining if kept else operator_names(model)})"
             )
         if kept:
             self.notes.append(f"{Variant(precision).id()}: {remaining}")
