@@ -134,7 +134,8 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
                 "scale, so the file would not shrink; use --int8"
             )
     rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
-    excluded = [str(node.name) for node in RecursiveGraphIterator(prepared.graph) if not _can_quantize(node)]
+    products = [node for node in RecursiveGraphIterator(prepared.graph) if _stored_matrix(node) is not None]
+    excluded = [str(node.name) for node in products if not _can_quantize(node)]
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(

@@ -128,13 +128,15 @@ def test_a_weight_that_must_stay_fp32_blocks_no_other(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("attributes", "inputs"),
+    ("attributes", "inputs", "products"),
     [
-        ({"alpha": 0.5, "beta": 2.0}, ["h", "v", "b"]), ({"alpha": 3.0, "transB": 1}, ["h", "v"]),
-        ({"transA": 1, "beta": 0.5}, ["t", "v", "b"]),
+        ({"alpha": 0.5, "beta": 2.0}, ["h", "v", "b"], 2), ({"alpha": 3.0, "transB": 1}, ["h", "v"], 2),
+        ({"transA": 1, "beta": 0.5}, ["t", "v", "b"], 1),
     ],
 )  # fmt: skip
-def test_a_gemm_with_factors_is_quantized(tmp_path: Path, attributes: dict[str, float], inputs: list[str]) -> None:
+def test_a_gemm_with_factors_is_quantized(
+    tmp_path: Path, attributes: dict[str, float], inputs: list[str], products: int
+) -> None:
     nodes = [*([TURN] if "t" in inputs else []), helper.make_node("Gemm", inputs, ["y"], **attributes)]
     graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
     graph.graph.initializer.extend([graphs.weights("b", 32)] if "b" in inputs else [])
@@ -142,7 +144,7 @@ def test_a_gemm_with_factors_is_quantized(tmp_path: Path, attributes: dict[str, 
     import_onnx(save(tmp_path / "theirs", graph), bundle)
     built = export(bundle, int8=True, int4=True)
     assert built == dict.fromkeys(("onnx-fp32", "onnx-int8", "onnx-int4"), ("built", None))
-    assert Bundle.open(bundle).artifact("onnx-int8").quantized == {"MatMulInteger": 2}
+    assert Bundle.open(bundle).artifact("onnx-int8").quantized == {"MatMulInteger": products}
     x = np.random.default_rng(1).normal(size=(32, 32)).astype(np.float32)
     files = [str(bundle / str(artifact.file)) for artifact in Bundle.open(bundle).artifacts[:2]]
     results = [ort.InferenceSession(file).run(None, {"x": x})[0] for file in files]
