@@ -21,6 +21,7 @@ import yaml
 from tabulate import tabulate
 
 from benchmarks.ladder import edgeformer
+from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, RECIPE_FILE
 from edgeformer.run import TORCH
@@ -37,7 +38,7 @@ def score(run: Path, split: str, loops: int | None, length: int | None) -> dict[
             recipe["model"]["iterations"] = loops
         if length is not None:
             recipe["data"]["sequence_length"] = length
-        (folder / RECIPE_FILE).write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        (folder / RECIPE_FILE).write_text(to_yaml(recipe), encoding="utf-8")
         rows = edgeformer("evaluate", str(folder), "--artifact", TORCH, "--split", split)["rows"]
     (row,) = [row for row in rows if row["exit"] is None]
     return {key: row[key] for key in ("n", "loss", "accuracy", "perplexity")}

@@ -1,6 +1,6 @@
-"""Recipes and device profiles: find, read and validate YAML files, with the line of each key.
+"""Recipes and device profiles: find, read, validate and write YAML files, with the line of each key.
 
-Untrusted files are limited in size and depth. Values are read as in YAML 1.2.
+Untrusted files are limited in size and depth. Values are read as in YAML 1.2, and written so that YAML 1.1 agrees.
 
 Aliases (``*base``, ``<<: *base``) are refused: a few lines of them can stand for billions of values.
 
@@ -34,8 +34,8 @@ DEEPEST = 32
 """Maximum nesting of lists and mappings; recipes have 5 levels. Python's own limit would raise a RecursionError."""
 
 KeyPath = tuple[str | int, ...]
-_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE = (
-    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp", "merge")
+_BOOL, _FLOAT, _INT, *_ONLY_1_1 = (
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "timestamp", "merge", "value")
 )
 
 
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
     # PyYAML follows YAML 1.1, which reads 3e-4 as text, `no` as false and 2026-11-21 as a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
-        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, _TIMESTAMP, _MERGE)]
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _INT, *_ONLY_1_1)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _depth = _nodes = 0
@@ -84,6 +84,35 @@ _Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False
 _Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver(_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+.0123456789"))
 _Loader.add_constructor(_INT, lambda loader, node: int(node.value, 0 if node.value.startswith(("0o", "0x")) else 10))
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes each string that YAML 1.1 or 1.2 would read as something else, and writes no aliases."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML has it)
+        first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers[first]]
+        for first in _Loader.yaml_implicit_resolvers
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Represent a string; one with line breaks in double quotes, as PyYAML's other styles change some of them."""
+        style = '"' if len(text.splitlines()) > 1 or text.strip() != text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def to_yaml(document: Mapping[str, Any], width: int = 120, *, inline: bool = False) -> str:
+    """Write a document that :func:`parse_yaml` returns unchanged; ``inline``: lists of plain values on one line."""
+    style = None if inline else False
+    text: str = yaml.dump(
+        document, Dumper=_Dumper, default_flow_style=style, allow_unicode=True, sort_keys=False, width=width
+    )
+    return text
 
 
 @dataclass
@@ -323,7 +352,7 @@ def find(kind: Kind, name: str, local: Path | None = None) -> Path:
 def save_profile(device: DeviceProfile, path: Path, comment: str) -> None:
     """Write the lines of ``comment``, then the profile without defaults, as :func:`load_profile` reads it."""
     document = device.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    write_text(path, comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
+    write_text(path, comment + to_yaml(document))
 
 
 def load_profile(

@@ -455,6 +455,15 @@ class Engine(Frozen):
     warnings: tuple[str, ...] = Field((), description="warnings of the parser and the builder")
 
 
+class TextCalls(Frozen):
+    """How a foreign text classifier is called whose graph differs from an exported one."""
+
+    output: str = Field("logits", description="output with the logits")
+    rows: int | None = Field(None, description="rows of every call, without padding if 1; None: any number")
+    tokens: int | None = Field(None, description="tokens that every row is padded to; None: any number")
+    pad_id: int
+
+
 class ArtifactManifest(Frozen):
     """One deployable file of a bundle; a step artifact has several files, which run in turn."""
 
@@ -474,6 +483,7 @@ class ArtifactManifest(Frozen):
     sha256: str | None = None
     inputs: dict[str, str] = Field({}, description="name → type[shape]")
     outputs: dict[str, str] = Field({}, description="name → type[shape]")
+    calls: TextCalls | None = Field(None, description="imported text classifiers; None: as exported graphs")
     opset: int | None = None
     ops_in_fp32: dict[str, int] = Field({}, description="FP16 graphs: operator → nodes that compute in FP32")
     parity: Parity | None = None

@@ -280,9 +280,9 @@ class Recipe(Frozen):
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML, with every default written out."""
-        import yaml  # only this method writes a recipe
+        from edgeformer.artifacts.documents import to_yaml  # predictions write no recipe
 
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return to_yaml(self.model_dump(mode="json"))
 
     def fingerprint(self) -> str:
         """Return the sha256 of the resolved recipe without keys that do not affect the weights. Equal: the same run."""

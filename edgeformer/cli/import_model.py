@@ -180,7 +180,14 @@ def onnx(
         metavar="FILE",
         help="Text classifiers: labelled texts for golden inputs and scores. Default: random tokens.",
     ),
-    max_length: int = Option(128, min=4, help="Text classifiers: maximum length of a text in tokens."),
+    max_length: int | None = Option(
+        None,
+        min=4,
+        help="Text classifiers: maximum length of a text in tokens. Default: as the graph and the tokenizer state.",
+    ),
+    unproven: bool = Option(
+        False, "--unproven", help="Text classifiers: import although answers differ from ONNX Runtime's, and say so."
+    ),
     replace: bool = Option(False, "--replace", help="Replace an existing bundle in DIR."),
     as_json: opt.Json = False,
 ) -> None:
@@ -190,8 +197,9 @@ def onnx(
 
     Golden inputs come from --inputs (an array per input name) or are random: floats from a standard normal distribution
     or from a --range; integers need a --range, except token ids. Dimensions called batch or sequence may vary; all
-    others need a --shape. With --tokenizer and --labels, a graph from input_ids to logits is a text classifier; with
-    --data its artifacts are judged by accuracy.
+    others need a --shape. With --tokenizer and --labels, a graph from input_ids to logits is a text classifier, whose
+    answers to probe texts must be those of the tokenizer and ONNX Runtime alone; with --data its artifacts are judged
+    by accuracy.
 
     Examples:
       edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
@@ -204,10 +212,11 @@ def onnx(
 
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()
     of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
+    of_text["unproven"] = unproven
     options = opt.onnx_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
     bundle = import_onnx(model, output, options, show_progress())
     if as_json:
-        facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "artifacts"})
+        facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "proof", "artifacts"})
         opt.print_json({"bundle": str(output), **facts})
         return
     opt.stdout().print(artifact_table(bundle))

@@ -13,7 +13,7 @@ from typing import Any
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
 from edgeformer.data.records import check_file, detect_delimiter, file_records, first_lines, suffix_format
-from edgeformer.data.rows import comparison_key, format_names
+from edgeformer.data.rows import comparison_key, format_names, plain_label
 from edgeformer.data.sources import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
@@ -132,6 +132,12 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         text = matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
         text = text or max(free, key=lambda fact: fact.mean_characters).name
     counts = facts[label].values
+    if counts is not None:  # "0" and "0.0" are one label, and blanks behind commas belong to none
+        spellings, merged = {name.strip() for name in counts}, Counter[str]()
+        for spelling, count in counts.items():
+            plain = plain_label(spelling)
+            merged[plain if plain in spellings else spelling.strip()] += count
+        counts = merged
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
         number = f"more than {MAX_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
         raise DataError(

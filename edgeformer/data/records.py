@@ -86,17 +86,26 @@ class _Unpacked(io.RawIOBase):
         return len(content)
 
 
+def as_text(file: Any, encoding: str | None) -> TextIO:
+    """Return a buffered binary file as text; wrong bytes are surrogates.
+
+    Only ``\\n`` ends a line, or ``\\r`` if the file begins with such lines, as old spreadsheets write them.
+    """
+    start = file.peek(_SAMPLE_CHARACTERS)
+    newline = "\r" if b"\r" in start[:-2] and b"\n" not in start else "\n"
+    return io.TextIOWrapper(file, encoding or "utf-8", errors="surrogateescape", newline=newline)
+
+
 @contextmanager
 def open_data_file(path: Path, encoding: str | None = None) -> Iterator[TextIO]:
-    """Open a file as text, unpacked by its suffix. Only ``\\n`` ends a line; wrong bytes are surrogates.
+    """Open a file as text (:func:`as_text`), unpacked by its suffix.
 
     Raises DataError for a file that cannot be read, a broken archive or a bomb.
     """
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=_SAMPLE_CHARACTERS) as file:
             is_packed = path.suffix.lower() in COMPRESSIONS
-            opened: Any = io.BufferedReader(_Unpacked(path, file), 1 << 18) if is_packed else file
-            yield io.TextIOWrapper(opened, encoding or "utf-8", errors="surrogateescape", newline="\n")
+            yield as_text(io.BufferedReader(_Unpacked(path, file), 1 << 18) if is_packed else file, encoding)
     except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -339,13 +340,19 @@ def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
     return LabelledTexts.of(list(labelled(rows, labels)))
 
 
+def plain_label(name: str) -> str:
+    """Return a label without blanks around it, and a whole number without ``.0``."""
+    return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name.strip())
+
+
 def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
     """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
 
     Without ``labels``, the label of a row is a score (:func:`score_of`).
 
-    A label is matched by name, else read as an index; never as an index if a class is named by the index of another
-    class: with labels called "1" … "5" a "4" could mean the fourth or the fifth.
+    A label is matched by name, else by its plain name (:func:`plain_label`), else read as an index; never as an index
+    if a class is named by the index of another class: with labels called "1" … "5" a "4" could mean the fourth or the
+    fifth.
 
     Raises DataError: an unknown label, or a row without a label.
     """
@@ -353,16 +360,20 @@ def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text,
         yield from ((row.text, score_of(row)) for row in rows)
         return
     by_name = {name: index for index, name in enumerate(labels)}
+    by_plain_name = {plain_label(name): index for name, index in by_name.items()}
     # isdecimal alone would accept digits of other scripts, which are names.
-    numeric = [name for name in labels if name.isascii() and name.isdecimal() and len(name) < 10]
-    can_be_index = not any(by_name[name] != int(name) < len(labels) for name in numeric)
+    numeric = [name for name in by_plain_name if name.isascii() and name.isdecimal() and len(name) < 10]
+    can_be_index = not any(by_plain_name[name] != int(name) < len(labels) for name in numeric)
     for row in rows:
         indices = []
         for label in row.label if isinstance(row.label, tuple) else (row.label,):
             name = str(label)
             index = by_name.get(name)
-            if index is None and can_be_index and name.isascii() and name.isdecimal() and len(name) < 10:
-                index = int(name) if int(name) < len(labels) else None
+            if index is None:
+                plain = plain_label(name)
+                index = by_plain_name.get(plain)
+                if index is None and can_be_index and plain.isascii() and plain.isdecimal() and len(plain) < 10:
+                    index = int(plain) if int(plain) < len(labels) else None
             if index is None or label is None:
                 quoted = repr(name) if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]!r}…"
                 problem = "has no label" if label is None else f"label {quoted} is not in data.labels"

@@ -16,6 +16,7 @@ from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.records import (
     COMPRESSIONS,
+    as_text,
     check_file,
     detect_delimiter,
     file_records,
@@ -116,9 +117,7 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     def plain_rows() -> Iterator[Row]:
         """Yield every line, also empty ones, so that predictions have the same line numbers."""
         if path is None:
-            encoding = how.columns.encoding or "utf-8"
-            text = io.TextIOWrapper(io.BufferedReader(raw), encoding, errors="surrogateescape", newline="\n")
-            opened: Any = contextlib.nullcontext(text)
+            opened: Any = contextlib.nullcontext(as_text(io.BufferedReader(raw), how.columns.encoding))
         else:
             opened = open_data_file(path, how.columns.encoding)
         with opened as file:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, lacks_parity
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
-from edgeformer.export.variants import ExportOptions
+from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
 from edgeformer.run import Run
@@ -103,6 +104,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             for artifact in itertools.chain(source.make_graphs(new_folder, previous), engines):
                 artifacts.append(artifact)
                 if artifact.status == "rejected" and not options.keep_going:
+                    artifacts += _not_made(options, plans, (*source.base, *artifacts))
                     break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
             for artifact in merged:
@@ -120,13 +122,33 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             return seal(new_folder, manifest)
 
 
+def _not_made(
+    options: ExportOptions, plans: Sequence[tuple[Builder, Target | Unavailable]], artifacts: Sequence[ArtifactManifest]
+) -> list[ArtifactManifest]:
+    """Return an entry for each requested precision and engine that is not made because the last artifact is bad."""
+    made, reason = {artifact.id for artifact in artifacts}, f"not made, because {artifacts[-1].id} was rejected"
+    entry = partial(ArtifactManifest, file=None, status="unavailable", reason=f"{reason}; make it with --keep-going")
+    entries = [
+        entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
+        for variant in requested_variants(options)
+    ]
+    for _, target in plans:
+        precision = target.precision or ("fp16" if options.fp16 else "fp32")
+        entries.append(entry(id=f"{target.format}-{precision}", format=target.format, precision=precision))
+    return [entry for entry in entries if entry.id not in made]
+
+
 def _build_engines(
     source: Source, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
     graphs: Sequence[ArtifactManifest],
 ) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
     job = source.build_job(folder, tuple(graph for graph in (*source.base, *graphs) if graph.status == "built"))
+    has_other_calls = any(graph.calls is not None or "int32" in str(graph.inputs) for graph in source.base)
     for builder, target in plans:
+        if has_other_calls and isinstance(target, Target):
+            problem = "the imported graph has inputs or outputs that only ONNX graphs are called with"
+            target = Unavailable(target.format, problem, target.precision)
         if isinstance(target, Unavailable):
             precision = target.precision or job.precision
             yield ArtifactManifest(

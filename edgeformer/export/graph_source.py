@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,14 +28,16 @@ from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values, oper
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
-from edgeformer.export.quantize import quantize_int4, quantize_int8, quantized_nodes
+from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, quantized_nodes
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
-from edgeformer.runtimes import BuildJob
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
+from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.runtime import Target
-from edgeformer.tasks import Origin
-from edgeformer.tasks.scoring import Validation, open_validation
+from edgeformer.tasks import Origin, Run
+from edgeformer.tasks.scoring import Validation, fit_calls, open_validation
 
+_MAX_LISTED = 5
+"""Weights that a message names."""
 _MAX_ABS_CALLS = 2
 """Golden calls of which every value inside the graph is inspected before FP16 conversion."""
 
@@ -133,7 +135,7 @@ class GraphSource:
             precision, name = variant.precision, variant.precision.upper()
             entry = ArtifactManifest(
                 id=variant.id(), file=variant.file("model"), format=ONNX, precision=precision, status="rejected",
-                inputs=base.inputs, outputs=base.outputs,
+                inputs=base.inputs, outputs=base.outputs, calls=base.calls,
             )  # fmt: skip
             path = folder / variant.file("model")
             try:
@@ -150,7 +152,7 @@ class GraphSource:
                 fields = describe_converted(path, size_bytes, self.unique_parameters)
                 if has_shared:
                     fields["weights_file"] = variant.weights
-                with OnnxSession(path) as session:
+                with runtime_of(entry).open(ArtifactFiles(entry, path), OpenOptions(CPU)) as session:
                     measured = self.judge(folder, entry).measure(session, 0)
                 fields |= {**measured, "reason": measured["reason"] or fields.get("reason")}
             except EdgeformerError as error:
@@ -170,18 +172,28 @@ class GraphSource:
         """Convert the graph in ``folder``. Raises EdgeformerError if nothing in it can have this precision."""
         model = onnx_ir.load(folder / str(self.base[0].file))
         if precision == "fp16":
-            run_golden = partial(self.bundle.task.golden_outputs, self.bundle.golden().first(_MAX_ABS_CALLS))
+            golden, calls = self.bundle.golden().first(_MAX_ABS_CALLS), self.base[0].calls
+
+            def run_golden(run: Run, max_rows: None) -> object:
+                fitted = run if calls is None else fit_calls(run, calls)
+                return self.bundle.task.golden_outputs(golden, fitted, max_rows)
+
             return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
+        kept: list[str] = []
         if precision == "int8":
-            model = quantize_int8(lifted(model), folder)
+            model = quantize_int8(lifted(model), folder, kept=kept)
             RemoveUnusedNodesPass()(model)
         else:
-            model = quantize_int4(lifted(model))
+            model = quantize_int4(lifted(model), kept=kept)
+        listed = ", ".join([*kept[:_MAX_LISTED], *(["…"] if len(kept) > _MAX_LISTED else [])])
+        remaining = f"weights that stay FP32, because only {SUPPORTED} can change: {listed}"
         if not quantized_nodes(onnx_ir.to_proto(model)):
             raise EdgeformerError(
                 f"{precision.upper()}: the graph has no MatMul, Gemm or Gather with stored weights, and the weights of "
-                f"other operators stay FP32 ({operator_names(model)})"
+                f"other operators stay FP32 ({remaining if kept else operator_names(model)})"
             )
+        if kept:
+            self.notes.append(f"{Variant(precision).id()}: {remaining}")
         return model
 
     def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:

@@ -1,7 +1,9 @@
 """``import onnx``: make a bundle of a foreign ONNX file, with golden inputs and its answers in ONNX Runtime.
 
-The file is copied bit for bit. With a tokenizer and labels it becomes a text classifier; otherwise a graph of task
-``tensors``, of which only inputs and outputs are known. Neither torch nor the package onnx is needed.
+The file is copied bit for bit. With a tokenizer and labels it becomes a text classifier, whose answers to the probe
+texts must be those of the tokenizer and ONNX Runtime alone; otherwise a graph of task ``tensors``, of which only inputs
+and outputs are known. Such a graph needs no proof: its golden outputs are ONNX Runtime's own, and there is no text.
+Neither torch nor the package onnx is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -24,15 +27,25 @@ from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
 from edgeformer.artifacts.golden import INPUT, OUTPUT, write_golden
-from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Sharing
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Sharing, TextCalls
 from edgeformer.artifacts.onnx_outline import CONTROL
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.artifacts.workspace import BUNDLE_FILE, CONFIG_FILE, REMEDY, TOKENIZER_FILE
+from edgeformer.artifacts.workspace import (
+    BUNDLE_FILE,
+    CONFIG_FILE,
+    REMEDY,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+    read_tokenizer_config,
+)
 from edgeformer.bundle import Bundle, seal
+from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
+from edgeformer.data.rows import Text, join_pair, text_parts
 from edgeformer.data.sources import file_source
 from edgeformer.data.tokenization import embedding_rows, special_ids, tokenizer_from_file
 from edgeformer.export.foreign_graph import (
+    TEXT_INPUTS,
     ForeignGraph,
     Range,
     Shape,
@@ -44,13 +57,16 @@ from edgeformer.export.foreign_graph import (
     read_inputs,
     shape_text,
 )
+from edgeformer.export.proof import Compared, prove
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, library_versions, runtime_of
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
-from edgeformer.tasks import Task, TextReader, get_task
-from edgeformer.tasks.scoring import score_batches
+from edgeformer.tasks import Run, Task, TextReader, get_task
+from edgeformer.tasks.classification import LabelPrediction, softmax
+from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, fit_calls, score_batches
+from edgeformer.tasks.task import Answer
 from edgeformer.tasks.tensors import TensorData
 
 GRAPH = "onnx/model.onnx"
@@ -68,7 +84,16 @@ _MAX_LISTED = 6
 """Operators that a message names."""
 _REPEAT_TOLERANCE = 1e-3
 """Largest difference of two identical calls, relative to the output's standard deviation."""
-_STILL_IMPORTABLE = "leave out --tokenizer and --labels to import it as a graph of tensors"
+_STILL_IMPORTABLE = (
+    "export it again: optimum-cli export onnx --model MODEL --task text-classification FOLDER; or leave out "
+    "--tokenizer and --labels to import it as a graph of tensors"
+)
+_LENGTH = 512
+"""Tokens that texts are cut to if neither the tokenizer nor the graph states a length."""
+_LEAST_LENGTH, _MOST_LENGTH = 4, 1 << 20
+"""Limits of a stated length; transformers writes 10³⁰ for unlimited."""
+_SUM_TOLERANCE = 1e-3
+"""Largest difference from 1 of the sum of a row of probabilities."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,8 @@ class OnnxImportOptions:
         tokenizer: a tokenizer.json: with ``labels``, the graph is a text classifier.
         labels: names of its classes, in the order of its logits.
         data: a labelled file for golden inputs and scores.
-        max_length: tokens that a classifier's texts are cut to.
+        max_length: tokens that a classifier's texts are cut to; None: as the graph and the tokenizer state.
+        unproven: import a classifier although its answers differ from those of ONNX Runtime alone.
         replace: replace an existing bundle.
     """
 
@@ -94,7 +120,8 @@ class OnnxImportOptions:
     tokenizer: Path | None = None
     labels: tuple[str, ...] = ()
     data: Path | None = None
-    max_length: int = 128
+    max_length: int | None = None
+    unproven: bool = False
     replace: bool = False
 
 
@@ -121,16 +148,19 @@ class _Import:
                 text = f"{text}; it has the operators {', '.join(operators[:_MAX_LISTED])}"
             raise ArtifactError(text) from None
 
-    def run(self, session: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, run: Run, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one call. Raises InputError where the graph refuses it."""
         try:
-            return {name: np.asarray(array) for name, array in session.run(inputs).items()}
+            return {name: np.asarray(array) for name, array in run(inputs).items()}
         except InputError as error:
             raise InputError(f"{self.graph.path}: {error}; try other sizes (--shape) or values (--range)") from None
 
 
-def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextReader:
-    """Check inputs and outputs of a classifier of texts, and return its tokenizer. Raises InputError, DataError."""
+def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[TextReader, TextCalls]:
+    """Check inputs and outputs of a classifier of texts, and return its tokenizer and how its graph is called.
+
+    Raises InputError, DataError.
+    """
     if options.tokenizer is None or len(options.labels) < 2:
         raise InputError("--tokenizer and --labels: a text classifier needs both, with two labels or more; give both")
     flag, count = f"--labels {','.join(options.labels)}", len(options.labels)
@@ -139,19 +169,27 @@ def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextRe
     if options.inputs is not None or options.ranges or options.shapes:
         raise InputError("--inputs, --range, --shape: are for graphs without a tokenizer; leave them out")
     outline = graph.outline
+    fixed_sizes: tuple[set[int], set[int]] = (set(), set())  # of rows, of tokens
     for port in outline.inputs:
-        is_fixed = port.shape is None or len(port.shape) != 2 or any(isinstance(size, int) for size in port.shape)
-        if port.name not in ("input_ids", "attention_mask") or port.dtype != "int64" or is_fixed:
+        for size, sizes in zip(port.shape or (), fixed_sizes, strict=False):
+            sizes.update([size] if isinstance(size, int) else [])
+        is_text = port.name in TEXT_INPUTS[:3] and port.dtype in ("int64", "int32")
+        if not is_text or len(port.shape or ()) != 2 or any(len(sizes) > 1 for sizes in fixed_sizes):
             raise InputError(
-                f"{graph.path}: input {port.name!r} {shape_text(port)}: a text classifier takes only input_ids and "
-                f"attention_mask, int64 [rows, tokens] of any size; {_STILL_IMPORTABLE}"
+                f"{graph.path}: input {port.name!r} {shape_text(port)}: a text classifier takes only "
+                f"{', '.join(TEXT_INPUTS[:3])}, int64 or int32 [rows, tokens]; {_STILL_IMPORTABLE}"
             )
-    logits = next((port for port in outline.outputs if port.name == "logits"), None)
-    if logits is None or "input_ids" not in [port.name for port in outline.inputs]:
-        names = ", ".join(port.name for port in outline.outputs)
+    floats = [port for port in outline.outputs if port.dtype == "float32" and len(port.shape or "BC") == 2]
+    if len(floats) > 1:
+        floats = [port for port in floats if port.shape is not None and port.shape[1] == count]
+    matches = [port for port in outline.outputs if port.name == "logits"] or floats
+    if len(matches) != 1 or "input_ids" not in [port.name for port in outline.inputs]:
+        ports = ", ".join(f"{port.name} {shape_text(port)}" for port in (*outline.inputs, *outline.outputs))
         raise InputError(
-            f"{graph.path}: a text classifier has an output `logits`, and this graph has {names}; {_STILL_IMPORTABLE}"
+            f"{graph.path}: a text classifier has the input input_ids, and the output logits or a single one of "
+            f"float32[rows, {count}], but this graph has {ports}; {_STILL_IMPORTABLE}"
         )
+    (logits,) = matches
     if logits.shape is not None and isinstance(logits.shape[-1], int) and logits.shape[-1] != count:
         raise InputError(f"{flag}: the graph has {logits.shape[-1]} classes; give {logits.shape[-1]} names")
     tokenizer = tokenizer_from_file(options.tokenizer)
@@ -161,7 +199,99 @@ def _check_classifier(graph: ForeignGraph, options: OnnxImportOptions) -> TextRe
             f"--tokenizer {options.tokenizer}: has {vocabulary:,} tokens, but the embedding table of the graph has "
             f"{rows:,} rows; give the tokenizer of this model"
         )
-    return TextReader(tokenizer, special_ids(tokenizer, str(options.tokenizer)).pad, vocabulary)
+    reader = TextReader(tokenizer, special_ids(tokenizer, str(options.tokenizer)).pad, vocabulary)
+    rows, tokens = (next(iter(sizes), None) for sizes in fixed_sizes)
+    if rows is None and tokens is None and "attention_mask" not in [port.name for port in outline.inputs]:
+        rows = 1  # it cannot tell padding from text
+    return reader, TextCalls(output=logits.name, rows=rows, tokens=tokens, pad_id=reader.pad)
+
+
+def _choose_length(job: _Import, run: Run, tokens: TextReader, calls: TextCalls) -> tuple[int, list[str]]:
+    """Return the number of tokens that texts are cut to, on which the graph runs, and notes.
+
+    It is ``--max-length``, or the smallest one that the graph's shape, tokenizer.json and the tokenizer_config.json
+    beside it state. A graph that fails on a text of that length gets the longest one that it runs.
+
+    Raises InputError: the graph runs no text, or none as long as ``--max-length``.
+    """
+    options = job.options
+    assert options.tokenizer is not None
+    config = options.tokenizer.with_name(TOKENIZER_CONFIG)
+    stated = [calls.tokens, (tokens.tokenizer.truncation or {}).get("max_length")]
+    stated.append(read_tokenizer_config(config).get("model_max_length") if config.is_file() else None)
+    lengths = [int(n) for n in stated if isinstance(n, (int, float)) and _LEAST_LENGTH <= n <= _MOST_LENGTH]
+    length = options.max_length or min(lengths, default=_LENGTH)
+
+    def problem(length: int) -> str | None:
+        ids = np.full((1, length), tokens.tokenizer.encode("").ids[0], dtype=np.int64)
+        try:
+            run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        except InputError as error:
+            return str(error)
+        return None
+
+    if problem(length) is None:
+        return length, []
+    if (reason := problem(_LEAST_LENGTH)) is not None:
+        raise InputError(f"{job.graph.path}: runs no text of {_LEAST_LENGTH} tokens ({reason}); {_STILL_IMPORTABLE}")
+    longer = range(_LEAST_LENGTH + 1, length)
+    longest = _LEAST_LENGTH + bisect_left(longer, True, key=lambda tokens: problem(tokens) is not None)
+    if options.max_length is not None:
+        raise InputError(
+            f"--max-length {length}: the graph runs texts of at most {longest} tokens; give --max-length {longest}"
+        )
+    return longest, [f"max_length: texts are cut to {longest} tokens, because the graph fails on longer ones"]
+
+
+def _plain_answers(job: _Import, length: int, calls: TextCalls) -> dict[Text, Array]:
+    """Return probe text → probabilities [C], by the library tokenizers and ONNX Runtime alone, text by text.
+
+    Raises InputError: the graph fails on a text, or its output does not hold logits.
+    """
+    import onnxruntime as ort
+    from tokenizers import Tokenizer
+
+    encoder: Any = Tokenizer.from_file(str(job.options.tokenizer))
+    encoder.enable_truncation(**{**(encoder.truncation or {}), "max_length": length})
+    encoder.no_padding()
+    if calls.tokens is not None:
+        encoder.enable_padding(length=calls.tokens, pad_id=calls.pad_id)
+    session = ort.InferenceSession(job.folder / GRAPH, providers=[default_provider("cpu")])
+    path, ports, logits = job.graph.path, job.graph.outline.inputs, dict[Text, Array]()
+    for text in (*PROBE_TEXTS, *(PROBE_PAIRS if "token_type_ids" in [port.name for port in ports] else ())):
+        tokens = encoder.encode(*text_parts(text))
+        row = {"input_ids": tokens.ids, "attention_mask": tokens.attention_mask, "token_type_ids": tokens.type_ids}
+        inputs = {port.name: np.array([row[port.name]] * (calls.rows or 1), dtype=port.dtype) for port in ports}
+        try:
+            output = np.asarray(session.run([calls.output], inputs)[0])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise InputError(
+                f"{path}: fails on the text {join_pair(text)[:80]!r} ({str(error).splitlines()[0][:200]}); give the "
+                "tokenizer of this model, or a smaller --max-length"
+            ) from None
+        expected = (calls.rows or 1, len(job.options.labels))
+        if output.shape != expected or output.dtype != np.float32:
+            raise InputError(
+                f"{path}: `{calls.output}` are {output.dtype}{list(output.shape)}, and a text classifier gives "
+                f"float32{list(expected)}; {_STILL_IMPORTABLE}"
+            )
+        logits[text] = output[0]
+    values = np.stack([*logits.values()])
+    if (values >= 0).all() and np.abs(values.sum(axis=1) - 1).max() < _SUM_TOLERANCE:
+        raise InputError(
+            f"{path}: `{calls.output}` holds probabilities instead of logits; export the model without the Softmax at "
+            "its end"
+        )
+    return dict(zip(logits, softmax(values), strict=True))
+
+
+def _pair(expected: Mapping[Text, Array], answers: Sequence[Answer]) -> Iterator[Compared]:
+    """Pair the answers with those that are expected; an empty text has none."""
+    for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
+        if isinstance(answer, LabelPrediction):
+            yield Compared(text, probabilities, np.array([*answer.probabilities.values()]))
+        elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):
+            yield Compared(text, probabilities, np.empty(0))
 
 
 def _write_manifest(
@@ -193,52 +323,66 @@ def _write_manifest(
     return seal(job.folder, manifest)
 
 
-def _answer_texts(job: _Import, tokens: TextReader) -> BundleManifest:
-    """Write tokenizer and configuration, run the golden rows, and score the labelled file if there is one."""
+def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleManifest:
+    """Choose the length of texts, prove the answers, run the golden rows, and score the labelled file if any.
+
+    Raises InputError: the graph fails on texts, or answers otherwise than ONNX Runtime alone.
+    """
     options, task = job.options, get_task("classification")
-    parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
-    data = DataConfig(
-        parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=options.max_length
-    )
-    shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
-    id2label = {str(number): name for number, name in enumerate(data.labels)}
-    label2id = {name: number for number, name in enumerate(data.labels)}
-    config = {"vocab_size": tokens.vocabulary, "id2label": id2label, "label2id": label2id}
-    write_json(job.folder / CONFIG_FILE, {**config, "max_length": data.max_length, "pad_token_id": tokens.pad})
-    reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
-    random = np.random.default_rng(options.seed)
-    rows: Any = task.read_file(data, reader, options.data) if options.data is not None else None
-    if rows is not None:
-        count = min(GOLDEN_ROWS, len(rows))
-        arrays: dict[str, Array] = dict(task.batch(rows, random.choice(len(rows), count, replace=False), reader.pad))
-        origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
-    else:  # random tokens between the special tokens that texts begin and end with
-        special = tokens.tokenizer.encode("").ids
-        length = max(1, min(_RANDOM_TOKENS, options.max_length) - len(special))
-        body = random.integers(0, tokens.vocabulary, (GOLDEN_ROWS, length))
-        first, last = (np.tile(np.array(part, dtype=np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
-        ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
-        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        origin = f"random tokens, seed {options.seed}; their accuracy is the agreement with FP32"
-    validation = None
     with job.open() as session:
-        logits = job.run(session, arrays)["logits"]
-        expected = (len(arrays["input_ids"]), len(options.labels))
-        if logits.shape != expected or logits.dtype != np.float32:
-            raise InputError(
-                f"{job.graph.path}: `logits` are {logits.dtype}{list(logits.shape)}, and a text classifier gives "
-                f"float32{list(expected)}; {_STILL_IMPORTABLE}"
-            )
+        # 1. Write tokenizer and configuration.
+        max_length, notes = _choose_length(job, fit_calls(session.run, calls), tokens, calls)
+        parts: Any = {"test": (file_source(options.data.resolve()),)} if options.data else {}
+        data = DataConfig(parts=parts, split="imported", labels=options.labels, cleaning="none", max_length=max_length)
+        shutil.copyfile(str(options.tokenizer), job.folder / TOKENIZER_FILE)
+        id2label = {str(number): name for number, name in enumerate(data.labels)}
+        label2id = {name: number for number, name in enumerate(data.labels)}
+        config = {"vocab_size": tokens.vocabulary, "id2label": id2label, "label2id": label2id}
+        write_json(job.folder / CONFIG_FILE, {**config, "max_length": max_length, "pad_token_id": tokens.pad})
+        reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
+
+        # 2. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
+        expected, predictor = _plain_answers(job, max_length, calls), task.predictor(reader, data)
+        window, library = predictor.read([*expected]), f"onnxruntime {library_versions()['onnxruntime']}"
+        for rows in dict.fromkeys((calls.rows, calls.rows or 1)):
+            calls = calls.model_copy(update={"rows": rows})
+            answers = predictor.answers(window, predictor.run(fit_calls(session.run, calls), window))
+            proof = prove(library, _pair(expected, answers), allow_difference=options.unproven or rows is None)
+            if proof.reason is None:
+                break
+        if calls.rows == 1:
+            notes.append("calls: one text per call, because the graph takes one, or padding changes its answers")
+
+        # 3. Run golden rows, and score the labelled file.
+        random = np.random.default_rng(options.seed)
+        labelled: Any = task.read_file(data, reader, options.data) if options.data is not None else None
+        run, validation = fit_calls(session.run, calls), None
+        if labelled is not None:
+            count = min(GOLDEN_ROWS, len(labelled))
+            drawn = random.choice(len(labelled), count, replace=False)
+            arrays: dict[str, Array] = dict(task.batch(labelled, drawn, reader.pad))
+            origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
+        else:  # random tokens between the special tokens that texts begin and end with
+            special = tokens.tokenizer.encode("").ids
+            length = max(1, min(_RANDOM_TOKENS, max_length) - len(special))
+            body = random.integers(0, tokens.vocabulary, (GOLDEN_ROWS, length))
+            first, last = (np.tile(np.array(part, np.int64), (GOLDEN_ROWS, 1)) for part in (special[:1], special[1:]))
+            ids = np.concatenate([first, body, last], axis=1).astype(np.int64)
+            arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            origin = f"random tokens, seed {options.seed}; their accuracy is the agreement with FP32"
+        logits = job.run(run, arrays)["logits"]
         arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
-        if rows is not None:
-            meter, batches = task.meter(), task.call_batches(rows, _BATCH, reader.vocabulary)
-            with bar(job.progress, "Scoring on the labelled file", len(rows), "rows"):
-                calls = (task.batch(rows, numbers, reader.pad) for numbers in batches)
-                score_batches(session.run, calls, meter, warm_up=False, advance=job.progress.advance)
+        if labelled is not None:
+            meter, batches = task.meter(), task.call_batches(labelled, _BATCH, reader.vocabulary)
+            with bar(job.progress, "Scoring on the labelled file", len(labelled), "rows"):
+                batch = (task.batch(labelled, numbers, reader.pad) for numbers in batches)
+                score_batches(run, batch, meter, warm_up=False, advance=job.progress.advance)
             validation = meter.score()
+    entry = job.entry.model_copy(update={"calls": calls if calls != TextCalls(pad_id=reader.pad) else None})
     return _write_manifest(
-        job, task, {**arrays, "logits": logits}, task.golden_score(0, logits, arrays), validation, data=data,
-        labels=options.labels, max_length=options.max_length, pad_id=reader.pad, notes=(f"golden inputs: {origin}",),
+        replace(job, entry=entry), task, {**arrays, "logits": logits}, task.golden_score(0, logits, arrays), validation,
+        data=data, labels=options.labels, max_length=max_length, pad_id=reader.pad, proof=proof,
+        notes=(f"golden inputs: {origin}", *notes),
     )  # fmt: skip
 
 
@@ -276,7 +420,7 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
     task, calls = get_task("tensors"), list[dict[str, Array]]()
     with job.open() as session:
         for inputs in golden_calls:
-            outputs = job.run(session, inputs)
+            outputs = job.run(session.run, inputs)
             call = {f"{INPUT}{name}": array for name, array in inputs.items()}
             calls.append(call | {f"{OUTPUT}{name}": array for name, array in outputs.items()})
             size = sum(array.nbytes for array in calls[0].values())
@@ -330,7 +474,8 @@ def import_onnx(
     graph = read_foreign(path)
     answer: Callable[[_Import], BundleManifest]
     if options.tokenizer is not None or options.labels:
-        answer = partial(_answer_texts, tokens=_check_classifier(graph, options))
+        tokens, text_calls = _check_classifier(graph, options)
+        answer = partial(_answer_texts, tokens=tokens, calls=text_calls)
     elif options.data is not None:
         raise InputError("--data: labelled texts need a tokenizer and labels; add --tokenizer FILE --labels A,B")
     else:

@@ -38,6 +38,7 @@ import onnx_ir
 from numpy.typing import NDArray
 from onnx import TensorProto
 from onnx_ir.passes.common import DeduplicateHashedInitializersPass, RemoveUnusedNodesPass
+from onnx_ir.traversal import RecursiveGraphIterator
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxscript.rewriter.pattern import RewriteRuleClassBase, RewriteRuleSet
 
@@ -70,6 +71,7 @@ _CACHE_HEADROOM = 1.5
 """Factor by which keys and values may exceed those of the golden inputs, at no cost in looped_mini's perplexity."""
 _COMPUTE_INT8 = 4
 """Value of ``accuracy_level``: products compute in INT8."""
+SUPPORTED = "finite matrices that are only the second operands of products in the outermost graph"
 _WEIGHT_OPERAND = {"MatMulInteger": 1, "Gather": 0, "Slice": 0, "MatMulNBits": 1, "GatherBlockQuantized": 0}
 """Operator → index of the input that can be a weight in INT8, or in blocks of 4 bits."""
 
@@ -93,22 +95,24 @@ def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder:
     )
 
 
-def quantize_int8(model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales: bool = False) -> onnx_ir.Model:
+def quantize_int8(
+    model: onnx_ir.Model, folder: Path | None = None, *, has_row_scales: bool = False, kept: list[str] | None = None
+) -> onnx_ir.Model:
     """Quantise every MatMul and Gemm with a stored weight, and every table; ``model`` (FP32) is left unchanged.
 
-    ``folder`` is for temporary files as large as the model (None: the system's). Raises EdgeformerError if a weight
-    would stay FP32.
+    ``folder`` is for temporary files as large as the model (None: the system's). ``kept`` receives the weights of a
+    foreign graph that stay FP32; None: raise EdgeformerError if there is one.
     """
     prepared = prepare(model)
     if has_row_scales:
         _scale_rows(prepared)
-    return _complete(_quantize_products(prepared, folder), "INT8")
+    return _complete(_quantize_products(prepared, folder), "INT8", kept)
 
 
-def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
+def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | None = None) -> onnx_ir.Model:
     """Quantise every stored weight of a product and every table; ``model`` (FP32) is left unchanged.
 
-    ``block``: numbers that share a scale, a power of two from 16 on. Raises EdgeformerError if a weight stays FP32.
+    ``block``: numbers that share a scale, a power of two from 16 on. ``kept``: as of :func:`quantize_int8`.
     """
     handlers, level = logging.root.handlers[:], logging.root.level
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -118,17 +122,20 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
     prepared = model.clone()
     _gemm_as_matmul(prepared)
     stored_tables = [value for value in prepared.graph.initializers.values() if _is_table(value)]
+    tables = []
     for table in stored_tables:
         assert table.const_value is not None
-        if (
-            4 * (columns := table.const_value.shape.numpy()[1]) <= block // 2
-        ):  # bytes of a row in FP32, and of its codes
+        columns = table.const_value.shape.numpy()[1]
+        if 4 * columns > block // 2:  # bytes of a row in FP32, and of its codes
+            tables += [list(table.consumers())] if _is_finite(table) else []
+        elif kept is None or len(stored_tables) == 1:
             raise EdgeformerError(
                 f"INT4: the rows of {table.name} have {columns} numbers, and blocks of {block} along a row share a "
                 "scale, so the file would not shrink; use --int8"
             )
-    tables = [list(value.consumers()) for value in stored_tables]
     rows = [node for users in tables if all(node.op_type == "Gather" for node in users) for node in users]
+    products = [node for node in RecursiveGraphIterator(prepared.graph) if _stored_matrix(node) is not None]
+    excluded = [str(node.name) for node in products if not _can_quantize(node)]
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(
@@ -136,13 +143,14 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK) -> onnx_ir.Model:
         block_size=block,
         accuracy_level=_COMPUTE_INT8,
         nodes_to_include=[str(node.name) for node in rows],
+        nodes_to_exclude=excluded,
     )
     quantizer.process()
     quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
     _quantize_tables(quantized)
     _add_biases(quantized)
     RewriteRuleSet([CachedAttention.rule()]).apply_to_model(quantized)
-    return _complete(quantized, "INT4")
+    return _complete(quantized, "INT4", kept)
 
 
 def _table_rows(model: onnx_ir.Model) -> set[int]:
@@ -240,25 +248,31 @@ def quantize_caches(model: onnx_ir.Model, scales: Mapping[str, NDArray[np.float3
     return quantized
 
 
-def _complete(quantized: onnx_ir.Model, precision: str) -> onnx_ir.Model:
-    """Remove what is unused or stored twice. Raises EdgeformerError if a weight stayed FP32."""
+def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None = None) -> onnx_ir.Model:
+    """Remove what is unused or stored twice. Weights that stayed FP32 are added to ``kept``; None: EdgeformerError."""
     RemoveUnusedNodesPass()(quantized)
     DeduplicateHashedInitializersPass()(quantized)
     # Tables, and operands of products that depend on no input.
     constant = set(quantized.graph.initializers.values())
-    unquantized = [str(value.name) for value in constant if _is_table(value)]
-    for node in quantized.graph:
+    tables = [value for value in constant if _is_table(value)]
+    unquantized = [str(value.name) for value in tables]
+    for node in RecursiveGraphIterator(quantized.graph):
         operands = [value for value in node.inputs if value is not None]
-        if all(value in constant for value in operands):
+        if all(value in constant for value in operands) and not any(map(_holds_graph, node.attributes.values())):
             constant.update(node.outputs)
         elif node.op_type in ("MatMul", "Gemm"):
             place = f"{node.op_type} {node.name}".strip()
             unquantized += [f"{value.name} of {place}" for value in operands[:2] if value in constant]
-    if unquantized:
+        elif kept is not None and node.op_type == "Gather" and operands[0] in constant - set(tables):
+            shape = operands[0].shape
+            if operands[0].dtype == onnx_ir.DataType.FLOAT and shape is not None and len(shape) == 2:
+                unquantized.append(f"{operands[0].name} of Gather {node.name}".strip())
+    if unquantized and kept is None:
         raise EdgeformerError(
-            f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])} (supported: a matrix as "
-            "second operand, without transA, alpha and beta)"
+            f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])} (supported: {SUPPORTED})"
         )
+    if kept is not None:
+        kept += sorted(unquantized)
     return quantized
 
 
@@ -291,26 +305,36 @@ def quantized_pairs(graph: onnx.ModelProto) -> dict[str, int]:
 
 
 def _gemm_as_matmul(model: onnx_ir.Model) -> None:
-    """Replace Gemm by MatMul and Add where these are equal; the quantizer's own way is wrong for a shared weight."""
-    transposed: dict[onnx_ir.Value, onnx_ir.Value] = {}
+    """Replace Gemm by MatMul and Add; the quantizer's own way is wrong for a shared weight.
+
+    A Gemm with transA, or with beta and a bias that is not stored, stays.
+    """
+    matrices: dict[tuple[Any, ...], onnx_ir.Value] = {}
     for node in list(model.graph):
         if node.op_type != "Gemm":
             continue
-        attributes, (data, weight, *bias) = node.attributes, node.inputs
-        factors = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0), attributes.get_int("transA", 0)
-        if factors != (1.0, 1.0, 0) or weight is None or not weight.is_initializer():
+        attributes, (data, weight, *biases) = node.attributes, node.inputs
+        alpha, beta = (attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+        bias, is_transposed = next(iter(biases), None), bool(attributes.get_int("transB", 0))
+        if attributes.get_int("transA", 0) or weight is None or not weight.is_initializer():
+            continue
+        if bias is not None and beta != 1.0 and not bias.is_initializer():
             continue
         assert data is not None and weight.const_value is not None
-        if attributes.get_int("transB", 0):
-            if weight not in transposed:
-                array = np.ascontiguousarray(weight.const_value.numpy().T)
-                transposed[weight] = _store(model, f"{weight.name}_transposed", array)
-            weight = transposed[weight]
+        if is_transposed or alpha != 1.0:
+            key = weight, is_transposed, alpha
+            if key not in matrices:
+                array = weight.const_value.numpy()
+                array = np.ascontiguousarray(array.T if is_transposed else array) * np.float32(alpha)
+                matrices[key] = _store(model, f"{weight.name}_transposed{len(matrices) or ''}", array)
+            weight = matrices[key]
         name = node.outputs[0].name
         nodes = [onnx_ir.node("MatMul", [data, weight], name=f"{name}_matmul")]
-        if bias and bias[0] is not None:
+        if bias is not None:
+            if beta != 1.0 and bias.const_value is not None:
+                bias = _store(model, f"{name}_bias", bias.const_value.numpy() * np.float32(beta))
             nodes[0].outputs[0].name = f"{name}_product"
-            nodes.append(onnx_ir.node("Add", [nodes[0].outputs[0], bias[0]], name=f"{name}_add"))
+            nodes.append(onnx_ir.node("Add", [nodes[0].outputs[0], bias], name=f"{name}_add"))
         _replace_node(model, node, nodes)
     RemoveUnusedNodesPass()(model)
 
@@ -320,6 +344,8 @@ def _quantize_tables(model: onnx_ir.Model) -> None:
     for table in [value for value in model.graph.initializers.values() if _is_table(value)]:
         assert table.const_value is not None
         rows = table.const_value.numpy()
+        if not _is_finite(table):
+            continue
         is_narrow = rows.shape[1] <= NARROW_COLUMNS
         max_abs = np.abs(rows).max(axis=0 if is_narrow else 1, keepdims=not is_narrow)
         scales = np.where(max_abs > 0, max_abs / _INT8_MAX, 1).astype(np.float32)
@@ -402,15 +428,34 @@ def _replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Nod
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
 
 
-def _products(model: onnx_ir.Model) -> list[str]:
-    """Return the names of all MatMuls with a stored matrix. With a weight of other than two axes, the quantizer would
+def _holds_graph(attribute: onnx_ir.Attr) -> bool:
+    return attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+
+
+def _is_finite(value: onnx_ir.Value) -> bool:
+    return value.const_value is not None and bool(np.isfinite(value.const_value.numpy()).all())
+
+
+def _stored_matrix(node: onnx_ir.Node) -> onnx_ir.Value | None:
+    """Return the weight of a MatMul with a stored matrix. With a weight of other than two axes, the quantizer would
     write a graph that does not run."""
-    products = []
-    for node in model.graph:
-        weight = node.inputs[1] if node.op_type == "MatMul" else None
-        if weight is not None and weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2:
-            products.append(str(node.name))
-    return products
+    weight = node.inputs[1] if node.op_type == "MatMul" else None
+    is_matrix = weight is not None and weight.is_initializer() and weight.shape is not None and len(weight.shape) == 2
+    return weight if is_matrix else None
+
+
+def _can_quantize(node: onnx_ir.Node, graph: onnx_ir.Graph | None = None) -> bool:
+    """Whether the matrix of a MatMul is finite, and only that of products (all in ``graph``), so that FP32 can go."""
+    weight = _stored_matrix(node)
+    uses = weight.uses() if weight is not None else ()
+    is_shared = any(_stored_matrix(user) is not weight or index != 1 for user, index in uses)
+    is_shared = is_shared or (graph is not None and any(user.graph is not graph for user, _ in uses))
+    return weight is not None and not is_shared and _is_finite(weight)
+
+
+def _products(model: onnx_ir.Model) -> list[str]:
+    """Return the names of the MatMuls of the outermost graph that :func:`_can_quantize` allows."""
+    return [str(node.name) for node in model.graph if _can_quantize(node, model.graph)]
 
 
 def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Model:
@@ -438,6 +483,7 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Mod
                 reduce_range=True, weight_type=QuantType.QInt8,
             )  # fmt: skip
             quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
+            quantized.graph.sort()  # the quantizer sorts without regard to what subgraphs read
         except OSError:
             raise
         except Exception as error:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel, read_model_search
@@ -138,7 +137,7 @@ class _ModelSearch:
             if model.has_teacher:
                 teacher = str((self._artifacts / f"{self._name}-{TEACHER}").resolve())
                 sections["training"] = {**sections["training"], "teacher": teacher}
-            body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120)
+            body = to_yaml(sections, inline=True)
             text, path = f"# {model.description}; written by edgeformer search\n{body}", self._recipe(model.name)
             if path.is_file() and path.read_text(encoding="utf-8") != text:
                 raise InputError(

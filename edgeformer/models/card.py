@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from tabulate import tabulate
 
+from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.manifest import LEAKS, UNPROVEN, BundleManifest, RunManifest
 from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, markdown, markdown_line
@@ -88,7 +88,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     header = ("set", *(("answered by",) if has_exits else ()), *(column.heading for column in task.columns))
     table = f"{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n{task.score_note}\n"
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# {markdown(manifest.run)}\n\n"
+        f"---\n{to_yaml(front)}---\n\n# {markdown(manifest.run)}\n\n"
         f"{markdown_line(recipe.description)}.\n\n"
         f"{warnings}{''.join(f'- {fact}{chr(10)}' for fact in facts)}\n"
         f"## Scores\n\n{table if scores else 'None yet.' + chr(10)}\n"

@@ -314,6 +314,10 @@ class Runtime(ABC):
                 "--exit all)"
             )
         graph = open_part(files.file)
+        if files.artifact.calls is not None:
+            from edgeformer.tasks.scoring import fit_calls
+
+            graph.run = fit_calls(graph.run, files.artifact.calls)  # type: ignore[method-assign, assignment]
         return DecodeSession({"": graph}) if files.artifact.role == "decode" else graph
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:

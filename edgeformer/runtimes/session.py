@@ -40,19 +40,22 @@ def check_inputs(
 ) -> dict[str, Array]:
     """Return the inputs of a call that a graph has, after checking their types and shapes.
 
-    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Missing token types are zeros,
-    as in transformers. Raises InputError: another input is missing, or one is empty, of another type or shape, or
-    longer than ``max_positions``.
+    ``types``: type of every input of the graph. A :class:`DeviceCache` is not checked. Texts are int64; they are cast
+    for a graph that takes int32. Missing token types are zeros, as in transformers. Raises InputError: another input is
+    missing, or one is empty, of another type or shape, or longer than ``max_positions``.
     """
     if TOKEN_TYPES in types and TOKEN_TYPES not in inputs and "input_ids" in inputs:
         inputs = {**inputs, TOKEN_TYPES: np.zeros(inputs["input_ids"].shape, types[TOKEN_TYPES].dtype)}
+    feed: dict[str, Array] = {}
     for name, (dtype, axes) in types.items():
         if name not in inputs:
             provided = ", ".join(sorted(inputs)) or "none"
             raise InputError(f"{graph}: input {name!r} is missing (given: {provided})")
-        array = inputs[name]
+        array = feed[name] = inputs[name]
         if isinstance(array, DeviceCache):
             continue
+        if dtype == "int32" and array.dtype == np.int64 and np.abs(array).max(initial=0) < 1 << 31:
+            array = feed[name] = array.astype(np.int32)
         is_cache, fits = name.startswith(PAST), array.dtype == dtype and array.ndim == len(axes)
         if fits:
             for size, axis in zip(array.shape, axes, strict=True):
@@ -69,7 +72,7 @@ def check_inputs(
                 f"{graph}: the sequence is {array.shape[1]} tokens long, "
                 f"but the model takes at most {max_positions}; shorten it"
             )
-    return {name: inputs[name] for name in types}
+    return feed
 
 
 class Session(Protocol):

@@ -63,14 +63,15 @@ def score(logits: NDArray[np.floating], labels: NDArray[np.int64], data: Any = N
     """Compute accuracy, precision, recall, F1 and loss (paper A, "Loss Function").
 
     With two classes, precision, recall and F1 are those of the second label (SST-2: positive); with more they are
-    macro-averaged. A ratio whose denominator is zero counts as 0. Logits [n, C], labels [n]. Raises ValueError: n is 0.
+    macro-averaged over the labels that occur in the rows or the answers, as in scikit-learn. A ratio whose denominator
+    is zero counts as 0. Logits [n, C], labels [n]. Raises ValueError: n is 0.
     """
     if len(labels) == 0:
         raise ValueError("cannot score an empty set")
     predicted = logits.argmax(axis=-1)
     classes = logits.shape[-1]
     per_class = []
-    for label in (1,) if classes == 2 else range(classes):
+    for label in (1,) if classes == 2 else np.union1d(predicted, labels):
         hits = float(((predicted == label) & (labels == label)).sum())
         positives, actual = float((predicted == label).sum()), float((labels == label).sum())
         per_class.append((ratio(hits, positives), ratio(hits, actual), ratio(2 * hits, positives + actual)))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import DataError, InputError, MissingDependencyError
-from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.manifest import ArtifactManifest, TextCalls
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
@@ -37,14 +38,32 @@ Validation = Callable[[Run, int], Score]
 """Scores a session's ``run`` method, and the loop of its exit, on the validation split."""
 
 
-def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int) -> dict[str, NDArray[Any]]:
-    """Return all outputs of a model in the order of the rows: [n, …], or of every token [tokens, …]."""
+def answer_rows(
+    run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] | int, failures: dict[int, InputError] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return all outputs of a model in the order of the rows: [n, …], or of every token [tokens, …].
+
+    ``failures`` receives row → error where the model fails, and these rows have NaN; None: raise the error. The rows of
+    a call that fails are run one by one.
+    """
     if isinstance(batches, int):
         batches = ordered_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}
-    for numbers in batches:
+    pending = deque(batches)
+    while pending:
+        numbers = pending.popleft()
         inputs = collate(encoded, numbers, pad)
-        for name, output in run(inputs).items():
+        try:
+            outputs = run(inputs)
+        except InputError as error:
+            if failures is None:
+                raise
+            if len(numbers) == 1:
+                failures[int(numbers[0])] = error
+            else:
+                pending.extendleft(reversed(np.split(numbers, len(numbers))))
+            continue
+        for name, output in outputs.items():
             if output.ndim < 3:
                 places, values, count = numbers, output, len(encoded)
             else:  # [B, S, …]
@@ -52,7 +71,8 @@ def answer_rows(run: Run, encoded: Encoded, pad: int, batches: Iterable[Int64s] 
                 places = (encoded.offsets[numbers][:, None] + np.arange(is_real.shape[1]))[is_real]
                 values, count = output[is_real], len(encoded.ids)
             if name not in answers:
-                answers[name] = np.empty((count, *values.shape[1:]), dtype=values.dtype)
+                missing = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+                answers[name] = np.full((count, *values.shape[1:]), missing, dtype=values.dtype)
             answers[name][places] = values
     return answers
 
@@ -124,6 +144,24 @@ def split_calls(run: Run, max_rows: int | None) -> Run:
     return run_in_pieces
 
 
+def fit_calls(run: Run, calls: TextCalls) -> Run:
+    """Return a ``run`` for texts [B, S] that calls ``run`` with the rows and tokens that a foreign graph takes."""
+
+    def run_fitted(inputs: Arrays) -> Arrays:
+        shape = inputs["input_ids"].shape
+        texts = {name: array for name, array in inputs.items() if array.shape == shape}  # without labels
+        length = shape[1]
+        if calls.rows == 1 and "attention_mask" in texts:  # without the padding that other rows needed
+            length = max(1, int(texts["attention_mask"].sum()))
+        padding = ((0, (calls.rows or shape[0]) - shape[0]), (0, max(0, (calls.tokens or 0) - length)))
+        for name, array in texts.items():
+            pad = calls.pad_id if name == "input_ids" else 0
+            texts[name] = np.pad(array[:, :length], padding, constant_values=pad)
+        return {"logits": run(texts)[calls.output][: shape[0]]}
+
+    return split_calls(run_fitted, calls.rows)
+
+
 def reads_pairs(task: Task, data: DataSection) -> bool | None:
     """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
     if task.predicts not in ("labels", "scores"):
@@ -181,6 +219,7 @@ class TextPredictor:
     """Predictions of one model for texts, in three steps that can run in threads.
 
     ``max_rows``: of a call. ``prompt``: text in front of every text that has no prompt; None: the default of ``data``.
+    ``answered``: inputs of a row that the model has answered, which tell its failure from that of a text.
     """
 
     task: Task
@@ -188,6 +227,7 @@ class TextPredictor:
     data: DataSection
     max_rows: int | None = None
     prompt: str | None = None
+    answered: list[Arrays] = field(default_factory=list, repr=False)
 
     def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""
@@ -205,10 +245,25 @@ class TextPredictor:
         return EncodedTexts(texts, encoded, cut, places, errors)
 
     def run(self, run: Run, window: EncodedTexts, batches: Sequence[Int64s] | None = None) -> dict[str, NDArray[Any]]:
-        """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call."""
+        """Return all outputs [m, …] in the order of the rows; ``batches``: row numbers of each call.
+
+        A text on which the model fails gets an error, and the others their answers. Raises InputError if the model
+        fails on every text.
+        """
         if batches is None:
             batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
-        return answer_rows(run, window.encoded, self.reader.pad, batches)
+        rows, failures = window.encoded, dict[int, InputError]()
+        outputs = answer_rows(run, rows, self.reader.pad, batches, failures)
+        if failures and len(failures) == len(rows):
+            if not self.answered:
+                raise next(iter(failures.values()))
+            run(self.answered[0])
+            outputs["logits"] = np.full((len(rows), 1), np.nan)
+        elif len(rows) and not self.answered:
+            number = next(number for number in range(len(rows)) if number not in failures)
+            self.answered.append(collate(rows, np.array([number]), self.reader.pad))
+        window.errors.update({int(window.places[number]): str(error) for number, error in failures.items()})
+        return outputs
 
     def example_outputs(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
         """Return outputs of the same shapes whose answer has a value in every column."""

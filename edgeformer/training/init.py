@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, SpanData
+from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import DataFinding
@@ -137,7 +137,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         "model": model,
         "training": training,
     }
-    body = yaml.safe_dump(sections, default_flow_style=None, allow_unicode=True, sort_keys=False, width=_LINE_LENGTH)
+    body = to_yaml(sections, _LINE_LENGTH, inline=True)
     text = (
         f"# {len(parts['train']):,} rows with {len(detected.labels)} labels; drafted by edgeformer init, change it as "
         "you like\n# split: a tenth of the texts of each label for validation, another tenth for the test\n# "

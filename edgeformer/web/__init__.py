@@ -136,6 +136,8 @@ def _select_artifacts(
             refused[candidate.id] = f"{candidate.status}: {candidate.reason or 'no reason is recorded'}"
         elif not candidate.is_graph:
             refused[candidate.id] = f"browsers run ONNX graphs only, not {candidate.format}"
+        elif candidate.calls is not None or "int32" in str(candidate.inputs):
+            refused[candidate.id] = "pages call graphs with int64 inputs of any size and the output logits only"
         elif candidate.role == "step":
             refused[candidate.id] = "step artifacts do not run in a page"
         elif candidate.role == "decode" and (bundle.leaks or (candidate.size_bytes or 0) > _MAX_WRITING_BYTES):

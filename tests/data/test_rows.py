@@ -19,7 +19,13 @@ def test_labels_are_numbers_numerals_or_names():
         indices([1, 0], labels=("1", "2", "3"))
 
 
-@pytest.mark.parametrize("value", [2, -1, "2", "Positive", " positive", "1.5", "٣", "9" * 5000])
+def test_blanks_and_decimal_points_do_not_make_another_label():
+    assert indices([" positive", "negative ", " 0", "1.0", "0.0"]) == [1, 0, 0, 1, 0]
+    assert indices(["1", " 2.0", "1.0"], labels=("1.0", "2.0")) == [0, 1, 0], "a name, not an index"
+    assert indices(["0", "0.0"], labels=("0", "0.0")) == [0, 1], "as in recipes that list both"
+
+
+@pytest.mark.parametrize("value", [2, -1, "2", "Positive", "posi tive", "1.5", "٣", "9" * 5000])
 def test_unknown_label_is_refused(value):
     with pytest.raises(DataError) as caught:
         indices([1, value])

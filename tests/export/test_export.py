@@ -147,8 +147,9 @@ def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pyte
     monkeypatch.setattr(run_source, "quantized_graphs", refuse)
     options = ExportOptions(int8=True, fp16=True, replace=True)
     stopped = export(run, options).artifacts
-    assert {artifact.id: artifact.status for artifact in stopped} == {"onnx-fp32": "built", "onnx-int8": "rejected"}
-    assert len(calls) == 1
+    statuses = {"onnx-fp32": "built", "onnx-int8": "rejected", "onnx-fp16": "unavailable"}
+    assert {artifact.id: artifact.status for artifact in stopped} == statuses and len(calls) == 1
+    assert stopped[-1].reason == "not made, because onnx-int8 was rejected; make it with --keep-going"
     listed = {*Bundle.open(run / "bundle").manifest.files, "onnx/model.onnx", "bundle.json"}
     assert {p.relative_to(run / "bundle").as_posix() for p in (run / "bundle").rglob("*") if p.is_file()} == listed
 

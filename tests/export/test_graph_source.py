@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import helper
 
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.bundle import Bundle
+from edgeformer.export import graph_source
 from edgeformer.export.export import export as export_bundle
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
@@ -56,6 +62,107 @@ def test_every_precision_is_built(bundle: Path) -> None:
     with opened.session(half) as session:
         outputs = opened.task.golden_outputs(opened.golden(), session.run, None)
     assert golden_score(opened, half, outputs) == half.score, "what verify --write scores on a target"
+
+
+PRODUCT = helper.make_node("MatMul", ["x", "w"], ["h"])
+"""A product that can be quantised, in front of one that cannot."""
+
+
+def odd(*nodes: onnx.NodeProto, weight: onnx.TensorProto, shape: list[int | str | None]) -> onnx.ModelProto:
+    """x [batch, 32] → a product with w → the ``nodes`` with v → y."""
+    inputs = [graphs.value("x", graphs.FLOAT, ["batch", 32])]
+    stored = [graphs.weights("w", 32, 32, scale=0.2), weight]
+    return graphs.model([PRODUCT, *nodes], inputs, [graphs.value("y", graphs.FLOAT, shape)], stored)
+
+
+def branch() -> onnx.ModelProto:
+    """A matrix that a product reads, and one inside of an ``If``."""
+    then = helper.make_graph([helper.make_node("MatMul", ["h", "v"], ["a"])], "then", [], [out("a")])
+    other = helper.make_graph([helper.make_node("Identity", ["h"], ["b"])], "else", [], [out("b")])
+    graph = odd(
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
+        helper.make_node("Greater", ["top", "limit"], ["way"]),
+        helper.make_node("If", ["way"], ["c"], then_branch=then, else_branch=other),
+        helper.make_node("MatMul", ["c", "v"], ["y"]),
+        weight=graphs.weights("v", 32, 32, scale=0.2),
+        shape=["batch", 32],
+    )
+    graph.graph.initializer.append(graphs.constant("limit", np.array(2.2, np.float32)))
+    return graph
+
+
+def out(name: str) -> onnx.ValueInfoProto:
+    return graphs.value(name, graphs.FLOAT, None)
+
+
+SPOILED = np.where(np.arange(512).reshape(32, 16) == 5, np.nan, 0.1).astype(np.float32)
+TURN = helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0])
+ODD = {
+    "left": odd(TURN, helper.make_node("MatMul", ["v", "t"], ["y"]), weight=graphs.weights("v", 16, 32), shape=[16, 1]),
+    "3-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 3, 32, 16), shape=[3, 1, 16]),
+    "1-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 32), shape=["batch"]),
+    "NaN": odd(
+        helper.make_node("MatMul", ["h", "v"], ["g"]), helper.make_node("IsNaN", ["g"], ["n"]),
+        helper.make_node("Where", ["n", "h", "h"], ["y"]),
+        weight=graphs.constant("v", SPOILED[:, [5] * 32]), shape=["batch", 32],
+    ),
+    "two roles": odd(
+        helper.make_node("MatMul", ["h", "v"], ["i"]), helper.make_node("Add", ["i", "v"], ["y"]),
+        weight=graphs.weights("v", 32, 32, scale=0.2), shape=[32, 32],
+    ),
+    "If": branch(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_weight_that_must_stay_fp32_blocks_no_other(tmp_path: Path, name: str) -> None:
+    shapes: dict[str, tuple[int | str, ...]] = {"x": (32, 32)} if name == "two roles" else {"x": (1, 32)}
+    import_onnx(save(tmp_path / "theirs", ODD[name]), tmp_path / "bundle", OnnxImportOptions(shapes=shapes))
+    built = export(tmp_path / "bundle", fp16=True, int8=True)
+    assert built == dict.fromkeys(("onnx-fp32", "onnx-int8", "onnx-fp16"), ("built", None))
+    opened = Bundle.open(tmp_path / "bundle")
+    assert opened.artifact("onnx-int8").quantized == {"MatMulInteger": 1}
+    (note,) = (note for note in opened.manifest.notes if note.startswith("onnx-int8: weights that stay FP32"))
+    assert re.search(r": v of MatMul ", note) and "finite matrices" in note
+    assert verify(opened).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "products"),
+    [
+        ({"alpha": 0.5, "beta": 2.0}, ["h", "v", "b"], 2), ({"alpha": 3.0, "transB": 1}, ["h", "v"], 2),
+        ({"transA": 1, "beta": 0.5}, ["t", "v", "b"], 1),
+    ],
+)  # fmt: skip
+def test_a_gemm_with_factors_is_quantized(
+    tmp_path: Path, attributes: dict[str, float], inputs: list[str], products: int
+) -> None:
+    nodes = [*([TURN] if "t" in inputs else []), helper.make_node("Gemm", inputs, ["y"], **attributes)]
+    graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
+    graph.graph.initializer.extend([graphs.weights("b", 32)] if "b" in inputs else [])
+    bundle = tmp_path / "bundle"
+    import_onnx(save(tmp_path / "theirs", graph), bundle)
+    built = export(bundle, int8=True, int4=True)
+    assert built == dict.fromkeys(("onnx-fp32", "onnx-int8", "onnx-int4"), ("built", None))
+    assert Bundle.open(bundle).artifact("onnx-int8").quantized == {"MatMulInteger": products}
+    x = np.random.default_rng(1).normal(size=(32, 32)).astype(np.float32)
+    files = [str(bundle / str(artifact.file)) for artifact in Bundle.open(bundle).artifacts[:2]]
+    results = [ort.InferenceSession(file).run(None, {"x": x})[0] for file in files]
+    assert np.abs(results[1] - results[0]).max() < 0.05 * np.abs(results[0]).max()
+
+
+def test_a_rejected_precision_names_those_that_were_not_made(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise EdgeformerError("INT8: no")
+
+    monkeypatch.setattr(graph_source, "quantize_int8", refuse)
+    built = export(bundle, int8=True, fp16=True)
+    reason = "not made, because onnx-int8 was rejected; make it with --keep-going"
+    assert built == {
+        "onnx-fp32": ("built", None), "onnx-int8": ("rejected", "INT8: no"), "onnx-fp16": ("unavailable", reason)
+    }  # fmt: skip
+    monkeypatch.undo()
+    assert export(bundle, fp16=True)["onnx-fp16"] == ("built", None)
 
 
 def test_older_artifacts_and_reports_stay(bundle: Path) -> None:

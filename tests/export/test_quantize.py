@@ -179,7 +179,6 @@ def test_a_product_that_would_stay_fp32_is_refused() -> None:
     for model, weight in (
         (product(transposed, ["x", "v"]), "v"),
         (product([], ["w", "x"]), "w"),
-        (product([], ["x", "w"], alpha=0.5), "w"),
     ):
         with pytest.raises(
             EdgeformerError, match=f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"

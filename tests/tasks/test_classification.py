@@ -27,15 +27,15 @@ def test_scores_equal_scikit_learn(classes: int, seed: int) -> None:
     assert result.loss == pytest.approx(metrics.log_loss(labels, softmax(logits), labels=range(classes)), rel=1e-6)
 
 
-def test_classes_without_rows_or_predictions_count_as_zero() -> None:
+def test_classes_without_rows_or_predictions() -> None:
+    """A class without rows that is predicted counts as 0; one that occurs nowhere does not count."""
     result = score(np.array([[2.0, 0.0], [1.0, 0.0]]), np.array([1, 0]))
     assert (result.accuracy, result.precision, result.recall, result.f1) == (0.5, 0.0, 0.0, 0.0)
-    labels, predicted = np.array([0, 1, 1, 0]), [0, 1, 0, 0]
-    result = score(np.eye(3)[predicted], labels)
-    expected = metrics.precision_recall_fscore_support(
-        labels, predicted, labels=range(3), average="macro", zero_division=0
-    )
-    assert (result.precision, result.recall, result.f1) == pytest.approx(expected[:3])
+    labels = np.array([0, 1, 1, 0])
+    for predicted in ([0, 1, 0, 0], [0, 1, 3, 0]):
+        result = score(np.eye(5)[predicted], labels)
+        expected = metrics.precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)
+        assert (result.precision, result.recall, result.f1) == pytest.approx(expected[:3])
 
 
 def test_an_empty_set_is_refused() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.errors import DataError, InputError
-from edgeformer.data.sources import Columns
+from edgeformer.data.sources import Columns, load_part
 from edgeformer.models import load_recipe
 from edgeformer.training.init import DraftOptions, draft
 from tests.own_data import LABEL, LABELS, TEXT, hostile_table
@@ -73,12 +74,25 @@ def test_notes_about_labels(folder: Path) -> None:
     rows = "".join(f"row number {n},{('good', 'Good ', 'bad', '')[n % 4]}\n" for n in range(40))
     Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
     assert draft(Path("own.csv"), DraftOptions()).notes == (
-        "labels 'good' (10 rows), 'Good ' (10 rows) differ only in capitals or spaces, and the recipe "
+        "labels 'good' (10 rows), 'Good' (10 rows) differ only in capitals or spaces, and the recipe "
         "treats them as different labels; if they are the same, correct the file",
         "10 rows without a label: left out (skip_unlabelled: true)",
     )
     recipe: Any = load_recipe("own.yaml")
-    assert recipe.data.parts["train"][0].skip_unlabelled and recipe.data.labels == ("bad", "good", "Good ")
+    assert recipe.data.parts["train"][0].skip_unlabelled and recipe.data.labels == ("bad", "good", "Good")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_blanks_behind_commas_and_one_number_in_two_spellings(folder: Path, end: str) -> None:
+    lines = ["text, label", *(f'"row {n}, quoted", {("0", "1", "0.0", "1.0")[n % 4]}' for n in range(40))]
+    Path("own.csv").write_text(end.join(lines) + end, encoding="utf-8", newline="")
+    detected = draft(Path("own.csv"), DraftOptions()).guess
+    assert detected.labels == {"0": 20, "1": 20} and detected.rows == 40
+    recipe: Any = load_recipe("own.yaml")
+    texts = load_part(recipe.data, "train")
+    with Path("own.csv").open(encoding="utf-8", newline="") as file:
+        expected = [(row[0], int(float(row[1]))) for row in list(csv.reader(file))[1:]]
+    assert [*zip(texts.texts, texts.labels.tolist(), strict=True)] == expected
 
 
 def test_pretrained_encoder(folder: Path) -> None:
