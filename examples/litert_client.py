@@ -39,6 +39,7 @@ for text in arguments.texts:
     inputs = {
         "input_ids": ids + [config["pad_token_id"]] * padding,
         "attention_mask": [1] * len(ids) + [0] * padding,
+        **({"token_type_ids": [0] * length} if "token_type_ids" in entry["inputs"] else {}),
     }
     run = interpreter.get_signature_runner(f"1x{length}")  # rows × tokens
     logits = run(**{name: numpy.array([values], dtype="int32") for name, values in inputs.items()})["logits"][0]

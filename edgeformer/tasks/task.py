@@ -233,8 +233,6 @@ class Task:
     ) -> dict[str, Int64s]:
         """Return input_ids, attention_mask [B, S] and labels [B, …] of the rows ``numbers``, padded to the longest.
 
-        Rows with token types also have token_type_ids [B, S].
-
         ``pad_to``: pad to this many tokens and count padding as text (reproduces a defect of published code).
         """
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}

@@ -371,7 +371,7 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"position_padding": 0}, "position_padding: must be absent for this source"),
+        ({"position_padding": 0}, "position_padding: is None in the source; remove the key"),
         ({"fold": {"layers": 5, "iterations": 2}}, "must be at most 4"),
         (
             {"architecture": {**BERT_CONFIG, "model_type": "albert"}, "fold": {"layers": 1, "iterations": 4}},

@@ -57,21 +57,23 @@ class PretrainedConfig(ModelConfig):
         None, description="state of [CLS], or mean or maximum of the tokens' states; default: as in the source"
     )
     normalize: bool = Field(False, description="scale embeddings to length 1")
+<<<<<<< ours
     dimensions: PositiveInt | None = Field(
         None, description="keep only the first numbers of an embedding, so many; default: all"
     )
     pairs: bool = Field(
         False, description="texts may be pairs: the model reads the token types that the tokenizer states"
     )
+=======
+    pairs: bool = Field(False, description="texts may be pairs: token types, as the tokenizer states them, are read")
+>>>>>>> theirs
     separator: int | None = Field(
-        None,
-        description="runs of earlier versions: token behind which, in pairs, tokens have the second type, whatever the "
-        "tokenizer states",
+        None, description="runs of earlier versions: in pairs, the tokens behind this one have the second type"
     )
     position_padding: int | None = Field(
         None,
-        description="RoBERTa, XLM-R, MPNet: token that counts no position; read from the source if missing. Absent in "
-        "runs of earlier versions: every token counts",
+        description="RoBERTa, XLM-R, MPNet: token that counts no position; read from the source. Absent in runs of "
+        "earlier versions: every token counts",
     )
     dropout: Probability | None = Field(None, description="default: as in the source")
     attention_dropout: Probability | None = Field(None, description="default: as in the source")
@@ -97,8 +99,7 @@ class PretrainedConfig(ModelConfig):
         if self.max_positions > sizes.positions:
             raise ValueError(f"max_positions: must be at most {sizes.positions}, the limit of the source")
         if self.position_padding not in (None, sizes.position_padding):
-            expected = "absent" if sizes.position_padding is None else f"{sizes.position_padding} or absent"
-            raise ValueError(f"position_padding: must be {expected} for this source")
+            raise ValueError(f"position_padding: is {sizes.position_padding} in the source; remove the key")
         if self.fold is not None and self.fold.layers > sizes.depth:
             raise ValueError(f"fold.layers: must be at most {sizes.depth}, the layers of the source")
         if self.fold is not None and sizes.model_type in ("albert", "modernbert"):
