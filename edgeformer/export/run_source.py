@@ -32,7 +32,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
-from edgeformer.data.tokenization import special_ids
+from edgeformer.data.tokenization import TextBounds, special_ids
 from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
@@ -246,7 +246,8 @@ class RunSource:
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
+        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.writes_text else None
+        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)

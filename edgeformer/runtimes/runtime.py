@@ -77,6 +77,7 @@ class OpenOptions:
         early: step artifacts of classifiers: loop → smallest top probability at which a row exits there.
         exits: step artifacts: loops that return logits, each as ``logits_exitN``; empty: the last one, as ``logits``.
         repeated_shapes: calls repeat a few shapes, as in a measurement; a runtime may compile for each shape first.
+        exact: compute without the rounding that the runtime's defaults bring, to judge a file by its own arithmetic.
         in_turns: this process alternates between this session and others, so idle threads must not spin on the cores.
     """
 
@@ -86,6 +87,7 @@ class OpenOptions:
     exits: tuple[int, ...] = ()
     repeated_shapes: bool = False
     in_turns: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class LlamaCppRuntime(OptionalRuntime):
     facts: ClassVar = {PROVIDER: ProviderFacts(PROVIDER, "cpu", counts_threads=True)}
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        return LlamaSession(files.file, options.threads, files.max_positions)
+        return LlamaSession(files.file, options.threads, files.max_positions, exact=options.exact)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         assert files.loops is not None
