@@ -144,6 +144,7 @@ class BuildJob:
         module: returns the torch module that a full, exit or decode graph was traced from, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
         calibration: returns rows of the training split; raises DataError if there are none.
+        texts: returns real texts of a language model, and where they come from.
         judge: scores an artifact and returns fields of its manifest entry, with a ``reason`` if it misses a target.
     """
 
@@ -157,6 +158,7 @@ class BuildJob:
     module: Callable[[ArtifactManifest], Any]
     shapes: InputShapes = field(default_factory=dict)
     calibration: Callable[[], Calls] = _no_data
+    texts: Callable[[], tuple[list[str], str]] = _no_data
     judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = _no_data
 
 

@@ -23,9 +23,7 @@ class LlamaSession(Session):
 
     provider = PROVIDER
 
-    def __init__(
-        self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False
-    ) -> None:
+    def __init__(self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False) -> None:
         self.path, self.threads = path, threads or default_threads()
         self._llama: Llama | None = Llama(path, self.threads, max_positions, exact=exact)
         self.inputs = {"input_ids": InputType("int64", ("batch", "sequence"))}
