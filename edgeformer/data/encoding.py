@@ -157,7 +157,7 @@ class PlainText:
 
     def __init__(self, tokenizer: Tokenizer, bounds: TextBounds | None = None) -> None:
         self.bounds = bounds or TextBounds.of(tokenizer, {})
-        self.boundary = self.bounds.boundary
+        self.tokenizer, self.boundary = tokenizer, self.bounds.boundary
         document = json.loads(tokenizer.to_str())
         bare = json.dumps({**document, "post_processor": None, "truncation": None, "padding": None})
         self._tokenizer: Tokenizer = Tokenizer.from_str(bare)

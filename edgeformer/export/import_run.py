@@ -30,7 +30,7 @@ from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextCo
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, RunManifest
+from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import (
@@ -47,7 +47,13 @@ from edgeformer.data.encoding import Encoded, PlainText, Prepared
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
-from edgeformer.data.tokenization import fingerprint, load_language_tokenizer, tokenizer_from_file
+from edgeformer.data.tokenization import (
+    BEGIN_IDS,
+    TextBounds,
+    fingerprint,
+    load_language_tokenizer,
+    tokenizer_from_file,
+)
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import ModelAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
@@ -68,7 +74,7 @@ from edgeformer.tasks.scoring import answer_rows
 def write_run(
     free_folder: Callable[[], Path], recipe: Recipe, model: nn.Module, prepared: Prepared[Any], *,
     origin: str, sha256: str | None, golden_origin: str, leaks: bool = False,
-    causality: Causality | None = None,
+    causality: Causality | None = None, proof: ImportProof | None = None,
 ) -> Path:  # fmt: skip
     """Write the run's folder, which appears when it is complete, and return it. Raises InputError.
 
@@ -78,6 +84,7 @@ def write_run(
         sha256: of that file; None: there are several.
         golden_origin: where the golden inputs come from.
         causality: result of the probe; None for a model that is meant to see the whole text.
+        proof: comparison with the library that the model came from; None: of no known library.
     """
     moment, checksum = now(), f" (sha256 {sha256})" if sha256 is not None else ""
 
@@ -88,7 +95,7 @@ def write_run(
             recipe_sha256=recipe.fingerprint(), started=moment, finished=moment, parameters=count_parameters(model),
             vocabulary=recipe.model.vocab_size, precision="unknown", data=prepared.summary,
             attention=AttentionUse(requested="sdpa", used="sdpa"),
-            tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality,
+            tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality, proof=proof,
             versions=library_versions(), code_version=code_version(),
             host={**describe_host(), "threads": torch.get_num_threads()},
         )  # fmt: skip
@@ -133,6 +140,7 @@ class HfOptions:
         max_length: tokens that a text is cut to; None: the source's, else what the model takes, at most 512.
         target: the device profile that plan and profile use by default.
         prompts: of an embedding model: text in front of a ``query`` or ``document``; empty: the source's.
+        unproven: import the model even if its answers differ from those of the library that it came from.
     """
 
     artifacts: Path
@@ -143,6 +151,7 @@ class HfOptions:
     max_length: int | None = None
     target: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    unproven: bool = False
 
 
 def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Path:
@@ -330,12 +339,14 @@ class ImportOptions:
     Attributes:
         tokenizer: a tokenizer.json; None: GPT-2's from the hub, which the public code uses.
         data: a folder with train and validation text; None: WikiText-103 from the hub, which is not read now.
+        unproven: as in :class:`HfOptions`.
     """
 
     artifacts: Path
     name: str | None = None
     tokenizer: Path | None = None
     data: Path | None = None
+    unproven: bool = False
 
 
 def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
@@ -357,7 +368,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
 def write_language_run(
     free: Callable[[], Path], base: str, name: str, model: Any, options: ImportOptions, progress: Progress, *,
     description: str, origin: str, sha256: str, tokenizer: Tokenizer | None = None,
-    tokenizer_config: Mapping[str, Any] = MappingProxyType({}),
+    tokenizer_config: Mapping[str, Any] = MappingProxyType({}), proof: ImportProof | None = None,
 ) -> Path:  # fmt: skip
     """Write the run of a language model, with the data and the training of a shipped recipe.
 
@@ -368,6 +379,7 @@ def write_language_run(
         origin, sha256: of the file that it was imported from.
         tokenizer: None: the one of ``options``.
         tokenizer_config: further keys of tokenizer_config.json.
+        proof: as of :func:`write_run`.
 
     Raises:
         InputError: data or tokenizer do not fit.
@@ -379,6 +391,8 @@ def write_language_run(
     if options.data is not None:
         section, notes = local_parts(data, options.data)
         data = cast("TextConfig", section)
+    if BEGIN_IDS in tokenizer_config:  # packed rows put no token but the boundary in front of a document
+        data = data.model_copy(update={"mode": "paragraphs"})
     source: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
     if options.tokenizer is not None or tokenizer is not None:
         file = options.tokenizer.resolve() if options.tokenizer is not None else free() / MODEL_FOLDER / TOKENIZER_FILE
@@ -399,14 +413,16 @@ def write_language_run(
         progress.message(note)
     if tokenizer is None:
         tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
-    plain = PlainText(tokenizer)
+    bounds = TextBounds.of(tokenizer, tokenizer_config)
+    plain = PlainText(tokenizer, bounds)
     if options.data is not None:
-        task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size)
+        task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size, bounds)
         rows = task.read_set(recipe.data, reader, "validation", Origin(as_trained=True))
         golden_origin = "from the validation text"
     else:
-        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
-        ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)
+        between = bounds.begin or (plain.boundary,)
+        encoded = [[*between, *plain.encode(paragraph).ids] for paragraph in PARAGRAPHS]
+        ids = np.array([*itertools.chain.from_iterable(encoded), plain.boundary], dtype=np.int32)
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         ends = np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(ids, ends, None, len(ids) - 1, words, 0)
@@ -426,6 +442,7 @@ def write_language_run(
         # The architecture decides, whatever the probe measured.
         leaks=causality.leaks or model_spec_of(recipe).leaks(config),
         causality=causality,
+        proof=proof,
     )
 
 

@@ -145,7 +145,7 @@ class Llama:
             str(path).encode(), self._library.llama_model_default_params()
         )
         if not self._model:
-            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export the run again")
+            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export or copy it again")
         self.max_positions: int = max_positions or self._library.llama_model_n_ctx_train(self._model)
         parameters = self._library.llama_context_default_params()
         parameters.words[_CONTEXT] = self.max_positions
