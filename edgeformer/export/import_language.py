@@ -57,7 +57,6 @@ from edgeformer.models.decoder.gguf import LOOPED
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.pretrained.source import WEIGHTS, find_folder, read_object, weights_sha256
 from edgeformer.runtimes.llamacpp.library import XLLAMACPP, Llama
-from edgeformer.system.host import default_threads
 
 _BASE = "looped_mini"
 _MOST_POSITIONS = 1 << 20
@@ -154,13 +153,13 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     template = folder / "chat_template.jinja"
     if template.is_file():
         described["chat_template"] = read_at_most(template, MOST_JSON_BYTES).decode("utf-8", "replace")
-    tokenizer = _fitting(_hf_tokenizer(folder, described), model)
+    tokenizer = _fitting(_hf_tokenizer(folder), model)
     added = tokenizer.encode("a").special_tokens_mask
     begin = [*itertools.takewhile(bool, added)]
     if sum(added) != len(begin):
         raise InputError(
             f"{folder / TOKENIZER_CONFIG}: the tokenizer ends every text with a token, so a model cannot "
-            "continue it; set add_eos_token to false"
+            "continue it; remove the token from post_processor in tokenizer.json"
         )
     ends = generation.get("eos_token_id")
     described[BEGIN_IDS] = tokenizer.encode("a").ids[: len(begin)]
@@ -171,21 +170,17 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
                   described=described, proof=proof)  # fmt: skip
 
 
-def _hf_tokenizer(folder: Path, described: Mapping[str, Any]) -> Tokenizer:
+def _hf_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer that transformers makes of a folder; without transformers, that of tokenizer.json.
 
     Classes that tokenizer_config.json names build parts of it anew, such as what is put in front of a text.
     """
-    path = folder / TOKENIZER_FILE
-    tokenizer = tokenizer_from_file(path)
+    tokenizer = tokenizer_from_file(folder / TOKENIZER_FILE)
     if util.find_spec("transformers") is not None:
         from transformers import AutoTokenizer
 
         with contextlib.suppress(Exception):  # of any type; the proof names it
-            return Tokenizer.from_str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
-    begin = described.get("bos_token")
-    if "add_bos_token" in described or "add_eos_token" in described:
-        _put_in_front(tokenizer, begin if described.get("add_bos_token") else None)
+            tokenizer = Tokenizer.from_str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
     return tokenizer
 
 
@@ -274,7 +269,7 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     with contextlib.ExitStack() as stack:
         llama, problem = None, XLLAMACPP.missing()
         if problem is None:
-            opened = Llama(path, default_threads(), min(config.max_positions, COMPUTED_TOKENS), exact=True)
+            opened = Llama(path, 1, min(config.max_positions, COMPUTED_TOKENS), exact=True)
             llama = stack.enter_context(contextlib.closing(opened))
             described[END_IDS] = llama.end_tokens()  # it also knows some by their names
         plain = PlainText(tokenizer, TextBounds.of(tokenizer, described))

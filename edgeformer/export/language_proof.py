@@ -61,9 +61,12 @@ def prove_by_transformers(
         if not allow:
             raise InputError(f"{reason}; import it all the same, marked as unproven, with --unproven") from None
         return unproven(reason)
-    ends = reference.generation_config.eos_token_id
-    greedy = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=ends, pad_token_id=plain.boundary
+    # Plain greedy text: what a new configuration leaves open, generate would take from the model's own.
+    reference.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=reference.generation_config.eos_token_id,
+        pad_token_id=plain.boundary,
     )
     probes, longest = [*map(str, PROBE_TEXTS), *token_probes(plain.tokenizer)], model.config.max_positions
 
@@ -75,7 +78,7 @@ def prove_by_transformers(
         tokens = torch.tensor([ids[: min(longest, COMPUTED_TOKENS)]])
         if number < len(PROBE_TEXTS) and number % _WRITTEN_EVERY == 0 and tokens.shape[1] + _NEW_TOKENS <= longest:
             mask = torch.ones_like(tokens)
-            written = reference.generate(tokens, attention_mask=mask, generation_config=greedy)[0]
+            written = reference.generate(tokens, attention_mask=mask)[0]
             logits = model.logits(written[None, :-1])[0]
             new = written[tokens.shape[1] :].tolist()
             chosen = _choose(logits[tokens.shape[1] - 1 :].numpy(), new)

@@ -68,7 +68,9 @@ def make_tokenizer(kind: str) -> Tokenizer:
     if kind in ("llama2", "llama3"):
         begin = special[1] if kind == "llama2" else special[0]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+            single=f"{begin} $A",
+            pair=f"{begin} $A {begin}:1 $B:1",
+            special_tokens=[(begin, tokenizer.token_to_id(begin))],
         )
     tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
     return tokenizer
