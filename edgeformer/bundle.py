@@ -176,7 +176,9 @@ class Bundle:
         folder = artifact.companions if artifact is not None else "."
         if folder not in self._readers:
             vocabulary = self._config_number(folder, "vocab_size")
-            self._readers[folder] = self.task.reader(self._companion(folder, TOKENIZER_FILE), self.data, vocabulary)
+            described = self.tokenizer_config() if self.task.writes_text else {}
+            tokenizer = self._companion(folder, TOKENIZER_FILE)
+            self._readers[folder] = self.task.reader(tokenizer, self.data, vocabulary, described)
         return self._readers[folder]
 
     def tokenizer_config(self) -> dict[str, Any]:

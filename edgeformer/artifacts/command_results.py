@@ -254,7 +254,8 @@ class PageArtifact(Frozen):
 class PageWriting(Frozen):
     """How a language model writes."""
 
-    boundary: int = Field(description="token in front of a text")
+    boundary: int = Field(description="token in front of an empty text without `begin`")
+    begin: tuple[int, ...] = Field(description="tokens in front of a text")
     ends: tuple[int, ...] = Field(description="tokens that end a text")
 
 

@@ -495,6 +495,7 @@ class ArtifactManifest(Frozen):
     drift: Drift | None = Field(None, description="drift of looped models")
     guarantee: ExitGuarantee | None = Field(None, description="step: limit of the score drop (`edgeformer exits`)")
     portability: Portability | None = Field(None, description="ONNX: portability audit")
+    tokenization: str | None = Field(None, description="GGUF: comparison of llama.cpp's tokenizer with the bundle's")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with quantized weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
     engine: Engine | None = Field(None, description="engines and programs, which take a range of shapes")

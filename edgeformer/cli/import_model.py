@@ -11,7 +11,11 @@ from typer import Argument, Option
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
 
-_LANGUAGE_KEYS = {"run", "task", "status", "parameters", "causality", "reason"}
+_LANGUAGE_KEYS = {"run", "task", "status", "parameters", "causality", "reason", "proof"}
+_UNPROVEN = (
+    "Import even if answers differ from those of the library that the model comes from; the run, its bundle and "
+    "reports are marked as unproven."
+)
 
 app = typer.Typer(no_args_is_help=True, help="Import a model that was trained elsewhere.")
 
@@ -62,13 +66,15 @@ def gguf(
         help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
         "golden inputs, WikiText-2 for scores.",
     ),
+    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
     """Import a language model from a GGUF file.
 
     Reads files in F32, F16, Q8_0, Q4_0 and Q4_1, and others that the package gguf can read. The weights become FP32, so
-    that export can write them in any precision, as ONNX or as GGUF again.
+    that export can write them in any precision, as ONNX or as GGUF again. llama.cpp answers some forty texts with the
+    file, if xllamacpp is installed: tokens must be equal, and logits within its rounding.
 
     Examples:
       edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm
@@ -79,7 +85,7 @@ def gguf(
     with needs_extra("train", "importing a model"):
         from edgeformer.export.import_language import import_gguf
         from edgeformer.export.import_run import ImportOptions
-    folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
+    folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data, unproven), show_progress())
     _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
 
 
@@ -108,6 +114,7 @@ def hf(
         None, metavar="TEXT", help="Embedding models: text in front of a document, e.g. 'passage: '."
     ),
     target: str | None = Option(None, metavar="PROFILE", help="Device profile that profile uses by default."),
+    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -135,13 +142,13 @@ def hf(
             raise InputError(
                 f"{', '.join(unused)}: {source} is a language model, which has no use for it; leave it out"
             )
-        folder = import_causal_lm(source, ImportOptions(artifacts, name, None, data), show_progress())
+        folder = import_causal_lm(source, ImportOptions(artifacts, name, None, data, unproven), show_progress())
         _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
         return
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options_of_prompts = {"query": query_prompt, "document": document_prompt}
     prompts = {kind: prompt for kind, prompt in options_of_prompts.items() if prompt}
-    options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target, prompts)
+    options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target, prompts, unproven)
     folder = import_hf(source, options, show_progress())
     keys = {"run", "task", "status", "parameters", "reason"}
     _print_run(folder, keys, f"edgeformer export {folder.name} --int8", as_json=as_json)

@@ -88,6 +88,8 @@ def command(
             facts = {"url": address, "run": service.name, "artifact": service.id, "limits": asdict(limits)}
             print(json.dumps(facts), flush=True)
         say(f"{service.name} · {service.id}: {address} (Ctrl-C stops it)", err=True)
+        if (reason := service.facts.get("chat_reason")) is not None:
+            say(f"note    no chats: {reason}", err=True)
         say(f"next    {service.example(address)}", err=True)
 
     options = ServeOptions(

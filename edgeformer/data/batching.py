@@ -189,15 +189,23 @@ class TextRows(Rows):
         return np.diff(self.offsets) - 1
 
 
-def paragraph_rows(encoded: Encoded, words: int, boundary: int, sequence_length: int) -> TextRows:
-    """Make one row per paragraph: boundary, tokens, boundary; cut to ``sequence_length`` + 1 tokens (as ``words``)."""
-    sizes = np.minimum(encoded.lengths + 2, sequence_length + 1)
+def paragraph_rows(
+    encoded: Encoded, words: int, boundary: int, sequence_length: int, begin: Sequence[int] | None = None
+) -> TextRows:
+    """Make one row per paragraph: ``begin`` (None: boundary), tokens, boundary.
+
+    Rows are cut to ``sequence_length`` + 1 tokens (as ``words``).
+    """
+    begin = (boundary,) if begin is None else begin
+    sizes = np.minimum(encoded.lengths + len(begin) + 1, sequence_length + 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
-    is_text = (positions >= 1) & (positions <= np.repeat(encoded.lengths, sizes))
+    places = positions - len(begin)  # of a token in its paragraph
+    is_text = (places >= 0) & (places < np.repeat(encoded.lengths, sizes))
     ids = np.full(len(positions), boundary, dtype=np.int32)
-    ids[is_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + positions - 1)[is_text]]
-    truncated = int((encoded.lengths >= sequence_length).sum())
+    ids[is_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + places)[is_text]]
+    ids[places < 0] = np.asarray(begin, dtype=np.int32)[positions[places < 0]]
+    truncated = int((encoded.lengths + len(begin) > sequence_length).sum())
     return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, truncated)
 
 

@@ -25,15 +25,23 @@ SPLITS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _bytes()]),
     "qwen2": lambda: _split_by(rf"{_WORDS}\p{{N}}{_REST}"),
     "llama-bpe": lambda: _split_by(rf"{_WORDS}\p{{N}}{{1,3}}{_REST}"),
+    "dbrx": lambda: _split_by(rf"{_WORDS}\p{{N}}{{1,3}}{_REST}"),
 }
 """``tokenizer.ggml.pre`` of a GGUF file → the pre-tokenizer."""
+IGNORES_MERGES = frozenset({"llama-bpe"})
+"""Splits with which llama.cpp takes a whole word that is a token without merging its parts."""
 
 
 def split_name(document: Mapping[str, Any]) -> str | None:
-    """Return llama.cpp's name of the splits of a tokenizer.json; None: it is no byte-level BPE, or has other splits."""
-    if document["model"]["type"] != "BPE" or document.get("normalizer") is not None:
+    """Return llama.cpp's name of the splits of a tokenizer.json; None: it is no byte-level BPE, or has other splits.
+
+    llama.cpp normalises no text, so of the normalizers NFC is accepted only, which most texts are in.
+    """
+    if document["model"]["type"] != "BPE" or document.get("normalizer") not in (None, {"type": "NFC"}):
         return None
     for name, make in SPLITS.items():
+        if bool(document["model"].get("ignore_merges")) != (name in IGNORES_MERGES):
+            continue
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = make()
         if _essence(json.loads(tokenizer.to_str())["pre_tokenizer"]) == _essence(document["pre_tokenizer"]):

@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.data.rows import LabelledTexts, Prompted, Text, label_sets, query_numbers
-from edgeformer.data.tokenization import UNLIMITED, boundary_id, cutting
+from edgeformer.data.tokenization import UNLIMITED, TextBounds, cutting
 
 if TYPE_CHECKING:
     from edgeformer.data.storage import StoredRows
@@ -198,10 +198,11 @@ def decode_labels(rows: Encoded, data: DataSection, texts: Sequence[Text] = ()) 
 
 
 class PlainText:
-    """Encodes text without special tokens and without truncation."""
+    """Encodes text without truncation and special tokens around it. ``bounds``: None: of a model trained here."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.boundary = boundary_id(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, bounds: TextBounds | None = None) -> None:
+        self.bounds = bounds or TextBounds.of(tokenizer, {})
+        self.tokenizer, self.boundary = tokenizer, self.bounds.boundary
         document = json.loads(tokenizer.to_str())
         bare = json.dumps({**document, "post_processor": None, "truncation": None, "padding": None})
         self._tokenizer: Tokenizer = Tokenizer.from_str(bare)
@@ -209,16 +210,21 @@ class PlainText:
     def encode(self, text: str) -> Encoding:
         """Encode one text, with the position of every token in it.
 
-        A ``<|endoftext|>`` inside the text is spelled out: only the end of a paragraph is the boundary token.
+        A ``<|endoftext|>`` inside the text is spelled out: only the end of a paragraph is the boundary token. Imported
+        models read it as the token, as their own tokenizer does.
         """
         encoding = self._tokenizer.encode(text)
-        if self.boundary not in encoding.ids:
+        if self.bounds.reads_names or self.boundary not in encoding.ids:
             return encoding
         self._tokenizer.encode_special_tokens = True
         try:
             return self._tokenizer.encode(text)
         finally:
             self._tokenizer.encode_special_tokens = False
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a text to continue, with those in front of it; at least one."""
+        return [*self.bounds.begin, *self.encode(text).ids] or [self.boundary]
 
     def encode_marked(self, text: str) -> list[int]:
         """Return the tokens of a text in which the names of special tokens are these tokens."""
@@ -229,7 +235,7 @@ class PlainText:
         """Encode texts as :func:`encode` does, with label 0."""
         encoded, _ = encode_texts(self._tokenizer, texts, UNLIMITED, progress.advance)
         places = np.flatnonzero(encoded.ids == self.boundary)
-        if not len(places):
+        if self.bounds.reads_names or not len(places):
             return encoded
         rows = [encoded.row(index) for index in range(len(encoded))]
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):

@@ -133,13 +133,17 @@ def encode_paragraphs(
     words = _word_counts(texts)
     if config.mode == "packed":
         return Packer(plain.boundary, config.sequence_length).rows(encoded, sum(words), last=True)
-    for index in np.flatnonzero(encoded.lengths >= config.sequence_length).tolist():
+    begin = plain.bounds.begin
+    kept = config.sequence_length + 1 - len(begin)
+    for index in np.flatnonzero(encoded.lengths >= kept).tolist():
         # For a truncated paragraph, count the words that its tokens spell in full, without its end.
         text = texts[index]
-        end = plain.encode(text).offsets[config.sequence_length - 1][1]
+        end = plain.encode(text).offsets[kept - 1][1]
         is_word_cut = 0 < end < len(text) and not text[end - 1].isspace() and not text[end].isspace()
         words[index] = len(text[:end].split()) - is_word_cut
-    return paragraph_rows(encoded, sum(words), plain.boundary, config.sequence_length)
+    # Without a token in front, the first token is not predicted, and no word is spelled in full without it.
+    total = sum(words) - (0 if begin else len(words))
+    return paragraph_rows(encoded, total, plain.boundary, config.sequence_length, begin)
 
 
 def _word_counts(texts: Sequence[str]) -> list[int]:

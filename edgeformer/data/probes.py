@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer
+
 from edgeformer.data.rows import Text
 
 PROBE_TEXTS: tuple[str, ...] = (
@@ -27,3 +29,12 @@ PROBE_PAIRS: tuple[Text, ...] = (
     ("A", "b"), ("word " * 400, "short"), ("short", "word " * 400), ("ÉTÉ", "中文"), ("same", "same"),
 )  # fmt: skip
 """Pairs: literal separators in either text, and either one longer than the model reads."""
+
+
+_NAMED_TOKENS = 100
+
+
+def token_probes(tokenizer: Tokenizer) -> list[str]:
+    """Return texts with the names of a tokenizer's first 100 added tokens, between spaces and within words."""
+    names = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    return [f"one {name} two{name}three  {name}" for name in names[:_NAMED_TOKENS]]

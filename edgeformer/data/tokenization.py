@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -25,6 +25,8 @@ RecipeT = TypeVar("RecipeT", bound=Recipe)
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BOUNDARY = "<|endoftext|>"
 """The only special token of a tokenizer trained for a language model, as in GPT-2."""
+BEGIN_IDS, END_IDS = "begin_token_ids", "end_token_ids"
+"""Keys of an imported model's tokenizer_config.json; runs trained here and older runs do not have them."""
 _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """Names of the token between two documents, in order of preference."""
 UNLIMITED = 2**31 - 1
@@ -260,11 +262,38 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
     return number
 
 
-def end_ids(tokenizer: Tokenizer, config: Mapping[str, object]) -> tuple[int, ...]:
-    """Return the tokens that end a text: the boundary, and ``eos_token`` of tokenizer_config.json if it is another."""
-    end = config.get("eos_token")
-    number = tokenizer.token_to_id(end) if isinstance(end, str) else None
-    return tuple(dict.fromkeys(each for each in (boundary_id(tokenizer), number) if each is not None))
+@dataclass(frozen=True)
+class TextBounds:
+    """Tokens around the texts of a language model.
+
+    Attributes:
+        boundary: between documents of training text, and in front of an empty prompt if there is no ``begin``.
+        begin: in front of a text; the boundary for models trained here, none for some imported ones.
+        ends: end a generated text.
+        reads_names: the names of special tokens in a text are these tokens, the boundary included, as in the library
+            that an imported model comes from.
+    """
+
+    boundary: int
+    begin: tuple[int, ...]
+    ends: tuple[int, ...]
+    reads_names: bool
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> TextBounds:
+        """Read the bounds from a tokenizer and its tokenizer_config.json. Raises DataError: no boundary, or damaged."""
+        boundary, end, rows = boundary_id(tokenizer), config.get("eos_token"), embedding_rows(tokenizer)
+        begin, stated_ends = config.get(BEGIN_IDS), config.get(END_IDS, [])
+        for key, numbers in ((BEGIN_IDS, begin or []), (END_IDS, stated_ends)):
+            if not isinstance(numbers, list) or any(type(n) is not int or not 0 <= n < rows for n in numbers):
+                raise DataError(f"tokenizer_config.json: {key} is no list of tokens; import the model again")
+        ends = (boundary, tokenizer.token_to_id(end) if isinstance(end, str) else None, *stated_ends)
+        return TextBounds(
+            boundary=boundary,
+            begin=(boundary,) if begin is None else tuple(begin),
+            ends=tuple(dict.fromkeys(each for each in ends if each is not None)),
+            reads_names=begin is not None,
+        )
 
 
 def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:

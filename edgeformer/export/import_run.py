@@ -47,7 +47,7 @@ from edgeformer.data.encoding import Encoded, PlainText, Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data, local_parts
 from edgeformer.data.synthetic import PARAGRAPHS, SENTENCES
-from edgeformer.data.tokenization import fingerprint, load_language_tokenizer
+from edgeformer.data.tokenization import BEGIN_IDS, TextBounds, fingerprint, load_language_tokenizer
 from edgeformer.export.encoder_proof import prove_encoder
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import ModelAdapter, count_parameters
@@ -79,7 +79,7 @@ def write_run(
         sha256: of that file; None: there are several.
         golden_origin: where the golden inputs come from.
         causality: result of the probe; None for a model that is meant to see the whole text.
-        proof: comparison with the library that the model came from.
+        proof: comparison with the library that the model came from; None: of no known library.
     """
     moment, checksum = now(), f" (sha256 {sha256})" if sha256 is not None else ""
 
@@ -352,12 +352,14 @@ class ImportOptions:
     Attributes:
         tokenizer: a tokenizer.json; None: GPT-2's from the hub, which the public code uses.
         data: a folder with train and validation text; None: WikiText-103 from the hub, which is not read now.
+        unproven: as in :class:`HfOptions`.
     """
 
     artifacts: Path
     name: str | None = None
     tokenizer: Path | None = None
     data: Path | None = None
+    unproven: bool = False
 
 
 def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
@@ -379,7 +381,7 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
 def write_language_run(
     free: Callable[[], Path], base: str, name: str, model: Any, options: ImportOptions, progress: Progress, *,
     description: str, origin: str, sha256: str, tokenizer: Tokenizer | None = None,
-    tokenizer_config: Mapping[str, Any] = MappingProxyType({}),
+    tokenizer_config: Mapping[str, Any] = MappingProxyType({}), proof: ImportProof | None = None,
 ) -> Path:  # fmt: skip
     """Write the run of a language model, with the data and the training of a shipped recipe.
 
@@ -390,6 +392,7 @@ def write_language_run(
         origin, sha256: of the file that it was imported from.
         tokenizer: None: the one of ``options``.
         tokenizer_config: further keys of tokenizer_config.json.
+        proof: as of :func:`write_run`.
 
     Raises:
         InputError: data or tokenizer do not fit.
@@ -401,6 +404,8 @@ def write_language_run(
     if options.data is not None:
         section, notes = local_parts(data, options.data)
         data = cast("TextConfig", section)
+    if BEGIN_IDS in tokenizer_config:  # packed rows put no token but the boundary in front of a document
+        data = data.model_copy(update={"mode": "paragraphs"})
     source: FileTokenizer | HubTokenizer = HubTokenizer(kind="hub", name="gpt2")
     if options.tokenizer is not None or tokenizer is not None:
         file = options.tokenizer.resolve() if options.tokenizer is not None else free() / MODEL_FOLDER / TOKENIZER_FILE
@@ -421,14 +426,16 @@ def write_language_run(
         progress.message(note)
     if tokenizer is None:
         tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
-    plain = PlainText(tokenizer)
+    bounds = TextBounds.of(tokenizer, tokenizer_config)
+    plain = PlainText(tokenizer, bounds)
     if options.data is not None:
-        task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size)
+        task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size, bounds)
         rows = task.read_set(recipe.data, reader, "validation", Origin(as_trained=True))
         golden_origin = "from the validation text"
     else:
-        encoded = [[*plain.encode(paragraph).ids, plain.boundary] for paragraph in PARAGRAPHS]
-        ids = np.array([plain.boundary, *itertools.chain.from_iterable(encoded)], dtype=np.int32)
+        between = bounds.begin or (plain.boundary,)
+        encoded = [[*between, *plain.encode(paragraph).ids] for paragraph in PARAGRAPHS]
+        ids = np.array([*itertools.chain.from_iterable(encoded), plain.boundary], dtype=np.int32)
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         ends = np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(ids, ends, None, len(ids) - 1, words, 0)
@@ -448,6 +455,7 @@ def write_language_run(
         # The architecture decides, whatever the probe measured.
         leaks=causality.leaks or model_spec_of(recipe).leaks(config),
         causality=causality,
+        proof=proof,
     )
 
 

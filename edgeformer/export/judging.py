@@ -205,7 +205,7 @@ class Judge:
         loops = self.reference.loops if entry.role in ("step", "decode") else None
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
         try:
-            with opener_of(entry).open(files, OpenOptions()) as session:
+            with opener_of(entry).open(files, OpenOptions(exact=True)) as session:
                 is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.exits[-1]
                 measured = self.measure(session, exit_, max_batch_rows(entry), validate=is_whole)
         except EdgeformerError as error:

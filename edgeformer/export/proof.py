@@ -19,11 +19,12 @@ _SHOWN = 80
 
 
 class Compared(NamedTuple):
-    """Both answers to a text: logits, probabilities, a vector, scores of spans, or token ids."""
+    """Both answers to a text: logits, probabilities, a vector, scores of spans, or token ids, which are ``exact``."""
 
     text: Text
     expected: Array
     actual: Array
+    exact: bool = False
 
 
 def prove(
@@ -39,11 +40,13 @@ def prove(
         InputError: an answer differs; the message has the text with the largest difference.
     """
     worst, reason, largest, texts = 0.0, None, 0.0, 0
-    for text, expected, actual in answers:
+    for text, expected, actual, exact in answers:
         texts += 1
         is_comparable = expected.shape == actual.shape
         error = float(np.abs(expected.astype(np.float64) - actual).max(initial=0.0)) if is_comparable else np.inf
         relative = error / max(1.0, float(np.abs(expected).max(initial=0.0)))
+        if exact and error:
+            error = relative = np.inf
         largest = max(largest, error)
         if not relative <= tolerance and not relative <= worst:  # NaN differs, too
             worst = relative
@@ -51,6 +54,7 @@ def prove(
             joined = join_pair(text)
             place = f"{joined[:_SHOWN]!r}{'…' if len(joined) > _SHOWN else ''}"
             difference = f"by {error:.1e}" if is_comparable else f"in shape, {actual.shape} instead of {expected.shape}"
+            difference = "in its tokens" if exact else difference
             reason = (
                 f"the answer to {place} differs {difference} from that of {library}: {shown[1]} instead of {shown[0]}"
             )

@@ -32,7 +32,8 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
-from edgeformer.data.tokenization import special_ids
+from edgeformer.data.synthetic import PARAGRAPHS
+from edgeformer.data.tokenization import TextBounds, special_ids
 from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
@@ -247,7 +248,8 @@ class RunSource:
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary)
+        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.writes_text else None
+        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
@@ -360,8 +362,17 @@ class RunSource:
             progress=self.progress, note=self.notes.append,
             module=self.module,
             calibration=self.calibration_calls,
+            texts=self.real_texts,
             judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
         )  # fmt: skip
+
+    def real_texts(self) -> tuple[list[str], str]:
+        """Return up to 2,000 validation texts of a language model, or built-in texts if they cannot be read."""
+        data = self.subject.recipe.data
+        try:
+            return list(map(str, self.subject.task.set_texts(data, "validation").texts[:2000])), "validation texts"
+        except EdgeformerError:
+            return [*PARAGRAPHS], "built-in texts, because the validation split cannot be read"
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
@@ -181,6 +183,17 @@ class ErrorMessage(BaseModel):
     error: ErrorFacts
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """Transformers' ``{% generation %}``, which marks the model's own messages for training: its content is kept."""
+
+    tags = {"generation"}  # noqa: RUF012 — as jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
 class ChatTemplate:
     """A chat template of Hugging Face's form (Jinja), which writes a chat as the model's training data did.
 
@@ -194,15 +207,15 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self._tokens = {name: token for name, token in tokens.items() if name.endswith("_token") and token}
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise InputError(f"the chat template: {error}; give another one with --chat-template FILE") from None
+        except Exception as error:  # text from anywhere: a wrong tag, or too many nested ones
+            raise InputError(f"the chat template cannot be read: {error}; correct it") from None
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """Return the text in front of the next message. Raises RefusedError: the template does not take these."""
@@ -319,7 +332,15 @@ class CompletionService(Service):
     def __init__(self, writer: Writer, limits: Limits, metrics: Metrics, template: str | None = None) -> None:
         config = writer.tokenizer_config
         source = template if template is not None else config.get("chat_template")
-        self._template = ChatTemplate(source, config) if isinstance(source, str) else None
+        self._template: ChatTemplate | None = None
+        self._no_chat, facts = f"{writer.name} has no chat template", dict[str, object]()
+        try:
+            self._template = ChatTemplate(source, config) if isinstance(source, str) else None
+        except InputError as error:
+            if template is not None:
+                raise
+            self._no_chat = f"{writer.name}: {error}"
+            facts["chat_reason"] = self._no_chat
         added = writer.tokenizer.get_added_tokens_decoder().values()
         self._special = [token.content for token in added if token.special]
         for _ in writer.write(writer.encode("a"), 1, Sampling(0)):
@@ -328,7 +349,7 @@ class CompletionService(Service):
         model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "edgeformer"}
         listed = {"object": "list", "data": [model]}
         self.documents = {"/v1/models": listed, f"/v1/models/{self.name}": model}
-        self.facts = {"chat": self._template is not None}
+        self.facts = {"chat": self._template is not None, **facts}
         self._writer, self._limits = writer, limits
         self._queue = WritingQueue(writer, limits, metrics)
         self.close, self.expire = self._queue.close, self._queue.expire  # type: ignore[method-assign]
@@ -412,7 +433,7 @@ class CompletionService(Service):
         if self._template is None:
             raise RefusedError(
                 400,
-                f"{self.name} has no chat template; use /v1/completions, or start the server with --chat-template FILE",
+                f"{self._no_chat}; use /v1/completions, or start the server with --chat-template FILE",
                 code="no_chat_template",
             )
         texts = [message.text for message in content.messages]

@@ -16,7 +16,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
-from edgeformer.data.tokenization import end_ids
 from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
@@ -198,10 +197,9 @@ class Writer:
         self.notes = list[str]()
         if self._speculation is not None:
             self._thresholds = {self._speculation.draft_exit(exits, model.name): 0.0, exits[-1]: 0.0}
-        self.tokenizer = model.reader().tokenizer
-        self._plain = PlainText(self.tokenizer)
-        self.tokenizer_config = model.tokenizer_config()
-        self.ends = end_ids(self.tokenizer, self.tokenizer_config)
+        reader = model.reader()
+        self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
+        self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends
         if isinstance(model, Run):
             if runtime is not None and not is_torch_provider(runtime):
                 raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")
@@ -234,9 +232,9 @@ class Writer:
             self.decoder.close()
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt behind the end of another text. Raises InputError: invalid Unicode."""
+        """Return the tokens of a prompt behind those that begin a text. Raises InputError: invalid Unicode."""
         require_unicode("the prompt", prompt)
-        return [self._plain.boundary, *self._plain.encode(prompt).ids]
+        return self._plain.encode_prompt(prompt)
 
     def encode_chat(self, text: str) -> list[int]:
         """Return the tokens of a rendered chat template. Raises InputError: invalid Unicode, or no text."""

@@ -137,7 +137,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     except ArtifactError as error:
         return because(f"there are no golden outputs to compare with: {error}")
     try:
-        with bundle.session(artifact, OpenOptions(provider)) as session:
+        with bundle.session(artifact, OpenOptions(provider, exact=True)) as session:
             outputs = bundle.task.golden_outputs(golden, session.run, max_batch_rows(artifact))
             used_provider = session.provider
         exits = bundle.manifest.exits

@@ -77,6 +77,7 @@ class OpenOptions:
         early: step artifacts of classifiers: loop → smallest top probability at which a row exits there.
         exits: step artifacts: loops that return logits, each as ``logits_exitN``; empty: the last one, as ``logits``.
         repeated_shapes: calls repeat a few shapes, as in a measurement; a runtime may compile for each shape first.
+        exact: compute without the rounding that the runtime's defaults bring, to judge a file by its own arithmetic.
         in_turns: this process alternates between this session and others, so idle threads must not spin on the cores.
     """
 
@@ -86,6 +87,7 @@ class OpenOptions:
     exits: tuple[int, ...] = ()
     repeated_shapes: bool = False
     in_turns: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class BuildJob:
         module: returns the torch module that a full, exit or decode graph was traced from, in evaluation mode.
         shapes: input shapes; inputs that are missing get the shapes of texts.
         calibration: returns rows of the training split; raises DataError if there are none.
+        texts: returns real texts of a language model, and where they come from.
         judge: scores an artifact and returns fields of its manifest entry, with a ``reason`` if it misses a target.
     """
 
@@ -155,6 +158,7 @@ class BuildJob:
     module: Callable[[ArtifactManifest], Any]
     shapes: InputShapes = field(default_factory=dict)
     calibration: Callable[[], Calls] = _no_data
+    texts: Callable[[], tuple[list[str], str]] = _no_data
     judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = _no_data
 
 

@@ -253,7 +253,8 @@ class LanguageModeling(Task):
         reads (its rest is not in ``n``).
         """
         config = data if as_trained else data.model_copy(update={"mode": "paragraphs"})
-        return encode_paragraphs([str(text) for text in texts.texts], config, PlainText(reader.tokenizer))
+        plain = PlainText(reader.tokenizer, reader.bounds)
+        return encode_paragraphs([str(text) for text in texts.texts], config, plain)
 
     def batch(
         self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None

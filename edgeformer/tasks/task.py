@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,7 +26,13 @@ from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import IGNORED, collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.data.tokenization import boundary_id, cuts_left, load_language_tokenizer, load_tokenizer, special_ids
+from edgeformer.data.tokenization import (
+    TextBounds,
+    cuts_left,
+    load_language_tokenizer,
+    load_tokenizer,
+    special_ids,
+)
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, measure_parity, token_losses
 
@@ -91,11 +98,12 @@ Answer = Prediction | Unanswered
 
 @dataclass(frozen=True)
 class TextReader:
-    """Text input of a trained model: tokenizer, padding token and vocabulary size."""
+    """Text input of a trained model: tokenizer, padding token, vocabulary size; ``bounds``: of a language model."""
 
     tokenizer: Tokenizer
     pad: int
     vocabulary: int
+    bounds: TextBounds | None = None
 
 
 @dataclass(frozen=True)
@@ -205,12 +213,22 @@ class Task:
         """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
         return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
 
-    def reader(self, tokenizer: Path | TokenizerConfig, data: Any, vocabulary: int) -> TextReader:
-        """Load the tokenizer file of a trained model, or the tokenizer of a recipe. Raises DataError."""
+    def reader(
+        self,
+        tokenizer: Path | TokenizerConfig,
+        data: Any,
+        vocabulary: int,
+        described: Mapping[str, Any] = MappingProxyType({}),
+    ) -> TextReader:
+        """Load the tokenizer file of a trained model, or the tokenizer of a recipe. Raises DataError.
+
+        ``described``: its tokenizer_config.json.
+        """
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         if self.writes_text:
             loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
-            return TextReader(loaded, boundary_id(loaded), vocabulary)
+            bounds = TextBounds.of(loaded, described)
+            return TextReader(loaded, bounds.boundary, vocabulary, bounds)
         cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
         loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
         return TextReader(loaded, special_ids(loaded).pad, vocabulary)

@@ -38,7 +38,6 @@ from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import states_types
-from edgeformer.data.tokenization import end_ids
 from edgeformer.runtimes import provider_facts
 from edgeformer.runtimes.decoder import present_name
 from edgeformer.runtimes.session import PAST
@@ -180,8 +179,9 @@ class _PageBuilder:
         bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
         writing = None
         if any(artifact.role == "decode" for artifact in selected):
-            ends = end_ids(bundle.reader().tokenizer, bundle.tokenizer_config())
-            writing = PageWriting(boundary=ends[0], ends=ends)
+            bounds = bundle.reader().bounds
+            assert bounds is not None
+            writing = PageWriting(boundary=bounds.boundary, begin=bounds.begin, ends=bounds.ends)
         answers = task.predicts in ("labels", "spans")
         reads = answers or writing is not None
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,18 @@ def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> Non
         ) as caught:
             client.chat.completions.create(model="looped", messages=[{"role": "user", "content": "a"}])
         assert caught.value.code == "no_chat_template"
+
+
+def test_a_template_that_cannot_be_read_only_disables_chats(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "looped", ignore=shutil.ignore_patterns("bundle")))
+    path = copy / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": "{% unknown %}"}))
+    with serving("--artifact", "torch", bundle=copy) as (_, port), connected(port) as client:
+        assert client.completions.create(model="looped", prompt=PROMPT, max_tokens=2).choices[0].text is not None
+        facts = request(port, "/healthz")[2]
+        assert facts["chat"] is False and "unknown tag 'unknown'" in facts["chat_reason"]
+        with pytest.raises(openai.BadRequestError, match="cannot be read: Encountered unknown tag 'unknown'"):
+            client.chat.completions.create(model="looped", messages=[{"role": "user", "content": "a"}])
 
 
 def test_models(client: Any) -> None:
@@ -349,6 +362,8 @@ TEMPLATES = [
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}\n  {% if m['role'] == 'system' %}{% continue %}{% endif %}\n"
     "{% set ns.n = ns.n + 1 %}{{ ns.n }} {{ m | tojson }}{{ eos_token }}\n{% endfor %}",
+    "{% set n = 1 %}{% for m in messages %}{{ m.role }}:{% generation %}{% set n = 2 %}{{ m.content + eos_token }}"
+    "{% endgeneration %}{{ n }}{% endfor %}",
 ]
 
 
@@ -366,7 +381,7 @@ def test_templates_render_as_in_transformers(source: str) -> None:
 
 def test_templates_cannot_leave_their_sandbox() -> None:
     message = [ChatMessage(role="user", content="a")]
-    with pytest.raises(InputError, match=r"the chat template: .*; give another one with --chat-template FILE"):
+    with pytest.raises(InputError, match=r"the chat template cannot be read: Expected an expression"):
         ChatTemplate("{% for message in %}", {})
     for source in ("{{ raise_exception('roles must alternate') }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"):
         with pytest.raises(RefusedError, match=r"messages: the chat template of the model refuses them"):

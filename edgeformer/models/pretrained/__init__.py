@@ -57,16 +57,10 @@ class PretrainedConfig(ModelConfig):
         None, description="state of [CLS], or mean or maximum of the tokens' states; default: as in the source"
     )
     normalize: bool = Field(False, description="scale embeddings to length 1")
-<<<<<<< ours
     dimensions: PositiveInt | None = Field(
         None, description="keep only the first numbers of an embedding, so many; default: all"
     )
-    pairs: bool = Field(
-        False, description="texts may be pairs: the model reads the token types that the tokenizer states"
-    )
-=======
     pairs: bool = Field(False, description="texts may be pairs: token types, as the tokenizer states them, are read")
->>>>>>> theirs
     separator: int | None = Field(
         None, description="runs of earlier versions: in pairs, the tokens behind this one have the second type"
     )

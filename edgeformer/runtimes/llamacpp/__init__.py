@@ -23,7 +23,9 @@ class LlamaCppRuntime(OptionalRuntime):
     facts: ClassVar = {PROVIDER: ProviderFacts(PROVIDER, "cpu", counts_threads=True)}
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        return LlamaSession(files.file, options.threads, files.max_positions)
+        # Files in fewer bits round activations anyway, and are judged with the settings that users run.
+        exact = options.exact and files.artifact.precision == "fp32"
+        return LlamaSession(files.file, options.threads, files.max_positions, exact=exact)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         assert files.loops is not None

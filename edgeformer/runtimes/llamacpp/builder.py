@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE, read_tokenizer_config
-from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE
+from edgeformer.artifacts.workspace import TOKENIZER_CONFIG, TOKENIZER_FILE, read_tokenizer_config
+from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE, XLLAMACPP, Llama
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -29,7 +30,10 @@ from edgeformer.runtimes.runtime import (
 from edgeformer.system.capability import installed_version
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from edgeformer.artifacts.device import DeviceProfile
+    from edgeformer.data.tokenization import TextBounds
 
 FORMAT = "gguf"
 _TYPES: dict[Precision, str] = {"fp32": "F32", "fp16": "F16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -37,7 +41,7 @@ _TYPES: dict[Precision, str] = {"fp32": "F32", "fp16": "F16", "int8": "Q8_0", "i
 _BLOCK = 32
 """Weights of a row that share a scale in Q8_0 and Q4_0."""
 _TABLES = ("token_embd.weight", "output.weight")
-_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 """llama.cpp's types of tokens."""
 
 
@@ -69,8 +73,10 @@ class GGUFBuilder(Builder):
                     raise EdgeformerError("GGUF holds language models of model.kind: decoder only; leave out --gguf")
                 with bar(job.progress, f"Writing {file}", None):
                     stored = write_gguf(job.bundle / file, job.bundle, model.gguf_contents(), precision)
+                    tokenization = compare_tokenizer(job.bundle / file, job.bundle, *job.texts())
                 unique = sum(parameter.numel() for parameter in model.parameters())
             except EdgeformerError as error:
+                (job.bundle / file).unlink(missing_ok=True)
                 yield from (entry.model_copy(update={"reason": str(error)}) for entry in entries)
                 continue
             size = (job.bundle / file).stat().st_size
@@ -78,7 +84,51 @@ class GGUFBuilder(Builder):
                 unique_parameters=unique, stored_parameters=stored, constant_elements=0, weight_bytes=size,
             )  # fmt: skip
             for entry in entries:
-                yield built_entry(entry, job.bundle, file, ("gguf", "torch"), sharing=sharing)
+                described = {"sharing": sharing, "tokenization": tokenization}
+                yield built_entry(entry, job.bundle, file, ("gguf", "torch"), **described)
+
+
+def compare_tokenizer(path: Path, bundle: Path, texts: Sequence[str], origin: str) -> str:
+    """Compare llama.cpp's tokenizer on a GGUF file with the bundle's, on probe texts and on ``texts`` of an origin.
+
+    Returns:
+        What was compared, or why nothing was.
+
+    Raises:
+        EdgeformerError: tokens of a text, or the tokens that end a text, differ.
+    """
+    if (problem := XLLAMACPP.missing()) is not None:
+        return f"not compared: {problem}"
+    from edgeformer.data.encoding import PlainText  # imports tokenizers, which other commands do not need
+    from edgeformer.data.probes import PROBE_TEXTS, token_probes
+
+    tokenizer, bounds = _read_tokenizer(bundle)
+    plain, normalizer = PlainText(tokenizer, bounds), tokenizer.normalizer
+    probes = [*map(str, PROBE_TEXTS), *token_probes(tokenizer)]
+    with closing(Llama(path, 1, _BLOCK)) as llama:
+        for text in (*probes, *texts):
+            normalized = normalizer.normalize_str(text) if normalizer is not None else text
+            ids = llama.tokenize(normalized, add_special=True, parse_special=bounds.reads_names)
+            chat_ids = llama.tokenize(normalized, parse_special=True)
+            if ids != [*bounds.begin, *plain.encode(text).ids] or chat_ids != plain.encode_marked(text):
+                raise EdgeformerError(
+                    f"GGUF: llama.cpp reads {text[:80]!r} as other tokens than the bundle's tokenizer; use a "
+                    "tokenizer that llama.cpp has a counterpart of, or run the ONNX artifacts"
+                )
+        if missing := sorted({*bounds.ends} - {*llama.end_tokens()}):
+            names = ", ".join(map(str, map(tokenizer.id_to_token, missing)))
+            raise EdgeformerError(f"GGUF: has no key for the end tokens {names}, so llama.cpp does not stop at them")
+    unlike = "" if normalizer is None else "; llama.cpp does not normalise, so give it texts in NFC"
+    return f"llama.cpp's tokens are the bundle's on {len(probes)} probe texts and {len(texts):,} {origin}{unlike}"
+
+
+def _read_tokenizer(bundle: Path) -> tuple[Tokenizer, TextBounds]:
+    from tokenizers import Tokenizer  # which other commands do not need
+
+    from edgeformer.data.tokenization import TextBounds
+
+    tokenizer = Tokenizer.from_file(str(bundle / TOKENIZER_FILE))
+    return tokenizer, TextBounds.of(tokenizer, read_tokenizer_config(bundle / TOKENIZER_CONFIG))
 
 
 def write_gguf(
@@ -129,28 +179,37 @@ def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
     from edgeformer.data.byte_pairs import split_name  # imports tokenizers, which other commands do not need
 
     document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    boundary = json.loads((bundle / CONFIG_FILE).read_text(encoding="utf-8"))["boundary_token_id"]
+    _, bounds = _read_tokenizer(bundle)
     model, splits = document["model"], split_name(document)
     if splits is None:
         raise EdgeformerError(
-            "GGUF: llama.cpp has no counterpart of this tokenizer; use a byte-level BPE tokenizer, as tokenizer: "
-            "{kind: trained, algorithm: bpe} makes one"
+            "GGUF: is written for byte-level BPE tokenizers that llama.cpp has a counterpart of only, and neither for "
+            "SentencePiece's nor for others; use such a tokenizer, as tokenizer: {kind: trained, algorithm: bpe} makes "
+            "one, or run the ONNX artifacts"
         )
+    if len(bounds.begin) > 1:
+        raise EdgeformerError(f"GGUF: llama.cpp puts one token in front of a text, not {len(bounds.begin)}")
     tokens = [f"[unused{number}]" for number in range(rows)]
     types = [_UNUSED] * rows
     for token, number in model["vocab"].items():
         tokens[number], types[number] = token, _NORMAL
     for added in document["added_tokens"]:
-        tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(splits)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
-    writer.add_bos_token_id(boundary)
     described = read_tokenizer_config(bundle / TOKENIZER_CONFIG)
     end = described.get("eos_token")
-    writer.add_eos_token_id(tokens.index(end) if end in tokens else boundary)
-    writer.add_add_bos_token(True)
+    eos = tokens.index(end) if end in tokens else bounds.boundary
+    writer.add_bos_token_id(bounds.begin[0] if bounds.begin else bounds.boundary)
+    writer.add_eos_token_id(eos)
+    others = sorted({*bounds.ends} - {eos}, key=bounds.boundary.__eq__)  # llama.cpp knows most boundaries by name
+    for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
+        add(number)
+    writer.add_add_bos_token(bool(bounds.begin))
+    writer.add_add_eos_token(False)
     if template := described.get("chat_template"):
         writer.add_chat_template(template)

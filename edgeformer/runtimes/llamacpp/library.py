@@ -24,6 +24,12 @@ _POINTER = ctypes.c_void_p
 _DEFAULT_SIZES = [512, 2048, 512]
 """First fields of llama_context_params, as llama.cpp sets them: n_ctx, n_batch, n_ubatch."""
 _CONTEXT, _BATCH_TOKENS, _COMPUTED_TOKENS = range(3)
+_UNSET, _MINUS_ONE = 0xFFFFFFFF, 0xBF800000
+_DEFAULT_CACHE = [_UNSET] * 4 + [0] * 2 + [_MINUS_ONE] * 4 + [0, _MINUS_ONE] + [0] * 4 + [1] * 2
+"""Later fields, whose place differs between versions: the kinds of rotary scaling, pooling, attention and flash
+attention (all unset), eight numbers for positions, a callback of two pointers, and the types of kept keys and values
+(F16)."""
+_FLASH_ATTENTION, _KEYS, _VALUES, _F32 = 3, -2, -1, 0
 _ERROR_LEVEL = 4
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _POINTER)
 
@@ -62,6 +68,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "llama_model_n_ctx_train": ([_POINTER], ctypes.c_int32),
     "llama_model_get_vocab": ([_POINTER], _POINTER),
     "llama_vocab_n_tokens": ([_POINTER], ctypes.c_int32),
+    "llama_vocab_is_eog": ([_POINTER, ctypes.c_int32], ctypes.c_bool),
     "llama_tokenize": (
         [_POINTER, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32]
         + [ctypes.c_bool] * 2,
@@ -121,12 +128,15 @@ def _keep_errors(level: int, text: bytes, _: Any) -> None:
 class Llama:
     """A GGUF file that llama.cpp opened for one text at a time.
 
+    Args:
+        exact: keep keys and values in F32 and compute attention without the flash kernel, which rounds to F16.
+
     Raises:
         ArtifactError: llama.cpp cannot open the file.
-        MissingDependencyError: the package is not installed.
+        MissingDependencyError: the package is not installed, or of another interface.
     """
 
-    def __init__(self, path: Path, threads: int, max_positions: int | None) -> None:
+    def __init__(self, path: Path, threads: int, max_positions: int | None, *, exact: bool = False) -> None:
         self._library, self._model, self._context = library(), None, None
         if not path.is_file():
             raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
@@ -135,12 +145,16 @@ class Llama:
             str(path).encode(), self._library.llama_model_default_params()
         )
         if not self._model:
-            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export the run again")
+            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export or copy it again")
         self.max_positions: int = max_positions or self._library.llama_model_n_ctx_train(self._model)
         parameters = self._library.llama_context_default_params()
         parameters.words[_CONTEXT] = self.max_positions
         # As many logits as tokens are computed at once are kept in memory.
         self._call_tokens = parameters.words[_BATCH_TOKENS] = parameters.words[_COMPUTED_TOKENS]
+        if exact:
+            places = _cache_fields(list(parameters.words))
+            for place, value in zip(places, (0, _F32, _F32), strict=True):
+                parameters.words[place] = value
         self._context = self._library.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise ArtifactError(f"{path}: llama.cpp cannot make room for {self.max_positions} tokens: {_reason()}")
@@ -183,12 +197,22 @@ class Llama:
         self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
         self.length = length
 
-    def tokenize(self, text: str) -> list[int]:
-        """Encode a text as llama.cpp does, without special tokens."""
-        content = text.encode()
-        ids = (ctypes.c_int32 * (len(content) + 8))()
-        count = self._library.llama_tokenize(self._vocabulary, content, len(content), ids, len(ids), False, False)
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Encode a text as llama.cpp does.
+
+        Args:
+            add_special: put the tokens around the text that the file's tokenizer puts there.
+            parse_special: read the names of special tokens in the text as these tokens.
+        """
+        content, flags = text.encode(), (add_special, parse_special)
+        ids = (ctypes.c_int32 * (2 * len(content) + 8))()  # a prefix may be added in front of every part
+        count = self._library.llama_tokenize(self._vocabulary, content, len(content), ids, len(ids), *flags)
         return list(ids[:count])
+
+    def end_tokens(self) -> list[int]:
+        """Return the tokens at which llama.cpp ends a text: those of the file's keys, and by their names."""
+        is_end = self._library.llama_vocab_is_eog
+        return [number for number in range(self.vocab_size) if is_end(self._vocabulary, number)]
 
     def close(self) -> None:
         """Free the memory."""
@@ -197,6 +221,18 @@ class Llama:
         if self._model:
             self._library.llama_model_free(self._model)
         self._context = self._model = None
+
+
+def _cache_fields(words: list[int]) -> list[int]:
+    """Return the places of flash attention, key type and value type. Raises MissingDependencyError: not as expected."""
+    length = len(_DEFAULT_CACHE)
+    starts = [start for start in range(len(words) - length) if words[start : start + length] == _DEFAULT_CACHE]
+    if len(starts) != 1:
+        raise MissingDependencyError(
+            f"{PACKAGE}: its llama_context_params have no known place for the types of kept keys and values; "
+            f"{install_hint(EXTRA, reinstall=True)}"
+        )
+    return [starts[0] + place % length for place in (_FLASH_ATTENTION, _KEYS, _VALUES)]
 
 
 def _reason() -> str:

@@ -19,13 +19,13 @@ PROVIDER = "llama.cpp"
 
 
 class LlamaSession(Session):
-    """A GGUF file that reads whole texts, one after the other. Raises as :class:`Llama`."""
+    """A GGUF file that reads whole texts, one after the other. Arguments and errors are those of :class:`Llama`."""
 
     provider = PROVIDER
 
-    def __init__(self, path: Path, threads: int | None, max_positions: int | None) -> None:
+    def __init__(self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False) -> None:
         self.path, self.threads = path, threads or default_threads()
-        self._llama: Llama | None = Llama(path, self.threads, max_positions)
+        self._llama: Llama | None = Llama(path, self.threads, max_positions, exact=exact)
         self.inputs = {"input_ids": InputType("int64", ("batch", "sequence"))}
 
     @property

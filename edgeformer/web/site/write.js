@@ -51,7 +51,8 @@ function turn() {
  */
 export async function write(job, { ort, session, tokenizer }, hear, isStopped) {
   const { artifact, writing, longest } = job;
-  const prompt = [writing.boundary, ...Array.from(tokenizer.encode(job.text, { add_special_tokens: false }).ids, Number)];
+  const prompt = [...writing.begin, ...Array.from(tokenizer.encode(job.text, { add_special_tokens: false }).ids, Number)];
+  if (!prompt.length) prompt.push(writing.boundary);
   if (prompt.length > longest) throw new Error(`The text has ${prompt.length} tokens, and the model takes ${longest}. Shorten it.`);
   const most = Math.min(job.tokens, longest - prompt.length + 1);
   const arrays = { float32: Float32Array, float16: globalThis.Float16Array ?? Uint16Array };

@@ -1,0 +1,291 @@
+"""Imported language models answer as transformers and llama.cpp do, from text to answer, or are refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, normalizers, processors
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.data.probes import PROBE_TEXTS, token_probes
+from edgeformer.data.rows import LabelledTexts
+from edgeformer.data.synthetic import PARAGRAPHS
+from edgeformer.export import import_language, language_keys, language_proof
+from edgeformer.export.export import export
+from edgeformer.export.import_language import import_causal_lm, import_gguf
+from edgeformer.export.import_run import ImportOptions
+from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.models.weights import load_model
+from edgeformer.run import Run, locate
+from edgeformer.runtimes.llamacpp.builder import compare_tokenizer, write_gguf
+from edgeformer.runtimes.llamacpp.library import Llama
+from edgeformer.runtimes.speculation import Sampling
+from tests.export.language_models import CLASSES, make_language_model
+
+transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
+needs_llama = pytest.mark.skipif(
+    util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None, reason="the extra llamacpp is not installed"
+)
+TORCH = GenerateOptions(artifact="torch", max_tokens=32, sampling=Sampling(temperature=0))
+BYTE_LEVEL = [kind for kind in CLASSES if kind != "llama2"]
+
+
+def imported(folder: Path, kind: str, generation: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Path]:
+    """A random model of transformers and the run that was imported from it."""
+    model, source = make_language_model(folder / kind, kind, generation, **changes)
+    return model, import_causal_lm(str(source), ImportOptions(folder / "artifacts"))
+
+
+def as_gguf(folder: Path, run: Path, **tensors: Any) -> Path:
+    """The F32 GGUF file of a run, with further ``tensors``."""
+    architecture, keys, arrays = load_model(run).gguf_contents()  # type: ignore[operator]
+    path = folder / "model.gguf"
+    write_gguf(path, run / "model", (architecture, keys, {**arrays, **tensors}), "fp32")
+    return path
+
+
+@pytest.mark.parametrize("kind", [*CLASSES])
+def test_a_text_begins_as_transformers_begins_it(kind: str, tmp_path: Path) -> None:
+    model, run = imported(tmp_path, kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+    opened = Run.open(run)
+    boundary = opened.reader().pad
+    with closing(Writer(locate(str(run), run.parent), TORCH)) as writer:
+        for text in map(str, (*PROBE_TEXTS, *token_probes(opened.reader().tokenizer))):
+            assert writer.encode(text) == (tokenizer(text).input_ids or [boundary])
+        begin = tokenizer("a").input_ids[:-1] if kind.startswith("llama") else []
+        assert writer.encode("a")[:-1] == begin
+        prompt = tokenizer("The town", return_tensors="pt")
+        expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=[*writer.ends])
+        written = generate(locate(str(run), run.parent), "The town", TORCH)
+        assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+    # Perplexity: every row begins so, and predicts all tokens behind it and the end.
+    task, data = opened.task, opened.recipe.data
+    rows = task.encode_rows(data, opened.reader(), LabelledTexts.unlabelled([*PARAGRAPHS[:3]]))
+    expected_rows = [[*tokenizer(text).input_ids, boundary][: data.sequence_length + 1] for text in PARAGRAPHS[:3]]
+    assert [rows.ids[a:b].tolist() for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)] == expected_rows
+    golden = np.load(run / "model" / "golden_inputs.npz")["input_ids"]
+    assert golden[0].tolist() == ([*tokenizer(PARAGRAPHS[0]).input_ids] if begin else [
+        boundary, *tokenizer(PARAGRAPHS[0]).input_ids])[:golden.shape[1]]  # fmt: skip
+    proof = json.loads((run / "run.json").read_text())["proof"]
+    assert proof["library"] == f"transformers {transformers.__version__}" and proof["reason"] is None
+    assert proof["texts"] > len(PROBE_TEXTS) and proof["largest_difference"] < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["llama3", "smollm2"])
+def test_end_tokens_come_from_generation_config(kind: str, tmp_path: Path) -> None:
+    model, _ = make_language_model(tmp_path / "probe", kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "probe")
+    prompt = tokenizer("The town", return_tensors="pt")
+    free = model.generate(**prompt, max_new_tokens=9, do_sample=False, eos_token_id=None)[
+        0, prompt.input_ids.shape[1] :
+    ]
+    end = int(free[4])  # what this model writes, as its end
+    model, run = imported(tmp_path, kind, {"eos_token_id": [end, 3], "repetition_penalty": 1.3})
+    expected = model.generate(**prompt, max_new_tokens=9, do_sample=False, eos_token_id=[end, 3])
+    written = generate(locate(str(run), run.parent), "The town", TORCH)
+    assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+    assert written.stopped == "boundary" and written.tokens[-1] == end
+
+
+def test_the_default_end_token_of_a_class_is_an_end(tmp_path: Path) -> None:
+    _, source = make_language_model(tmp_path / "llama3", "llama3")
+    document = json.loads((source / "config.json").read_text())
+    del document["eos_token_id"]
+    (source / "config.json").write_text(json.dumps(document))
+    run = import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
+    bounds = Run.open(run).reader().bounds
+    assert transformers.LlamaConfig().eos_token_id == 2 and bounds is not None and 2 in bounds.ends
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", ["different", "equal", "only the head"])
+def test_heads_are_tied_as_in_transformers(form: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    _, source = make_language_model(tmp_path / "llama3", "llama3", tie_word_embeddings=True)
+    weights = load_file(source / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = table + torch.randn_like(table) if form == "different" else table.clone()
+    if form == "only the head":
+        del weights["model.embed_tokens.weight"]
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    original = transformers.AutoModelForCausalLM.from_pretrained(source)
+    run = import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
+    ids = torch.arange(40).reshape(2, 20) * 7 % 400
+    model: Any = load_model(run)
+    assert (model.logits(ids) - original(ids).logits).abs().max() < 1e-4
+    assert model.config.tied == (form != "different")
+
+
+def test_a_difference_refuses_the_import_or_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, source = make_language_model(tmp_path / "llama3", "llama3")
+    build = import_language._config
+    monkeypatch.setattr(import_language, "_config", lambda path, **sizes: build(path, **{**sizes, "norm_eps": 0.1}))
+    with pytest.raises(InputError, match=r"the answer to '.*' differs .* of transformers .*--unproven"):
+        import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
+    assert not (tmp_path / "artifacts").exists() or not [*(tmp_path / "artifacts").iterdir()]
+    run = import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts", unproven=True))
+    assert "differs" in json.loads((run / "run.json").read_text())["proof"]["reason"]
+
+
+def test_without_the_library_an_import_is_unproven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, source = make_language_model(tmp_path / "llama2", "llama2")
+    expected = transformers.AutoTokenizer.from_pretrained(source)("a b").input_ids
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name, *_: None)
+        run = import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
+    proof = json.loads((run / "run.json").read_text())["proof"]
+    assert proof["library"] is None and proof["reason"].startswith("transformers is not installed")
+    with closing(Writer(locate(str(run), run.parent), TORCH)) as writer:
+        assert writer.encode("a b") == expected
+
+
+def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
+    _, source = make_language_model(tmp_path / "llama2", "llama2")
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.save(str(source / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"ends every text with a token, .* remove the token from post_processor"):
+        import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
+
+
+@needs_llama
+@pytest.mark.parametrize("kind", BYTE_LEVEL)
+def test_llama_cpp_reads_the_written_file_as_the_bundle(kind: str, tmp_path: Path) -> None:
+    _, run = imported(tmp_path, kind, {"eos_token_id": [2, 3]})
+    path = as_gguf(tmp_path, run)
+    compared = compare_tokenizer(path, run / "model", PARAGRAPHS, "built-in texts")
+    assert compared.startswith("llama.cpp's tokens are the bundle's on")
+    assert compared.endswith("give it texts in NFC") == (kind.startswith("qwen"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+    with closing(Llama(path, 1, 64)) as llama:
+        for text in (
+            *PARAGRAPHS,
+            "<think>one</think> two<think>",
+            "a <|eot_id|><|im_end|> b",
+            "  spaces  ",
+            "1234 567",
+        ):
+            assert llama.tokenize(text, add_special=True, parse_special=True) == tokenizer(text).input_ids
+            # A user-defined token is one token in any text, a control token only where it is asked for.
+            assert (tokenizer.convert_tokens_to_ids("<think>") in llama.tokenize(text)) == ("<think>" in text)
+        assert {2, 3} <= {*llama.end_tokens()}
+
+
+@needs_llama
+def test_a_sentencepiece_tokenizer_is_not_written_as_gguf(tmp_path: Path) -> None:
+    _, run = imported(tmp_path, "llama2")
+    with pytest.raises(EdgeformerError, match=r"neither for SentencePiece's nor for others"):
+        as_gguf(tmp_path, run)
+
+
+@needs_llama
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", BYTE_LEVEL)
+def test_a_gguf_file_is_read_as_llama_cpp_reads_it(kind: str, tmp_path: Path) -> None:
+    _, run = imported(tmp_path, kind, {"eos_token_id": [2, 3]})
+    path = as_gguf(tmp_path, run)
+    again = import_gguf(path, ImportOptions(tmp_path / "artifacts", "again"))
+    proof = json.loads((again / "run.json").read_text())["proof"]
+    assert proof["library"].startswith("llama.cpp of xllamacpp") and proof["reason"] is None
+    assert proof["largest_difference"] < 1e-4 and proof["texts"] > len(PROBE_TEXTS)
+    with (
+        closing(Llama(path, 1, 64, exact=True)) as llama,
+        closing(Writer(locate(str(again), again.parent), TORCH)) as writer,
+    ):
+        for text in map(str, PROBE_TEXTS):
+            expected = llama.tokenize(text, add_special=True, parse_special=True)
+            assert writer.encode(text) == (expected or [writer.tokenizer.token_to_id("<|endoftext|>")])
+        assert sorted(writer.ends) == llama.end_tokens()
+        ids = writer.encode("The town")
+        model: Any = load_model(again)
+        assert np.abs(llama.read(ids, every=True) - model.logits(torch.tensor([ids]))[0].numpy()).max() < 1e-4
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.factor", 8.0), ("attention.sliding_window", 64), ("logit_scale", 0.5), ("expert_count", 4),
+        ("residual_scale", 0.5), ("rope.dimension_count", 8),
+    ],
+)  # fmt: skip
+def test_gguf_keys_that_ask_for_more_are_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
+    _, run = imported(tmp_path, "smollm2")
+    architecture, keys, arrays = load_model(run).gguf_contents()  # type: ignore[operator]
+    write_gguf(tmp_path / "model.gguf", run / "model", (architecture, {**keys, key: value}, arrays), "fp32")
+    with pytest.raises(InputError, match=f"{key}"):
+        import_gguf(tmp_path / "model.gguf", ImportOptions(tmp_path / "artifacts", "again"))
+
+
+@needs_llama
+@pytest.mark.parametrize("name", ["blk.0.ffn_up.bias", "blk.1.attn_output.bias", "rope_freqs.weight", "output.bias"])
+def test_gguf_tensors_that_are_not_used_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    _, run = imported(tmp_path, "smollm2")
+    path = as_gguf(tmp_path, run, **{name: np.full(8, 0.5, dtype=np.float32)})
+    with pytest.raises(InputError, match=rf"has weights that edgeformer does not use: {name}"):
+        import_gguf(path, ImportOptions(tmp_path / "artifacts", "again"))
+
+
+@needs_llama
+def test_another_tokenizer_than_the_files_own_is_refused(tmp_path: Path) -> None:
+    _, run = imported(tmp_path, "smollm2")
+    path, other = as_gguf(tmp_path, run), tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save(str(other))
+    with pytest.raises(InputError, match=r"differs in its tokens from that of llama\.cpp .*--unproven"):
+        import_gguf(path, ImportOptions(tmp_path / "artifacts", "again", other))
+    again = import_gguf(path, ImportOptions(tmp_path / "artifacts", "again", other, unproven=True))
+    assert "differs in its tokens" in json.loads((again / "run.json").read_text())["proof"]["reason"]
+
+
+@needs_llama
+@pytest.mark.parametrize("kind", ["llama3", "qwen2"])
+def test_an_exact_gguf_file_is_accepted(kind: str, tmp_path: Path) -> None:
+    _, run = imported(tmp_path, kind)
+    export(run, ExportOptions(build=("gguf",), keep_going=True))
+    bundle = locate(str(run), run.parent).open_bundle()
+    entry = bundle.artifact("gguf-fp32")
+    assert entry.status == "built" and entry.parity is not None and entry.parity.max_abs_error is not None
+    assert entry.parity.max_abs_error < 1e-5 and bundle.manifest.proof is not None
+    assert entry.tokenization is not None and "built-in texts" in entry.tokenization
+
+
+CONFIGS = ["LlamaConfig", "Qwen2Config", "Qwen3Config"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_key_of_a_configuration_has_its_handling(name: str) -> None:
+    config = getattr(transformers, name)()
+    keys = {key for key in (*config.to_dict(), *vars(config)) if key[0] != "_" or key == "_name_or_path"}
+    used = {*language_keys.LanguageFile.model_fields}
+    assert keys - used - language_keys.NEUTRAL_KEYS == set()
+    assert not used & language_keys.NEUTRAL_KEYS and {*language_keys.REFUSED_KEYS} <= used
+
+
+def test_every_key_of_generation_has_its_handling() -> None:
+    keys = {*transformers.GenerationConfig().to_dict()} - {"eos_token_id"}
+    neutral, unapplied = language_keys.NEUTRAL_GENERATION_KEYS, language_keys.UNAPPLIED_KEYS
+    assert keys - neutral - unapplied == set() and not neutral & unapplied
+
+
+@needs_llama
+def test_every_key_of_a_written_gguf_file_is_known(tmp_path: Path) -> None:
+    import gguf
+
+    _, run = imported(tmp_path, "llama3")
+    reader = gguf.GGUFReader(as_gguf(tmp_path, run))
+    keys = {name.removeprefix("llama.") for name in reader.fields}
+    neutral, allowed = language_keys.NEUTRAL_GGUF_KEYS, {*language_keys.NEUTRAL_GGUF_VALUES}
+    assert {key for key in keys if not key.startswith(neutral)} <= language_keys.GGUF_KEYS | allowed
+    assert language_proof.LLAMA_TOLERANCES["F32"] == 1e-4
