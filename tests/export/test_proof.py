@@ -12,12 +12,13 @@ pytest.importorskip("transformers", reason="transformers, of the extra hf, is no
 
 import edgeformer as edgeformer_api
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import UNPROVEN, cautions
 from edgeformer.bundle import Bundle
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.export.encoder_proof import prove_encoder
 from edgeformer.export.import_run import HfOptions, import_hf
-from edgeformer.export.proof import Compared, prove
+from edgeformer.export.proof import Compared, prove, unproven
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.run import Run, read_run
 from tests.cli.run_cli import edgeformer
@@ -85,11 +86,13 @@ def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
 
 
 def test_an_unproven_import_is_marked_everywhere(tmp_path: Path) -> None:
-    """ALBERT's tokenizer is no word-piece one, so transformers does not open this folder's."""
-    make_model(tmp_path / "albert", "albert", LABELS)
-    run = import_hf(str(tmp_path / "albert"), HfOptions(tmp_path / "artifacts"))
+    make_model(tmp_path / "bert", "bert", LABELS)
+    run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
+    write_json(run / "run.json", read_run(run).model_copy(update={"proof": unproven("no library was there")}))
     assert UNPROVEN in cautions(read_run(run))
     exported(run)
-    assert UNPROVEN in (run / "bundle" / "README.md").read_text(encoding="utf-8")
-    code, out, _ = edgeformer("profile", str(run), "--device", "host", "--batch", "1", "--seq", "16", cwd=tmp_path)
-    assert code in (0, 3, 4) and UNPROVEN in out
+    assert UNPROVEN in cautions(Bundle.open(run / "bundle").manifest)
+    outcome = edgeformer("profile", str(run), "--device", "host", "--batch", "1", "--seq", "16", cwd=tmp_path)
+    assert outcome.code in (0, 3, 4) and "the import is not proven: no library was there" in outcome.out
+    report = (run / "reports" / "host.md").read_text(encoding="utf-8")
+    assert UNPROVEN in report and "no library was there" in report
