@@ -29,6 +29,7 @@ from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, ha
 from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
 from edgeformer.data.streaming import Stream
+from edgeformer.data.tokenization import cuts_left, keep_settings
 
 Document = dict[str, Any]
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -94,7 +95,7 @@ def trim_to_stream(
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
     """Keep the tokens ``used``, special and added tokens, the unknown token, and the tokens that spell out words.
 
-    The rest of the tokenizer does not change, except for the numbers. Stored truncation and padding are turned off.
+    The rest of the tokenizer does not change, except for the numbers; see also :func:`keep_settings`.
 
     Args:
         frequent: also keep so many tokens from the beginning of the vocabulary, which is sorted by descending
@@ -145,6 +146,8 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     result = Tokenizer.from_str(json.dumps(document))
     if result.get_vocab(with_added_tokens=True) != new_numbers:
         raise DataError("the tokenizer numbers its tokens differently than its file, so it cannot be trimmed")
+    side = "left" if cuts_left(tokenizer) else "right"
+    keep_settings(result, (tokenizer.padding or {}).get("pad_token"), side)
     return Trimmed(result, np.array(kept, dtype=np.int64))
 
 

@@ -21,10 +21,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from edgeformer import api
 from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.data.encoding import encode_texts
 from edgeformer.data.probes import PROBE_TEXTS
 from edgeformer.data.source_folder import SENTENCE_FILES
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.data.tokenization import load_tokenizer
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.data.trimming import trim_tokenizer
 from edgeformer.export.export import export
 from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
@@ -137,6 +139,19 @@ def test_texts_are_cut_on_the_side_that_the_tokenizer_states(tmp_path: Path, kin
     )
     trained = load_tokenizer(read_run_recipe(run).tokenizer, cleaning="none", vocab_size=400, training_texts=None)
     assert trained.to_str() == Run.open(run).reader().tokenizer.to_str()
+
+
+def test_a_trimmed_tokenizer_keeps_the_side_and_the_padding_token(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", "bert")
+    padded(tmp_path / "model")
+    edit(tmp_path / "model" / "tokenizer_config.json", truncation_side="left", model_max_length=20)
+    reader = Run.open(import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"))).reader()
+    trimmed = trim_tokenizer(reader.tokenizer, reader.tokenizer.encode(LONG).ids)
+    assert special_ids(trimmed.tokenizer).pad == trimmed.tokenizer.token_to_id("<PAD>")
+    (cut, _), (expected, _) = (encode_texts(each, [LONG], 20) for each in (trimmed.tokenizer, reader.tokenizer))
+    assert trimmed.kept[cut.ids].tolist() == expected.ids.tolist()
+    library_ids = AutoTokenizer.from_pretrained(tmp_path / "model")(LONG, truncation=True).input_ids
+    assert expected.ids.tolist() == library_ids
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
