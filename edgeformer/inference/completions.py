@@ -186,7 +186,7 @@ class ErrorMessage(BaseModel):
 class _GenerationTag(jinja2.ext.Extension):
     """Transformers' ``{% generation %}``, which marks the model's own messages for training: its content is kept."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 — as jinja2 declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
