@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib import util
 from pathlib import Path
@@ -39,18 +39,9 @@ from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.source_folder import find_folder, read_object
 from edgeformer.data.tokenization import BEGIN_IDS, END_IDS, TextBounds, embedding_rows, tokenizer_from_file
+from edgeformer.export import language_keys
 from edgeformer.export.import_run import ImportOptions, write_language_run
-from edgeformer.export.language_keys import (
-    ARCHITECTURES,
-    DEFAULTS,
-    GGUF_KEYS,
-    NEUTRAL_GGUF_KEYS,
-    NEUTRAL_GGUF_VALUES,
-    NEUTRAL_KEYS,
-    REFUSED_KEYS,
-    UNAPPLIED_KEYS,
-    LanguageFile,
-)
+from edgeformer.export.language_keys import ARCHITECTURES
 from edgeformer.export.language_proof import COMPUTED_TOKENS, prove_by_llama, prove_by_transformers
 from edgeformer.export.proof import unproven
 from edgeformer.models.decoder import DecoderConfig
@@ -84,13 +75,13 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     document: dict[str, Any] = read_object(path)
     architecture = next(ARCHITECTURES[name] for name in document["architectures"] if name in ARCHITECTURES)
     try:
-        sizes = LanguageFile.model_validate({**DEFAULTS.get(architecture, {}), **document})
+        sizes = language_keys.LanguageFile.model_validate({**language_keys.DEFAULTS.get(architecture, {}), **document})
     except ValidationError as error:
         raise ArtifactError(f"{path}: {first_problem(error)}") from None
-    for key in (key for key, is_refused in REFUSED_KEYS.items() if is_refused(sizes)):
+    for key in (key for key, is_refused in language_keys.REFUSED_KEYS.items() if is_refused(sizes)):
         raise InputError(f"{path}: {key} is set in a way that edgeformer does not compute; use another model")
     # Other keys have no effect in transformers' own classes, but may have one in code that comes with a model.
-    unknown = sorted(document.keys() - NEUTRAL_KEYS - LanguageFile.model_fields.keys())
+    unknown = sorted(document.keys() - language_keys.NEUTRAL_KEYS - language_keys.LanguageFile.model_fields.keys())
     if unknown and architecture == LOOPED and not options.unproven:
         raise InputError(
             f"{path}: has keys that edgeformer does not know: {', '.join(unknown)[:200]}; import it all the same, "
@@ -105,11 +96,7 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
         qk_norm=architecture == "qwen3", max_positions=sizes.max_position_embeddings,
         rope_theta=float(sizes.rope.get("rope_theta") or sizes.rope_theta or 10_000.0), norm_eps=sizes.rms_norm_eps,
     )  # fmt: skip
-    index = folder / f"{WEIGHTS}.index.json"
-    listed = {WEIGHTS} if (folder / WEIGHTS).is_file() else set()
-    if index.is_file() and not listed:
-        listed = set(map(str, read_object(index).get("weight_map", {}).values()))
-    files = [file for file in sorted(folder.glob("*.safetensors")) if file.name in listed or not listed]
+    files = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob("model-*.safetensors"))
     if not files:
         raise InputError(f"{folder}: has no safetensors, the only format that is read; save it with save_pretrained")
     if config.vocab_size * config.hidden_size > sum(file.stat().st_size for file in files):
@@ -127,29 +114,25 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
         "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down", "lm_head": "output",
     }  # fmt: skip
-    renamed, unused = {}, []
+    renamed = {}
     for name, tensor in weights.items():
         place, _, kind = re.sub(r"^model\.", "", name).rpartition(".")
         layer = re.match(r"layers\.(\d+)\.(.*)", place)
         prefix, part = (f"blk.{layer[1]}.", layer[2]) if layer else ("", place)
-        if part in names:
-            renamed[f"{prefix}{names[part]}.{kind}"] = tensor.float()
-        elif not name.endswith("rotary_emb.inv_freq"):  # computed from rope_theta
-            unused.append(name)
-    if config.tied:  # as transformers ties the two: from the one that exists; both, if different, stay apart
-        head, table = renamed.pop("output.weight", None), renamed.get("token_embd.weight")
-        if head is not None and table is None:
-            renamed["token_embd.weight"] = head
-        elif head is not None and table is not None and not torch.equal(head, table):
-            config, renamed["output.weight"] = config.model_copy(update={"tied": False}), head
-    model = _model(config, renamed, str(folder), unused)
+        if not name.endswith("rotary_emb.inv_freq"):  # computed from rope_theta
+            renamed[f"{prefix}{names[part]}.{kind}" if part in names else name] = tensor.float()
+    if config.tied and (head := renamed.pop("output.weight", None)) is not None:
+        # As in transformers: the one that exists is both, and different ones stay apart.
+        is_tied = torch.equal(renamed.setdefault("token_embd.weight", head), head)
+        config = config.model_copy(update={"tied": is_tied})
+        renamed |= {} if is_tied else {"output.weight": head}
+    model = _model(config, renamed, str(folder))
     name = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
     generation_path = folder / "generation_config.json"
     generation = read_object(generation_path) if generation_path.is_file() else {"eos_token_id": sizes.eos_token_id}
-    if unapplied := [key for key in generation if key in UNAPPLIED_KEYS and generation[key] not in (None, 0, 1, [])]:
-        progress.message(
-            f"{generation_path.name}: {', '.join(unapplied)} is not applied; edgeformer samples as asked for"
-        )
+    keys = sorted(generation.keys() - language_keys.NEUTRAL_GENERATION_KEYS - {"eos_token_id"})
+    if unapplied := [key for key in keys if generation[key] not in (None, 0, 1, [])]:
+        progress.message(f"{generation_path}: is not applied: {', '.join(unapplied)}; edgeformer samples as asked for")
     described = read_tokenizer_config(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
     template = folder / "chat_template.jinja"
     if template.is_file():
@@ -185,14 +168,6 @@ def _hf_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _put_in_front(tokenizer: Tokenizer, token: str | None) -> None:
-    """Let the tokenizer put a token in front of every text, or none."""
-    number = tokenizer.token_to_id(token) if token is not None else None
-    pieces = ["$A:0"] if number is None else [f"{token}:0", "$A:0"]
-    tokens = [] if number is None else [(token, number)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
-
-
 def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
     """Make a finished run of a GGUF file, whose weights are dequantised, and return its folder.
 
@@ -211,32 +186,28 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     if architecture not in ARCHITECTURES.values():
         supported = ", ".join(ARCHITECTURES.values())
         raise InputError(f"{path}: has the architecture {architecture[:40]}; supported are {supported}")
-    values = {name.removeprefix(f"{architecture}."): value for name, value in fields.items()}
-    for key, value in values.items():
-        if key in GGUF_KEYS or key.startswith(NEUTRAL_GGUF_KEYS) or value in NEUTRAL_GGUF_VALUES.get(key, ()):
-            continue
-        raise InputError(
-            f"{path}: {key} = {str(value)[:40]} asks for what edgeformer does not compute; use another model"
-        )
+    # Keys are taken out when they are used; what is left is refused below if it could change an answer.
+    values = {re.sub(rf"^({architecture}|tokenizer\.ggml)\.", "", name): value for name, value in fields.items()}
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     try:
         config = _config(
             path,
-            vocab_size=len(values["tokenizer.ggml.tokens"]), hidden_size=values["embedding_length"],
-            layers=values["block_count"], iterations=values.get("num_loops", 1), heads=values["attention.head_count"],
-            kv_heads=values.get("attention.head_count_kv", values["attention.head_count"]),
-            head_size=values.get("attention.key_length"), ffn_size=values["feed_forward_length"],
+            vocab_size=len(values["tokens"]), hidden_size=values.pop("embedding_length"),
+            layers=values.pop("block_count"), iterations=values.pop("num_loops", 1),
+            heads=(heads := values.pop("attention.head_count")), kv_heads=values.pop("attention.head_count_kv", heads),
+            head_size=values.pop("attention.key_length", None), ffn_size=values.pop("feed_forward_length"),
             tied="output.weight" not in shapes, qkv_bias="blk.0.attn_q.bias" in shapes,
-            qk_norm="blk.0.attn_q_norm.weight" in shapes, max_positions=values["context_length"],
-            rope_theta=values.get("rope.freq_base", 10_000.0), norm_eps=values["attention.layer_norm_rms_epsilon"],
+            qk_norm="blk.0.attn_q_norm.weight" in shapes, max_positions=values.pop("context_length"),
+            rope_theta=values.pop("rope.freq_base", 10_000.0),
+            norm_eps=values.pop("attention.layer_norm_rms_epsilon"),
         )  # fmt: skip
     except KeyError as error:
         raise ArtifactError(f"{path}: lacks {error.args[0]}; copy it again") from None
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if values.get(key, config.head_width) != config.head_width:
-            raise InputError(
-                f"{path}: {key} is {values[key]}, not the {config.head_width} of a head; use another model"
-            )
+    allowed = {
+        **language_keys.NEUTRAL_GGUF_VALUES,
+        "attention.value_length": (config.head_width,), "rope.dimension_count": (config.head_width,),
+        "vocab_size": (config.vocab_size,),
+    }  # fmt: skip
     weights = {}
     for tensor in reader.tensors:
         try:
@@ -256,17 +227,26 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     if (factors := weights.get("rope_freqs.weight")) is not None and bool((factors == 1).all()):
         del weights["rope_freqs.weight"]
     model = _model(config, weights, str(path))
-    given = options.tokenizer
-    tokenizer = _fitting(tokenizer_from_file(given) if given is not None else _gguf_tokenizer(values, path), model)
-    described: dict[str, Any] = {"chat_template": values.get("tokenizer.chat_template")}
-    ids = {kind: values.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom")}
+    kind, splits = values.pop("model", None), str(values.pop("pre", None))
+    splits = _SAME_SPLITS.get(splits, splits)
+    tokenizer = _gguf_tokenizer(values, kind, splits, path) if options.tokenizer is None else None
+    tokenizer = _fitting(tokenizer or tokenizer_from_file(options.tokenizer or path), model)
+    described: dict[str, Any] = {"chat_template": values.pop("tokenizer.chat_template", None)}
+    ids = {kind: values.pop(f"{kind}_token_id", None) for kind in ("bos", "eos", "eot", "eom")}
     numbers = {kind: int(number) for kind, number in ids.items() if number is not None}
     described |= {f"{kind}_token": tokenizer.id_to_token(numbers[kind]) for kind in ("bos", "eos") if kind in numbers}
-    splits = str(values.get("tokenizer.ggml.pre"))
-    adds_begin = values.get("tokenizer.ggml.add_bos_token", _SAME_SPLITS.get(splits, splits) in IGNORES_MERGES)
-    _put_in_front(tokenizer, described.get("bos_token") if adds_begin else None)
-    described[BEGIN_IDS] = [numbers["bos"]] if adds_begin and "bos" in numbers else []
+    adds_begin = values.pop("add_bos_token", splits in IGNORES_MERGES) and "bos" in numbers
+    described[BEGIN_IDS] = [numbers["bos"]] if adds_begin else []
     described[END_IDS] = [number for kind, number in numbers.items() if kind != "bos"]
+    if adds_begin:
+        begin = described["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            [f"{begin}:0", "$A:0"], None, [(begin, numbers["bos"])]
+        )
+    for key in (key for key in values if not key.startswith(language_keys.NEUTRAL_GGUF_KEYS)):
+        if values[key] not in allowed.get(key, ()):
+            reason = f"{key} = {str(values[key])[:40]} asks for what edgeformer does not compute; use another model"
+            raise InputError(f"{path}: {reason}")
     with contextlib.ExitStack() as stack:
         llama, problem = None, XLLAMACPP.missing()
         if problem is None:
@@ -296,12 +276,10 @@ def _config(path: Path, **sizes: Any) -> DecoderConfig:
     return config
 
 
-def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str, unused: Sequence[str] = ()) -> DecoderModel:
+def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str) -> DecoderModel:
     """Return a model with weights by llama.cpp's names.
 
-    Raises:
-        ArtifactError: one is missing or of another shape.
-        InputError: one is not used, or there are ``unused`` ones.
+    Raises ArtifactError: one is missing or of another shape; InputError: one is not used.
     """
     state: dict[str, Tensor] = {}
     try:
@@ -331,26 +309,24 @@ def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str, unuse
     for name, tensor in expected.items():
         if (shape := state[name].shape) != tensor.shape:
             raise ArtifactError(f"{source}: {name} is {list(shape)}, not {list(tensor.shape)}; copy it again")
-    if unused := [*weights, *unused]:
+    if weights:
         raise InputError(
-            f"{source}: has weights that edgeformer does not use: {', '.join(unused)[:300]}; use another model"
+            f"{source}: has weights that edgeformer does not use: {', '.join(weights)[:300]}; use another model"
         )
     model = DecoderModel(config).eval()
     model.load_state_dict(state)
     return model
 
 
-def _gguf_tokenizer(values: Mapping[str, Any], path: Path) -> Tokenizer:
+def _gguf_tokenizer(values: Mapping[str, Any], kind: Any, splits: str, path: Path) -> Tokenizer:
     """Build the byte-level BPE tokenizer of a GGUF file. Raises InputError for another kind."""
-    kind, splits = values.get("tokenizer.ggml.model"), str(values.get("tokenizer.ggml.pre"))
-    splits = _SAME_SPLITS.get(splits, splits)
     if kind != "gpt2" or splits not in SPLITS:
         raise InputError(
             f"{path}: has the tokenizer {str(kind)[:40]} ({splits[:40]}), which is not read; give the model's "
             "tokenizer.json with --tokenizer"
         )
-    tokens, types = values["tokenizer.ggml.tokens"], values.get("tokenizer.ggml.token_type", ())
-    merges = [tuple(merge.split(" ", 1)) for merge in values.get("tokenizer.ggml.merges", ())]
+    tokens, types = values["tokens"], values.get("token_type", ())
+    merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges", ())]
     try:
         vocabulary = {token: number for number, token in enumerate(tokens)}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits in IGNORES_MERGES))

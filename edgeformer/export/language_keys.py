@@ -80,15 +80,6 @@ NEUTRAL_KEYS = frozenset({
 })  # fmt: skip
 """Keys of config.json that do not change an answer: training, output format, and slices of the same sums.
 ``sliding_window`` and ``max_window_layers`` have no effect without ``use_sliding_window``."""
-UNAPPLIED_KEYS = frozenset({
-    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
-    "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "guidance_scale", "watermarking_config",
-    "min_length", "min_new_tokens", "num_beams", "num_beam_groups", "diversity_penalty", "penalty_alpha",
-    "dola_layers", "constraints", "force_words_ids", "stop_strings", "token_healing", "length_penalty",
-    "early_stopping", "remove_invalid_values", "decoder_start_token_id",
-})  # fmt: skip
-"""Keys of generation_config.json that change greedy text. They are not applied but noted: sampling is explicit here."""
 NEUTRAL_GENERATION_KEYS = frozenset({
     "_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "do_sample", "temperature",
     "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits",
@@ -100,33 +91,22 @@ NEUTRAL_GENERATION_KEYS = frozenset({
     "assistant_ensemble_weight", "speculation_type", "compile_config", "disable_compile",
     "continuous_batching_config", "low_memory", "prefill_chunk_size", "chat_template",
 })  # fmt: skip
-"""Keys of generation_config.json that do not change greedy text: defaults of sampling, lengths, speed and output."""
-
-
-GGUF_KEYS = frozenset({
-    "general.architecture", "context_length", "embedding_length", "block_count", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "vocab_size", "num_loops",
-    "tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens",
-    "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id",
-    "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id",
-    "tokenizer.ggml.add_bos_token",
-})  # fmt: skip
-"""Keys of a GGUF file that are used, without the architecture's name in front."""
+"""Keys of generation_config.json that do not change greedy text: defaults of sampling, lengths, speed and output.
+Others but ``eos_token_id`` are noted and not applied: sampling is explicit here."""
 NEUTRAL_GGUF_KEYS = (
     "GGUF.", "general.", "quantize.", "tokenizer.chat_template.", "tokenizer.chat_templates",
-    "tokenizer.huggingface.json", "tokenizer.ggml.scores", "tokenizer.ggml.token_type_count",
-    "tokenizer.ggml.padding_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.seperator_token_id",
-    "tokenizer.ggml.cls_token_id", "tokenizer.ggml.mask_token_id", "tokenizer.ggml.prefix_token_id",
-    "tokenizer.ggml.suffix_token_id", "tokenizer.ggml.middle_token_id", "tokenizer.ggml.fim_",
-    "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces",
+    "tokenizer.huggingface.json", "tokens", "token_type", "merges", "scores", "padding_token_id", "unknown_token_id",
+    "seperator_token_id", "cls_token_id", "mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id",
+    "fim_", "add_space_prefix", "remove_extra_whitespaces",
 )  # fmt: skip
-"""Beginnings of keys that do not change an answer: origin, storage, and what byte-level BPE has no use for."""
+"""Beginnings of keys that do not change an answer beyond their use: origin, storage, the tokenizer's tables, and what
+byte-level BPE has no use for. The names of the architecture and of the tokenizer are not in front."""
 NEUTRAL_GGUF_VALUES: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",), "rope.scaling.factor": (0.0, 1.0), "rope.scale_linear": (0.0, 1.0),
     "rope.scaling.finetuned": (False,), "skip_loop_final_norm": (False,), "attention.causal": (True,),
     "attention.sliding_window": (0,), "logit_scale": (0.0, 1.0), "expert_count": (0,), "expert_used_count": (0,),
-    "tokenizer.ggml.add_eos_token": (False,), "tokenizer.ggml.add_sep_token": (False,),
-    "tokenizer.ggml.suppress_tokens": ([],), "split.count": (0, 1), "split.no": (0,),
+    "add_eos_token": (False,), "add_sep_token": (False,), "suppress_tokens": ([],), "split.count": (0, 1),
+    "split.no": (0,),
 }  # fmt: skip
-"""Keys that are refused, except for values that do not change an answer. All other keys are refused by name."""
+"""Further keys → values that do not change an answer. Other values, and all other keys that are not used, are refused
+by name."""

@@ -368,11 +368,10 @@ class RunSource:
 
     def real_texts(self) -> tuple[list[str], str]:
         """Return up to 2,000 validation texts of a language model, or built-in texts if they cannot be read."""
-        data = self.subject.recipe.data
-        try:
-            return list(map(str, self.subject.task.set_texts(data, "validation").texts[:2000])), "validation texts"
-        except EdgeformerError:
+        if self.validations.get(False) is None:
             return [*PARAGRAPHS], "built-in texts, because the validation split cannot be read"
+        texts = self.subject.task.set_texts(self.run.settled.data, "validation").texts
+        return list(map(str, texts[:2000])), "validation texts"
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""

@@ -27,18 +27,14 @@ SPECIAL = {
     "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
 }
 STATED: dict[str, dict[str, Any]] = {
-    "llama3": {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>",
-    },
+    "llama3": {"tokenizer_class": "TokenizersBackend", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "llama2": {
         "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
         "add_bos_token": True, "add_eos_token": False, "legacy": False,
     },
     "smollm2": {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"},
-    "qwen2": {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>",
-              "add_bos_token": False},
-    "qwen3": {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>",
-              "add_bos_token": False},
+    "qwen2": {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": "<|im_end|>"},
+    "qwen3": {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "add_bos_token": False},
 }  # fmt: skip
 """tokenizer_config.json as such models have it."""
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.data.byte_pairs import SPLITS, split_name
+from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS, split_name
 from edgeformer.export.import_language import import_causal_lm, import_gguf, is_language_model
 from edgeformer.export.import_run import ImportOptions
 from edgeformer.models.weights import load_model
@@ -30,11 +30,12 @@ IDS = torch.arange(40).reshape(2, 20) * 7 % 300
 
 
 def byte_tokenizer(splits: str = "gpt-2") -> Tokenizer:
-    """A byte-level BPE without merges, with a token between documents."""
+    """A byte-level BPE with one merge, and a token between documents."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(alphabet)}, merges=[]))
+    vocabulary = {token: n for n, token in enumerate([*alphabet, "th"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("t", "h")], ignore_merges=splits in IGNORES_MERGES))
     tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[splits](), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
     return tokenizer
@@ -126,7 +127,10 @@ def test_chat_template_and_end_token_of_the_source_are_kept(form: str, tmp_path:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["<|im_end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    described: dict[str, Any] = {"eos_token": {"content": "<|im_end|>", "special": True}, "model_max_length": 9}
+    described: dict[str, Any] = {
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True},
+        "model_max_length": 9,
+    }
     if form == "file":
         (folder / "chat_template.jinja").write_text(TEMPLATE)
     else:
@@ -154,13 +158,14 @@ def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(util.find_spec("gguf") is None, reason="the extra llamacpp is not installed")
-def test_a_gguf_file_with_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_file_with_a_damaged_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder = written(tmp_path / "model", "llama")
     run = import_causal_lm(str(folder), ImportOptions(tmp_path / "artifacts"))
     model: Any = load_model(run)
-    document = json.loads((run / "model" / "tokenizer.json").read_text())
-    document["model"]["merges"] = [["a", "no such token"]]
-    (run / "model" / "tokenizer.json").write_text(json.dumps(document))
+    import gguf
+
+    add_merges = gguf.GGUFWriter.add_token_merges
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda self, _: add_merges(self, ["a nosuchtoken"]))
     write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "fp16")
     with pytest.raises(ArtifactError, match="its tokenizer is damaged"):
         import_gguf(tmp_path / "model.gguf", ImportOptions(tmp_path / "artifacts", "again"))

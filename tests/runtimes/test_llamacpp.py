@@ -142,6 +142,23 @@ def test_llama_cpp_answers_as_torch_does(changes: dict[str, Any], tmp_path: Path
     assert decided.sum() > 900 and same[decided].mean() >= 0.99
 
 
+@pytest.mark.parametrize("changes", [{}, {"iterations": 1, "exits": [], "qkv_bias": True}], ids=["looped", "qwen2"])
+def test_an_f32_file_is_judged_without_the_rounding_of_the_cache(changes: dict[str, Any], tmp_path: Path) -> None:
+    run = write_language_run(tmp_path / "run", language_recipe(**{**SIZES, **changes}))
+    model: Any = load_model(run)
+    with torch.no_grad():  # larger logits than those of random weights, as after training
+        model.norm.weight *= 4
+    write_gguf(tmp_path / "model.gguf", run / "model", model.gguf_contents(), "fp32")
+    ids = np.random.default_rng(0).integers(0, 300, POSITIONS - 10).tolist()
+    with torch.inference_mode():
+        expected = model.logits(torch.tensor([ids]))[0].numpy()
+    differences = {}
+    for exact in (False, True):
+        with closing(llama_library.Llama(tmp_path / "model.gguf", 1, None, exact=exact)) as llama:
+            differences[exact] = np.abs(llama.read(ids, every=True) - expected).max()
+    assert differences[True] < 2e-5 < 1e-3 < differences[False]
+
+
 def test_it_writes_torchs_greedy_text(run: Path) -> None:
     greedy = Sampling(temperature=0.0)
     texts = {
