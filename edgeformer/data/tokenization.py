@@ -101,7 +101,10 @@ def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
 def load_language_tokenizer(
     config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
 ) -> Tokenizer:
-    """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError."""
+    """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError.
+
+    It may have fewer tokens than ``vocab_size``: tables are often padded to a round number of rows.
+    """
     trained = None
     if config.kind == "trained":
         if config.algorithm != "bpe":
@@ -111,15 +114,17 @@ def load_language_tokenizer(
             )
         if training_texts is not None:
             trained = train_language_tokenizer(vocab_size, training_texts)
-    tokenizer, name = _load(config, vocab_size, trained)
+    tokenizer, name = _load(config, vocab_size, trained, is_padded=True)
     boundary_id(tokenizer, name)
     return tokenizer
 
 
-def _load(config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None) -> tuple[Tokenizer, str]:
+def _load(
+    config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None, *, is_padded: bool = False
+) -> tuple[Tokenizer, str]:
     """Return a tokenizer of the model's size, without truncation and padding, and its name for messages.
 
-    ``trained``: the tokenizer, if it was trained for this run.
+    ``trained``: the tokenizer, if it was trained for this run. ``is_padded``: the model may have more rows than tokens.
     """
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
@@ -143,7 +148,7 @@ def _load(config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None) -
     keep_settings(tokenizer)
     size = embedding_rows(tokenizer)
     # A small training text has fewer tokens than the recipe allows.
-    if size != vocab_size and (size > vocab_size or config.kind != "trained"):
+    if size != vocab_size and (size > vocab_size or not (is_padded or config.kind == "trained")):
         raise DataError(f"{name}: has {size} tokens, but the model has {vocab_size}; set model.vocab_size: {size}")
     return tokenizer, name
 

@@ -61,6 +61,8 @@ _SAME_SPLITS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwe
 def is_language_model(source: str) -> bool:
     """Return whether a folder or a model of the hub is a decoder that can be imported."""
     folder = find_folder(source)
+    if not (folder / CONFIG_FILE).is_file():  # of an adapter alone, or 0_Transformer has it
+        return False
     architectures = read_object(folder / CONFIG_FILE).get("architectures")
     return isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
 

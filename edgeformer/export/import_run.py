@@ -232,8 +232,9 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     missing = adapter.start(model, recipe)
     if missing:
         raise ArtifactError(
-            f"{source.folder}: the weights lack {', '.join(missing[:5])}, because the model was never trained for "
-            f"{recipe.task}; fine-tune it first, with model.kind: pretrained in a recipe"
+            f"{source.folder}: the weights lack {', '.join(missing[:5])} of the model that config.json describes: it "
+            f"was never trained for {recipe.task} (fine-tune it first, with model.kind: pretrained in a recipe), or "
+            "id2label has another number of classes than the weights"
         )
     model.eval()
     reader = task.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -369,6 +370,27 @@ def test_classifier_without_a_trained_head_is_refused(shared_model: Path, shared
     (headless / "modules.json").unlink()
     with pytest.raises(ArtifactError, match=r"the weights lack .*never trained for classification"):
         import_hf(str(headless), HfOptions(tmp_path / "artifacts"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": None}, r"classifier\.bias, classifier\.weight of a head.*add the class, such as"),
+        ({"id2label": {"0": "no", "1": "yes", "2": "both"}}, "id2label has another number of classes than the weights"),
+    ],
+)
+def test_a_head_is_used_or_refused(shared_model: Path, tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    folder = changed(shared_model, tmp_path / "model", **config)
+    with pytest.raises(ArtifactError, match=message):
+        import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
+
+
+def test_a_folder_of_an_adapter_alone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    outcome = edgeformer("import", "hf", str(tmp_path), cwd=tmp_path)
+    assert outcome.code == 2 and re.search(
+        r"adapter_config\.json: the model has an adapter.*merge_and_unload", outcome.err, re.DOTALL
+    )
 
 
 def test_the_command(shared_model: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from edgeformer.run import Run, locate
 from edgeformer.runtimes.llamacpp.builder import compare_tokenizer, write_gguf
 from edgeformer.runtimes.llamacpp.library import Llama
 from edgeformer.runtimes.speculation import Sampling
-from tests.export.language_models import CLASSES, make_language_model
+from tests.export.language_models import CLASSES, SIZES, make_language_model
 
 transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
 needs_llama = pytest.mark.skipif(
@@ -78,6 +78,16 @@ def test_a_text_begins_as_transformers_begins_it(kind: str, tmp_path: Path) -> N
     proof = json.loads((run / "run.json").read_text())["proof"]
     assert proof["library"] == f"transformers {transformers.__version__}" and proof["reason"] is None
     assert proof["texts"] > len(PROBE_TEXTS) and proof["largest_difference"] < 1e-4
+
+
+def test_a_table_with_rows_of_padding_writes_as_transformers(tmp_path: Path) -> None:
+    """Qwen2 has 151,936 rows and 151,665 tokens."""
+    model, run = imported(tmp_path, "qwen2", vocab_size=SIZES["vocab_size"] + 20)
+    prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen2")("The town", return_tensors="pt")
+    written = generate(locate(str(run), run.parent), "The town", TORCH)
+    ends = list(Run.open(run).reader().bounds.ends)
+    expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=ends)
+    assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("kind", ["llama3", "smollm2"])

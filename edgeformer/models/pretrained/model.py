@@ -34,6 +34,7 @@ from edgeformer.models.pretrained.relative import (
 )
 
 _ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
+_HEAD_WEIGHT = re.compile(r"(classifier|pre_classifier|score|qa_outputs|head)\.")
 _BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
 _EXPORT_ATTENTION = "edgeformer_written_out"
 _DISENTANGLED_ATTENTION = "edgeformer_disentangled"
@@ -175,6 +176,12 @@ def load_components(
             raise ArtifactError(
                 f"{folder}: has weights that an encoder of its config.json does not use: {', '.join(unused[:4])}; its "
                 "architecture is not supported, or config.json belongs to another model"
+            )
+        heads = [name for name in unexpected if _HEAD_WEIGHT.match(name)]
+        if heads and classes is None and not architecture.get("architectures"):  # else the model would lose its head
+            raise ArtifactError(
+                f"{folder}: has the weights {', '.join(heads[:4])} of a head, and config.json does not name its class; "
+                'add the class, such as "architectures": ["BertForSequenceClassification"]'
             )
         return map_components(model, per_token=per_token), frozenset({*report["missing_keys"], *mismatched})
     except EdgeformerError:

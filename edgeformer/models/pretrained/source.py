@@ -266,6 +266,11 @@ def open_source(name: str) -> Source:
     """
     files = SourceFolder.open(name)
     folder, config_path = files.folder, files.folder / CONFIG_FILE
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder / 'adapter_config.json'}: the model has an adapter, which is not supported; merge it into the "
+            "weights (merge_and_unload of the package peft), and save the model again"
+        )
     config: dict[str, Any] = read_object(config_path)
     kind = config.get("model_type")
     if kind not in get_args(Architecture):
@@ -275,11 +280,6 @@ def open_source(name: str) -> Source:
     for key in (key for key, is_set in _unsupported(sizes).items() if is_set):
         value = f"is {config.get(key)!r}" if key != "quantization_config" else "exists: the weights are quantised"
         raise InputError(f"{config_path}: {key} {value}, which is not supported; use another encoder; {AS_ONNX}")
-    if (folder / "adapter_config.json").is_file():
-        raise InputError(
-            f"{folder / 'adapter_config.json'}: the model has an adapter, which is not supported; merge it into the "
-            "weights (merge_and_unload of the package peft), and save the model again"
-        )
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(

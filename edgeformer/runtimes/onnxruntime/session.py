@@ -223,7 +223,9 @@ def _explain(error: Exception, too_little_memory: str) -> str:
     text = str(error)
     line = (text.strip().splitlines() or ["no message"])[0]
     line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
-    if line.startswith("/"):  # "/onnxruntime_src/….h:583 signature message"
+    if (
+        line.startswith("/") or "failed:/" in line
+    ):  # "Load model from … failed:/onnxruntime_src/….h:583 signature message"
         line = line.rsplit(") ", 1)[-1]
     if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
         raise EdgeformerError(f"{too_little_memory} ({line[:200]})") from None
