@@ -181,6 +181,7 @@ def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
     manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     assert manifest.labels is None and manifest.silent is None and manifest.readers["."].tokenizer is not None
     assert manifest.writing is not None and manifest.writing.ends == (manifest.writing.boundary,)
+    assert manifest.writing.begin == (manifest.writing.boundary,)
     caches = {cache.input: cache for cache in next(a for a in manifest.artifacts if a.role == "decode").caches}
     assert (caches["past_key_values.0.key"].output, caches["past_key_values.0.key"].shape) == (
         "present.0.key",
