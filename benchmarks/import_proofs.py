@@ -1,8 +1,9 @@
 """Do imported models answer as the library that they came from? Families times heads, from text to answer.
 
 Every model is tiny, random, and saved by transformers or sentence-transformers with a tokenizer of the family's own
-class. ``import hf`` compares it with that library on the probe texts, as it does for every model. The table on
-docs/explanation/reliability.md has the largest difference of each.
+class. ``import hf`` compares it with that library on the probe texts, as it does for every model. Language models are
+also exported as GGUF in F32, which llama.cpp answers and tokenizes, and imported from that file. The tables on
+docs/explanation/reliability.md have the largest difference of each.
 
 Usage: python -m benchmarks.import_proofs [--json FILE]
        python -m benchmarks.import_proofs --show FILE
@@ -19,12 +20,17 @@ from typing import Any
 from tabulate import tabulate
 
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.bundle import Bundle
 from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.export.export import export
+from edgeformer.export.import_language import import_causal_lm, import_gguf
+from edgeformer.export.import_run import HfOptions, ImportOptions, import_hf
+from edgeformer.export.variants import ExportOptions
 from edgeformer.run import read_run
 from edgeformer.runtimes import library_versions
-from edgeformer.system.host import code_version, now
+from edgeformer.system.host import code_version, cpu_name, now
+from tests.export.language_models import CLASSES, make_language_model
 
 TOKENIZERS = {
     "bert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
@@ -81,7 +87,7 @@ def save_encoder(folder: Path, kind: str, head: str) -> None:
     import torch
     import transformers
     from sentence_transformers import CrossEncoder, SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     folder.mkdir(parents=True)
     tokenizer = save_tokenizer(folder, kind)
@@ -124,15 +130,47 @@ def measure(kind: str, head: str, folder: Path) -> dict[str, Any]:
     return {"family": kind, "head": head, **proof.model_dump()}
 
 
+def measure_language(kind: str, folder: Path) -> dict[str, Any]:
+    """Return the proofs of a language model's import, of its GGUF file, and of the import of that file."""
+    artifacts = folder / "artifacts"
+    _, source = make_language_model(folder / kind, kind)
+    run = import_causal_lm(str(source), ImportOptions(artifacts))
+    proof = read_run(run).proof
+    assert proof is not None
+    row: dict[str, Any] = {"family": kind, **proof.model_dump(), "gguf_reason": None}
+    export(run, ExportOptions(build=("gguf",), keep_going=True))
+    entry = Bundle.open(run / "bundle").artifact("gguf-fp32")
+    if entry.status != "built" or entry.parity is None:
+        return row | {"gguf_reason": entry.reason}
+    again = read_run(import_gguf(run / "bundle" / str(entry.file), ImportOptions(artifacts, f"{kind}-gguf"))).proof
+    assert again is not None
+    return row | {
+        "gguf_parity": entry.parity.max_abs_error, "gguf_tokens": entry.tokenization, "gguf_again": again.model_dump(),
+    }  # fmt: skip
+
+
 def show(record: dict[str, Any]) -> str:
-    """Return the table of largest differences as Markdown."""
+    """Return the tables of largest differences as Markdown."""
     cells = {(row["family"], row["head"]): row for row in record["rows"]}
 
     def cell(row: dict[str, Any]) -> str:
         return "refused" if "refused" in row or row["reason"] else f"{row['largest_difference']:.0e}"
 
     rows = [[kind, *(cell(cells[kind, head]) for head in HEADS)] for kind in TOKENIZERS]
-    return tabulate(rows, ["family", *HEADS], tablefmt="github", disable_numparse=True)
+    encoders = tabulate(rows, ["family", *HEADS], tablefmt="github", disable_numparse=True)
+    rows = []
+    for row in record["language"]:
+        gguf = ["refused", "–"]
+        if row["gguf_reason"] is None:
+            gguf = [f"{row['gguf_parity']:.0e}", f"{row['gguf_again']['largest_difference']:.0e}"]
+        rows.append([row["family"], cell(row), *gguf])
+    headers = [
+        "tokenizer",
+        "`import hf`, transformers",
+        "`export --gguf` in F32, llama.cpp",
+        "`import gguf`, llama.cpp",
+    ]
+    return f"{encoders}\n\n{tabulate(rows, headers, tablefmt='github', disable_numparse=True)}"
 
 
 def main() -> None:
@@ -146,7 +184,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():
         rows = [measure(kind, head, Path(folder)) for kind in TOKENIZERS for head in HEADS]
-    record = {"date": now(), "code_version": code_version(), "versions": library_versions(), "rows": rows}
+        language = [measure_language(kind, Path(folder)) for kind in CLASSES]
+    facts = {"date": now(), "code_version": code_version(), "cpu": cpu_name(), "versions": library_versions()}
+    record = {**facts, "rows": rows, "language": language}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(show(record))

@@ -52,8 +52,8 @@ from edgeformer.runtimes.llamacpp.library import XLLAMACPP, Llama
 
 _BASE = "looped_mini"
 _MOST_POSITIONS = 1 << 20
-_SPECIAL, _USER_DEFINED = (2, 3), 4
-"""llama.cpp's types of tokens that are found in a text by their names: unknown and control, user-defined."""
+_SPECIAL, _USER_DEFINED, _BYTE = (2, 3), 4, 6
+"""llama.cpp's types of tokens: unknown and control, user-defined (both found in a text by their names), byte."""
 _SAME_SPLITS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "smaug-bpe": "dbrx"}
 """Further names of :data:`~edgeformer.data.byte_pairs.SPLITS` in GGUF files."""
 
@@ -231,6 +231,11 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     model = _model(config, weights, str(path))
     kind, splits = values.pop("model", None), str(values.pop("pre", None))
     splits = _SAME_SPLITS.get(splits, splits)
+    if kind == "llama" and _BYTE not in values.get("token_type", ()):
+        raise InputError(
+            f"{path}: its SentencePiece tokenizer has no tokens of bytes, without which llama.cpp ends the process; "
+            "use another file of the model"
+        )
     tokenizer = _gguf_tokenizer(values, kind, splits, path) if options.tokenizer is None else None
     tokenizer = _fitting(tokenizer or tokenizer_from_file(options.tokenizer or path), model)
     described: dict[str, Any] = {"chat_template": values.pop("tokenizer.chat_template", None)}
