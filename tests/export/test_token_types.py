@@ -150,12 +150,12 @@ def test_positions_count_tokens_other_than_padding(
     run = import_hf(str(source), HfOptions(tmp_path / "artifacts"))
     opened = Run.open(run)
     padding = model.base_model.embeddings.padding_idx
-    recipe: Any = opened.recipe
-    assert recipe.model.position_padding == padding
     inputs = expected_inputs(source, PADDED, opened.data.tokens_at_once)
     assert any((call["input_ids"] == padding).any() for call in inputs)
     expected = expected_logits(model, inputs)
     assert np.abs(computed_logits(run, PADDED) - expected).max() < CLOSE
+    recipe: Any = opened.recipe
+    assert recipe.model.position_padding == padding
     export(run, ExportOptions(keep_going=True))
     assert np.abs(computed_logits(run, PADDED, run / "bundle" / "onnx" / "model.onnx") - expected).max() < CLOSE
 
