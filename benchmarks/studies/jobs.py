@@ -251,6 +251,8 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     if unlabelled := content["data"].get("unlabelled"):
         content["data"]["unlabelled"] = [portable(source) for source in unlabelled]
     content["tokenizer"] = portable(content["tokenizer"])
+    if content["tokenizer"]["kind"] == "source":  # as earlier versions named the tokenizer of a pretrained source
+        content["tokenizer"] = {"kind": "file", "path": "tokenizer.json"}
     if (teacher := content["training"].get("teacher")) is not None:
         content["training"]["teacher"] = Path(teacher).name
     return content

@@ -555,6 +555,7 @@ UNPROVEN = "UNPROVEN import"
 
 def cautions(document: Any) -> list[str]:
     """Return warnings in capitals for the title of a manifest or report; empty for real text and no leaks."""
-    is_unproven = document.proof is not None and document.proof.reason is not None
+    proof = getattr(document, "proof", None)  # a row of a study has none
+    is_unproven = proof is not None and proof.reason is not None
     warnings = {SYNTHETIC: document.synthetic, LEAKS: document.leaks, UNPROVEN: is_unproven}
     return [warning for warning, applies in warnings.items() if applies]

@@ -100,10 +100,14 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
     if version is not None and source.pooling is not None and source.pooling == recipe.model.pooling:
         from sentence_transformers import SentenceTransformer
 
-        encoder: Any = SentenceTransformer(folder, device="cpu", model_kwargs={"use_safetensors": True}, **options)
+        encoder: Any = SentenceTransformer(
+            str(source.files.root), device="cpu", model_kwargs={"use_safetensors": True}, **options
+        )
         encoder.max_seq_length = length(encoder.max_seq_length)
         references: dict[str | None, Reference] = {None: partial(encoder.encode, show_progress_bar=False)}
         for kind, prompt in recipe.data.prompts.items():
+            if kind == "default" or source.settings.used_prompts.get(kind) != prompt:
+                continue  # the default is in front of all texts, and the library does not know a prompt of the user
             references[prompt] = partial(getattr(encoder, f"encode_{kind}"), show_progress_bar=False)
         return f"{_SENTENCE} {version}", references
     return _open_transformers(source, recipe, length)
@@ -129,7 +133,7 @@ def _open_transformers(
         encoding = tokenizer(*([text] if isinstance(text, str) else text), truncation=True, max_length=cut,
                              return_tensors="pt")  # fmt: skip
         with torch.inference_mode():
-            outputs = model(**{name: tensor for name, tensor in encoding.items() if name in names})
+            outputs = model(**{name: tensor for name, tensor in encoding.items() if name in names}, return_dict=True)
         if predicts == "vectors":
             states = outputs.last_hidden_state[0].numpy()
             pools = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}

@@ -152,7 +152,8 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
         "predict", bundle, "Drink enough.", "--nearest", "list.txt", "--top", "2", "--json", cwd=tmp_path
     )
     (matches,) = json.loads(listed.out)["nearest"]
-    assert matches[0] == {"text": "Drink enough.", "cosine": pytest.approx(1, abs=1e-5)} and len(matches) == 2
+    one = pytest.approx(1, abs=1e-5)
+    assert matches[0] == {"text": "Drink enough.", "cosine": one, "similarity": one} and len(matches) == 2
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
     for options, message in (
