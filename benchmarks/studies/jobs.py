@@ -252,7 +252,11 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
         content["data"]["unlabelled"] = [portable(source) for source in unlabelled]
     content["tokenizer"] = portable(content["tokenizer"])
     if content["tokenizer"]["kind"] == "source":  # as earlier versions named the tokenizer of a pretrained source
-        content["tokenizer"] = {"kind": "file", "path": "tokenizer.json"}
+        name = content["tokenizer"]["name"]
+        is_folder = Path(name).is_dir()
+        content["tokenizer"] = (
+            {"kind": "file", "path": "tokenizer.json"} if is_folder else {"kind": "hub", "name": name}
+        )
     if (teacher := content["training"].get("teacher")) is not None:
         content["training"]["teacher"] = Path(teacher).name
     return content
