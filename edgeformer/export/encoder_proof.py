@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ImportProof
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
@@ -42,14 +43,17 @@ def prove_encoder(
         allow_difference: a difference marks the import as unproven instead of refusing it.
 
     Raises:
-        InputError: an answer differs.
+        InputError: an answer differs, or the library cannot open the model.
     """
     with quiet_transformers():
         try:
             library, references = _open_library(source, recipe, max_length)
         except Exception as error:  # the libraries raise any type for a folder that they cannot open
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            return unproven(f"transformers cannot open the model to compare its answers: {lines[0]}")
+            reason = f"transformers cannot open the model to compare its answers: {lines[0]}"
+            if not allow_difference:
+                raise InputError(f"{reason}; import it unproven, and marked so, with --unproven") from None
+            return unproven(reason)
         texts: list[Text] = [] if "CrossEncoder" in library else [*PROBE_TEXTS]
         tokenizer = reader.tokenizer
         if get_task(recipe.task).predicts in ("labels", "scores") and (
@@ -95,7 +99,7 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
         from sentence_transformers import CrossEncoder
 
         scorer: Any = CrossEncoder(folder, device="cpu", model_kwargs={"use_safetensors": True}, **options)
-        scorer.max_length = length(scorer.max_length)
+        scorer.max_seq_length = length(scorer.max_seq_length)
         return f"CrossEncoder of {_SENTENCE} {version}", {None: lambda pair: np.atleast_1d(scorer.predict(pair))}
     if version is not None and source.pooling is not None and source.pooling == recipe.model.pooling:
         from sentence_transformers import SentenceTransformer

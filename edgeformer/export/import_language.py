@@ -42,7 +42,7 @@ from edgeformer.data.tokenization import BEGIN_IDS, END_IDS, TextBounds, embeddi
 from edgeformer.export import language_keys
 from edgeformer.export.import_run import ImportOptions, write_language_run
 from edgeformer.export.language_keys import ARCHITECTURES
-from edgeformer.export.language_proof import COMPUTED_TOKENS, prove_by_llama, prove_by_transformers
+from edgeformer.export.language_proof import COMPUTED_TOKENS, LOCAL, prove_by_llama, prove_by_transformers
 from edgeformer.export.proof import unproven
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.gguf import LOOPED
@@ -166,7 +166,7 @@ def _hf_tokenizer(folder: Path) -> Tokenizer:
         from transformers import AutoTokenizer
 
         with contextlib.suppress(Exception):  # of any type; the proof names it
-            tokenizer = Tokenizer.from_str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
+            tokenizer = Tokenizer.from_str(AutoTokenizer.from_pretrained(folder, **LOCAL).backend_tokenizer.to_str())
     return tokenizer
 
 

@@ -247,6 +247,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         )  # fmt: skip
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
+    if proof.reason is not None:
+        progress.message(f"unproven: {proof.reason}")
     return write_run(
         free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
         golden_origin=golden_origin, proof=proof,

@@ -21,6 +21,8 @@ from edgeformer.runtimes.llamacpp.library import Llama
 
 COMPUTED_TOKENS, _NEW_TOKENS = 64, 32
 """First tokens of a text whose logits are compared, and tokens that continue it."""
+LOCAL: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+"""Options of transformers: it never runs code of a folder, nor asks whether it may."""
 _WRITTEN_EVERY = 10
 """Of so many probe texts, one is continued by 32 tokens."""
 _COMPUTED_EVERY = 8
@@ -50,16 +52,18 @@ def prove_by_transformers(
 
     library = f"transformers {transformers.__version__}"
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     except ValueError:
         return unproven(f"{library} has no class for this model")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+        reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, **LOCAL
+        )
     except Exception as error:  # any type, by a class for another kind of file
         reason = f"{library} cannot open {folder}: {str(error).splitlines()[0]}"
         if not allow:
-            raise InputError(f"{reason}; import it all the same, marked as unproven, with --unproven") from None
+            raise InputError(f"{reason}; import it unproven, and marked so, with --unproven") from None
         return unproven(reason)
     # Plain greedy text: what a new configuration leaves open, generate would take from the model's own.
     reference.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]

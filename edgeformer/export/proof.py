@@ -58,8 +58,10 @@ def prove(
             reason = (
                 f"the answer to {place} differs {difference} from that of {library}: {shown[1]} instead of {shown[0]}"
             )
+    if not texts:
+        return unproven(f"no probe text has an answer to compare with that of {library}")
     if reason is not None and not allow_difference:
-        raise InputError(f"{reason}; import it all the same, marked as unproven, with --unproven")
+        raise InputError(f"{reason}; import it unproven, and marked so, with --unproven")
     finite = largest if np.isfinite(largest) else None
     return ImportProof(library=library, texts=texts, largest_difference=finite, tolerance=tolerance, reason=reason)
 

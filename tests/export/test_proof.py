@@ -43,6 +43,10 @@ def test_the_text_with_the_largest_difference_is_named() -> None:
     assert proof.reason is not None and "'far'" in proof.reason
 
 
+def test_nothing_compared_is_not_proven() -> None:
+    assert prove("lib", [], allow_difference=False).reason is not None
+
+
 @pytest.mark.parametrize("actual", [np.array([np.nan]), np.zeros(2), np.array([np.inf])])
 def test_what_cannot_be_compared_differs(actual: np.ndarray) -> None:
     with pytest.raises(InputError, match="the answer to 'x' differs"):
