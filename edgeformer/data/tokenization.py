@@ -99,11 +99,11 @@ def with_current_cleaning(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_language_tokenizer(
-    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None
+    config: TokenizerConfig, *, vocab_size: int, training_texts: Iterable[str] | None, is_padded: bool = False
 ) -> Tokenizer:
     """Load or train the tokenizer of a language model, as :func:`load_tokenizer` does. Raises DataError.
 
-    It may have fewer tokens than ``vocab_size``: tables are often padded to a round number of rows.
+    ``is_padded``: it may have fewer tokens than ``vocab_size``; tables of imported models may have rows for padding.
     """
     trained = None
     if config.kind == "trained":
@@ -114,7 +114,7 @@ def load_language_tokenizer(
             )
         if training_texts is not None:
             trained = train_language_tokenizer(vocab_size, training_texts)
-    tokenizer, name = _load(config, vocab_size, trained, is_padded=True)
+    tokenizer, name = _load(config, vocab_size, trained, is_padded=is_padded)
     boundary_id(tokenizer, name)
     return tokenizer
 

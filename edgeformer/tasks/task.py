@@ -226,7 +226,7 @@ class Task:
         """
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         if self.writes_text:
-            loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None)
+            loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None, is_padded=True)
             bounds = TextBounds.of(loaded, described)
             return TextReader(loaded, bounds.boundary, vocabulary, bounds)
         cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
