@@ -147,7 +147,16 @@ def max_abs_values(model: onnx_ir.Model, run_golden: Callable[[Run, None], objec
 
 def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
     """Copy a graph without functions; every node has a name, and every stored tensor is an initializer of the outermost
-    graph, and no input."""
+    graph, and no input.
+
+    Raises EdgeformerError: a node reads what onnx_ir does not load.
+    """
+    for value in (value for node in model.graph for value in node.inputs if value is not None):
+        if value.producer() is None and not value.is_graph_input() and not value.is_initializer():
+            raise EdgeformerError(
+                f"node input {value.name!r} has no source that can be converted; if it is a sparse initializer, export "
+                "the model with dense weights"
+            )
     copied = model.clone()
     copied.ir_version = max(copied.ir_version, _SEPARATE_INITIALIZERS)
     RemoveInitializersFromInputsPass()(copied)

@@ -67,7 +67,7 @@ from edgeformer.tasks import Run, Task, TextReader, get_task
 from edgeformer.tasks.classification import LabelPrediction, softmax
 from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, fit_calls, score_batches
 from edgeformer.tasks.task import Answer
-from edgeformer.tasks.tensors import TensorData
+from edgeformer.tasks.tensors import TensorData, measure_error
 
 GRAPH = "onnx/model.onnx"
 """File name in the bundle, where clients of Hugging Face repositories look for a graph."""
@@ -415,6 +415,29 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
     return TensorData(inputs=axes, drawn=drawn), calls
 
 
+def _affected_by_other_rows(run: Run, data: TensorData, calls: Sequence[Mapping[str, Array]]) -> list[str]:
+    """Return the outputs whose first rows change when the rows of the last golden call follow in the same call."""
+    joined = {}
+    for name, axes in data.inputs.items():
+        axis = next((number for number, axis in enumerate(axes) if axis.takes == "batch"), None)
+        first, last = (call[f"{INPUT}{name}"] for call in (calls[0], calls[-1]))
+        joined[name] = first if axis is None else np.concatenate([first, last], axis)
+    affected = []
+    try:
+        outputs = run(joined)
+    except InputError:  # a measurement with more rows (--batch) reports it
+        return []
+    for name, output in outputs.items():
+        alone, together = calls[0][f"{OUTPUT}{name}"], np.asarray(output)
+        longer = [n for n, (a, b) in enumerate(zip(alone.shape, together.shape, strict=True)) if a < b]
+        if len(longer) == 1:
+            together = together.take(range(alone.shape[longer[0]]), longer[0])
+            error = measure_error(name, together, alone)
+            if error.relative_largest is None or error.relative_largest > _REPEAT_TOLERANCE:
+                affected.append(repr(name))
+    return affected
+
+
 def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> BundleManifest:
     """Run a graph, of which only inputs and outputs are known, on its golden calls. Raises InputError."""
     task, calls = get_task("tensors"), list[dict[str, Array]]()
@@ -426,6 +449,7 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
             size = sum(array.nbytes for array in calls[0].values())
             if job.options.inputs is None and (len(calls) + 1) * size > _MAX_RANDOM_BYTES:
                 break
+        affected = _affected_by_other_rows(session.run, data, calls) if data.takes("batch") else []
     arrays = {}
     for name in calls[0]:
         shapes = {call[name].shape for call in calls}
@@ -446,6 +470,11 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
     notes = [f"golden inputs: {'; '.join(f'{name}: {origin}' for name, origin in data.drawn.items())}"]
     if {operator for _, operator in job.graph.outline.operators} & {*CONTROL}:
         notes.append("If, Loop or Scan: the result and its time can depend on the input values")
+    if affected:
+        notes.append(
+            f"batch: the other rows of a call change {', '.join(affected)}, as in a BatchNormalization in training "
+            "mode or in dynamic quantization; compare calls of the same rows only"
+        )
     score = task.golden_score(0, reference, reference)
     return _write_manifest(
         job, task, arrays, score, data=data, max_length=data.tokens_at_once, pad_id=0, notes=tuple(notes)

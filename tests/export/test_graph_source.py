@@ -318,3 +318,14 @@ def test_engine_has_input_shapes_and_no_parity_without_its_gpu(wrapped_engine: P
     assert output.size_bytes == (wrapped_engine / FILE).stat().st_size > output.engine.weight_bytes
     if cannot_run(output) is not None:
         assert output.parity is not None and "verify --write" in str(output.parity.reason)
+
+
+def test_sparse_initializers_are_named(tmp_path: Path) -> None:
+    inputs, outputs = [graphs.value("x", graphs.FLOAT, ["N", 8])], [graphs.value("y", graphs.FLOAT, ["N", 8])]
+    model = graphs.model([helper.make_node("MatMul", ["x", "w"], ["y"])], inputs, outputs)
+    values, places = graphs.weights("w", 5), graphs.constant("places", np.arange(5))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [8, 8]))
+    import_onnx(save(tmp_path / "theirs", model), tmp_path / "bundle", OnnxImportOptions())
+    reasons = export(tmp_path / "bundle", int8=True, fp16=True, keep_going=True)
+    for name in ("onnx-int8", "onnx-fp16"):
+        assert reasons[name][0] == "rejected" and "input 'w' has no source" in str(reasons[name][1])

@@ -68,6 +68,17 @@ def wrapped(tmp_path: Path, graph: onnx.ModelProto, **options: object) -> Bundle
     return Bundle.open(tmp_path / "bundle")
 
 
+@pytest.mark.parametrize(("axis", "is_noted"), [(0, True), (1, False)])
+def test_rows_that_change_each_other_are_noted(tmp_path: Path, axis: int, is_noted: bool) -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[axis], keepdims=1),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    ports = [value("x", FLOAT, ["N", 4])], [value("y", FLOAT, ["N", 4])]
+    notes = " ".join(wrapped(tmp_path, graphs.model(nodes, *ports)).manifest.notes)
+    assert ("batch: the other rows of a call change 'y'" in notes) == is_noted
+
+
 class TestWhatItHolds:
     def test_a_net_of_convolutions(self, tmp_path: Path) -> None:
         bundle = wrapped(tmp_path, graphs.convolutions())
