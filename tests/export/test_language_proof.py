@@ -247,6 +247,18 @@ def test_gguf_tensors_that_are_not_used_are_refused_by_name(name: str, tmp_path:
 
 
 @needs_llama
+def test_a_sentencepiece_file_without_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    _, run = imported(tmp_path, "smollm2")
+    add_model = gguf.GGUFWriter.add_tokenizer_model
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", lambda self, _: add_model(self, "llama"))
+    tokenizer = run / "model" / "tokenizer.json"
+    with pytest.raises(InputError, match=r"SentencePiece tokenizer has no tokens of bytes"):
+        import_gguf(as_gguf(tmp_path, run), ImportOptions(tmp_path / "artifacts", "again", tokenizer))
+
+
+@needs_llama
 def test_another_tokenizer_than_the_files_own_is_refused(tmp_path: Path) -> None:
     _, run = imported(tmp_path, "smollm2")
     path, other = as_gguf(tmp_path, run), tmp_path / "tokenizer.json"
