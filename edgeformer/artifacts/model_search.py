@@ -26,6 +26,9 @@ class SearchedModel(Frozen):
     predicted_low_s: float | None = Field(None, description="predicted seconds of training; None: not predictable")
     predicted_high_s: float | None = None
     train_s: float | None = Field(None, description="measured seconds of training; None: not trained")
+    deploy_s: float | None = Field(None, description="measured seconds of export and profile")
+    score: float | None = Field(None, description="of the run's own weights on the validation rows")
+    teacher: str | None = Field(None, description="model of the search that taught it")
 
 
 class ScoredTest(Frozen):
@@ -54,9 +57,17 @@ class ModelSearch(Frozen):
 
     @property
     def picked(self) -> str | None:
-        """The recommended ``model/artifact``."""
+        """The ``model/artifact`` that keeps all limits."""
         search = self.search
         return search.candidates[search.pick].artifact if search is not None and search.pick is not None else None
+
+    @property
+    def best(self) -> str | None:
+        """The picked ``model/artifact``, or without one the usable artifact with the best score."""
+        search = self.search
+        if search is None or search.closest is None:
+            return self.picked
+        return search.candidates[search.closest].artifact
 
     def test_of(self, candidate: str) -> ScoredTest | None:
         """Return the test score of ``model/artifact``, if it was recommended."""

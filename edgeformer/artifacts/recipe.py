@@ -99,10 +99,12 @@ Schedule = Annotated[
 
 
 class EarlyStopping(Frozen):
-    """End training when the validation loss no longer improves."""
+    """End training when the value by which the epoch is selected no longer improves: by default the validation loss."""
 
     patience: PositiveInt = Field(3, description="epochs in a row without an improvement that end training")
-    min_delta: Annotated[float, Field(ge=0.0)] = Field(1e-3, description="smallest decrease that counts, in nats")
+    min_delta: Annotated[float, Field(ge=0.0)] = Field(
+        1e-3, description="smallest improvement that counts, in nats or of the metric"
+    )
 
 
 class CompileConfig(Frozen):

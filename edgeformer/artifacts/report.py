@@ -192,6 +192,7 @@ class Search(Frozen):
     minimize: Literal["latency", "size", "memory", "energy"]
     candidates: tuple[Candidate, ...]
     pick: int | None = Field(description="position in `candidates`; None: nothing is feasible")
+    closest: int | None = Field(None, description="models: without a pick, the usable candidate with the best score")
     reason: str
     basis: Literal["measured", "estimated", "host"] = Field(
         "measured", description="basis of the times; host: measured on this host, not compared with the device's limits"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
 from typing import Any, Literal
@@ -184,23 +184,31 @@ class CandidateLimits:
 
 
 def combine_searches(
-    searches: Mapping[str, Search], limits: CandidateLimits, minimize: Literal["latency", "size"]
+    searches: Mapping[str, Search],
+    limits: CandidateLimits,
+    minimize: Literal["latency", "size"],
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> Search:
     """Return one search over the candidates of several models, whose artifacts are then called ``model/artifact``.
 
     The models answer the same task on the same validation rows. A candidate that its own search refused stays refused.
-    An estimated latency keeps a limit only with its whole range.
+    An estimated latency keeps a limit only with its whole range. Without a limit of the score, the pick is among the
+    artifacts of the model with the best score, of which it may lose one standard error.
 
     Args:
         searches: model → its search, without limits of its own; at least one.
+        refused: model that is not recommended → the reason.
     """
     first = next(iter(searches.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
     candidates: list[Candidate] = []
     costs: list[Check] = []
+    usable: list[int] = []
     for model, search in searches.items():
         for candidate in search.candidates:
             objections, unknown = [candidate.reason] if candidate.reason else [], [*candidate.unknown]
+            objections += [refused[model]] if model in refused else []
+            usable += [] if objections else [len(candidates)]
             is_inside = None
             if limits.score is not None and candidate.score is not None:
                 low, high = candidate.score_low, candidate.score_high
@@ -253,7 +261,26 @@ def combine_searches(
             "compared": None,
         }
     )
-    return _pick(combined, costs, metric)
+    positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
+
+    def rank(position: int) -> float:
+        score = candidates[position].score
+        return -inf if score is None else sign * score
+
+    best = max(positions, key=rank, default=None)
+    if best is not None and limits.score is None and (score := candidates[best].score) is not None:
+        rows = candidates[best].score_rows or 0
+        error = sqrt(score * (1 - score) / rows) if metric.is_share and rows else 0.0
+        models = [candidate.artifact.partition("/")[0] for candidate in candidates]
+        best_models = {models[position] for position in positions if rank(position) == rank(best)}
+        positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
+        demands = (
+            f"are of the model with the best {metric.name} ({metric.text(score)}) and lose at most one standard error "
+            f"({error:.4f})"
+        )
+        return _pick(combined, costs, metric, positions, demands)
+    picked = _pick(combined, costs, metric)
+    return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
 
 
 def same_setting(rows: Sequence[Row], provider: str, threads: int | None) -> list[Row]:
@@ -378,16 +405,22 @@ def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def _pick(result: Search, costs: Sequence[Check], metric: Metric) -> Search:
+def _pick(
+    result: Search,
+    costs: Sequence[Check],
+    metric: Metric,
+    positions: Sequence[int] | None = None,
+    demands: str = "break no limit",
+) -> Search:
     """Return the search with its pick and why it is the pick; or with none and why nothing is.
 
-    A comparison of two candidates goes before their ``costs``, which are the quantity to minimize.
+    A comparison of two candidates goes before their ``costs``, which are the quantity to minimize. ``positions``: of
+    the candidates that may be picked, which ``demands`` describes; None: all that are eligible.
     """
     candidates, minimize, comparison, bound = result.candidates, result.minimize, result.compared, result.bound
-    demands = "break no limit"
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
-    positions = _eligible(candidates)
+    positions = _eligible(candidates) if positions is None else positions
     if not positions:
         reason = "nothing was profiled"
         if candidates:

@@ -23,8 +23,10 @@ def command(
     source: str | None = Option(
         None,
         metavar="PATH|NAME",
-        help="Pretrained encoder (folder, or name on the hub): adds models that start from it.",
+        help="Pretrained encoder (folder, name on the hub, or minilm): adds models that start from it. Default: minilm "
+        "if it is installed.",
     ),
+    no_source: bool = Option(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
     min_accuracy: float | None = Option(
         None, metavar="X", min=0.0, max=1.0, help="Smallest score on the validation rows, e.g. 0.85."
     ),
@@ -32,9 +34,13 @@ def command(
     max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
     minimize: Literal["latency", "size"] = advanced("latency", help="Quantity to minimize."),
     budget: str | None = Option(
-        None, metavar="TIME", help="Longest duration, e.g. 2h; models that may take longer are skipped. Default: none."
+        None,
+        metavar="TIME|none",
+        help="Longest duration, e.g. 2h; models that may take longer are skipped. Default: 5min, with a source 12min.",
     ),
-    every: bool = Option(False, "--all", help="Train every model, also after one that keeps the limits."),
+    every: bool = Option(
+        False, "--all", help="Train every model, also after one that keeps the limits, or if it promises no gain."
+    ),
     models: str | None = advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
     name: str | None = Option(None, help="Name of the search. Default: the name of DATA or of the recipe."),
     text: opt.TextColumn = None,
@@ -47,13 +53,15 @@ def command(
 ) -> None:
     """Find the smallest model that is good enough for a [b]device[/b].
 
-    Models are trained from the cheapest to the most expensive: linear, small and light encoders with shared layers.
-    With --source come a pretrained encoder, its folded form, and linear and light models that it teaches. Each model
-    is exported in FP32, INT8 and INT4 and profiled. With --min-accuracy the search ends at the first model that keeps
-    all limits. The Pareto front of score, latency and size is printed, and drawn on one HTML page.
+    Models are trained from the cheapest to the most expensive: a linear model, a classifier on the vectors of a
+    pretrained encoder, small and light encoders with shared layers, the pretrained encoder fine-tuned, its folded form,
+    and linear and light models that the best of them teaches. Each is exported in FP32, INT8 and INT4 and profiled.
+    With --min-accuracy the search ends at the first model that keeps all limits; without it, the model with the best
+    score is recommended. The Pareto front of score, latency and size is printed, and drawn on one HTML page.
 
     Scores are of the validation rows; only the recommended artifact is scored on the test rows. The same command
-    continues an interrupted search, and answers other limits from what is trained. Exit code 3: no artifact keeps them.
+    continues an interrupted search, and answers other limits from what is trained. Exit code 3: no artifact keeps
+    them; the best one is named.
 
     Examples:
       edgeformer search reviews.csv --device raspberry-pi-5 --min-accuracy 0.85 --max-latency 20ms
@@ -78,7 +86,11 @@ def command(
         opt.parse_value("--max-latency", max_latency, parse_milliseconds) if max_latency is not None else None,
         opt.parse_value("--max-size", max_size, parse_bytes) if max_size is not None else None,
     )
-    budget_s = opt.parse_value("--budget", budget, parse_milliseconds) / 1000 if budget is not None else None
+    if source is not None and no_source:
+        raise InputError("--source and --no-source contradict each other; give one of them")
+    source = None if no_source else source or default_source()
+    budget = budget or ("5min" if source is None else "12min")
+    budget_s = None if budget == "none" else opt.parse_value("--budget", budget, parse_milliseconds) / 1000
     options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:

@@ -20,11 +20,11 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel, read_model_search
 from edgeformer.artifacts.progress import SILENT, Progress, forward_event
 from edgeformer.artifacts.report import Report
-from edgeformer.artifacts.units import format_duration
+from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, check_name, read_manifest
 from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_searches
 from edgeformer.bundle import Bundle
-from edgeformer.model_search.ladder import TEACHER, LadderModel
+from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
 from edgeformer.system.host import cpu_name, now
 from edgeformer.system.lock import lock_folder
@@ -32,6 +32,8 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
 _PRECISIONS = ("--int8", "--int4")
+_PROMISING = 0.02
+"""A larger model of a kind is tried if the smaller one is at most this much below the best score."""
 _DONE = (0, 3)
 """Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
 
@@ -43,8 +45,9 @@ class ModelSearchOptions:
     Attributes:
         limits: what a candidate must keep.
         minimize: quantity of which the recommended artifact has least.
-        budget_s: seconds for this call; a model that is predicted to take longer than what is left is skipped.
-        tries_all: also train the models that come after one that keeps the limits.
+        budget_s: seconds for this call. A model is skipped if its training, export and measurement may take longer than
+            what is left; the first model is never skipped.
+        tries_all: also train models that come after one that keeps the limits, or that promise no better score.
         models: names of the ladder; empty: all.
     """
 
@@ -64,7 +67,7 @@ def search_models(
 
     Models are trained in the order of the ladder until one keeps the limits. What an earlier call has finished is used
     again; what it began is continued. Selection uses validation rows; the recommended artifact, and no other, is scored
-    on the test rows.
+    on the test rows. A taught model is recommended only if it scores higher than the same model without its teacher.
 
     Args:
         name: of the search; the runs are called ``<name>-<model>``.
@@ -109,10 +112,6 @@ class _ModelSearch:
     def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
         self._prepare(data, source)
-        for model in self._ladder.values():  # a model with a teacher is predicted when its teacher is trained
-            is_begun = (self._artifacts / f"{self._name}-{model.name}" / RUN_FILE).is_file()
-            if model.name in self._selected and not is_begun and not model.has_teacher:
-                self._predict_time(model.name)
         on_change(self.result, self._folder)
         can_stop = not self._options.tries_all and self._options.limits.score is not None
         for model in self._ladder.values():
@@ -123,6 +122,8 @@ class _ModelSearch:
             elif can_stop and self.result.picked is not None:
                 reason = f"not needed: {self.result.picked} keeps the limits (--all trains it too)"
                 self._update(model.name, status="skipped", reason=reason)
+            elif (reason := self._why_unpromising(model)) is not None and not self._options.models:
+                self._update(model.name, status="skipped", reason=f"{reason} (--all trains it all the same)")
             else:
                 self._try_model(model)
                 on_change(self.result, self._folder)
@@ -133,18 +134,8 @@ class _ModelSearch:
     def _prepare(self, data: str, source: str | None) -> None:
         """Write the recipes, and take over what an earlier call has measured."""
         for model in self._ladder.values():
-            sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
-            if model.has_teacher:
-                teacher = str((self._artifacts / f"{self._name}-{TEACHER}").resolve())
-                sections["training"] = {**sections["training"], "teacher": teacher}
-            body = to_yaml(sections, inline=True)
-            text, path = f"# {model.description}; written by edgeformer search\n{body}", self._recipe(model.name)
-            if path.is_file() and path.read_text(encoding="utf-8") != text:
-                raise InputError(
-                    f"{path}: an earlier search of this name had another recipe (other data, or another version); "
-                    "choose another --name"
-                )
-            write_text(path, text)
+            if not model.teachers:  # the others get theirs when it is trained
+                self._write_recipe(model, None)
         earlier = read_model_search(self._folder)
         known = {model.name: model for model in earlier.models} if earlier is not None else {}
         models = [
@@ -166,6 +157,41 @@ class _ModelSearch:
                 self._update(model.name, status="waiting", reason=None)
         self._rank()
 
+    def _write_recipe(self, model: LadderModel, teacher: str | None) -> None:
+        """Write the recipe of a model. Raises InputError if an earlier search wrote another one."""
+        sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
+        if teacher is not None:
+            folder = str((self._artifacts / f"{self._name}-{teacher}").resolve())
+            sections["training"] = {**sections["training"], "teacher": folder}
+        body = to_yaml(sections, inline=True)
+        text, path = f"# {model.description}; written by edgeformer search\n{body}", self._recipe(model.name)
+        if path.is_file() and path.read_text(encoding="utf-8") != text:
+            raise InputError(
+                f"{path}: an earlier search of this name had another recipe (other data, or another version); "
+                "choose another --name"
+            )
+        write_text(path, text)
+
+    def _why_unpromising(self, model: LadderModel) -> str | None:
+        """Return why a model is not expected to score higher than those that are trained; None: it may."""
+        trained = {entry.name: entry.score for entry in self.result.models if entry.score is not None}
+        if self._options.tries_all or not trained:
+            return None
+        best = max(trained, key=trained.__getitem__)
+        if model.smaller is not None and trained.get(model.smaller, 1.0) < trained[best] - _PROMISING:
+            gap = 100 * (trained[best] - trained[model.smaller])
+            return f"{model.smaller}, of the same kind, is {gap:.1f} points below {best}"
+        if model.untaught is None:
+            return None
+        if model.untaught not in trained:
+            return f"the same model without a teacher, {model.untaught}, is not trained"
+        teacher = max(trained.keys() & {*model.teachers}, key=trained.__getitem__, default=None)
+        if teacher is not None and trained[teacher] <= trained[model.untaught]:
+            return (
+                f"its teacher {teacher} scores {trained[teacher]:.4f}, {model.untaught} {trained[model.untaught]:.4f}"
+            )
+        return None
+
     def _predict_time(self, name: str) -> None:
         """Predict the training time of a model, unless an earlier call did; None: it cannot be predicted."""
         if self._searched(name).predicted_low_s is not None:
@@ -179,16 +205,21 @@ class _ModelSearch:
 
     def _try_model(self, model: LadderModel) -> None:
         """Train, export and profile a model, and rank all candidates again. A failure is a result."""
-        if model.has_teacher:
-            self._train(self._ladder[TEACHER], for_model=model.name)
-            if self._searched(TEACHER).train_s is None:
-                reason = f"its teacher {TEACHER} is not trained: {self._searched(TEACHER).reason}"
+        if model.teachers:
+            scores = {name: self._searched(name).score or -1.0 for name in model.teachers}
+            teacher = self._searched(model.name).teacher or max(scores, key=scores.__getitem__)
+            self._train(self._ladder[teacher], for_model=model.name)
+            if self._searched(teacher).train_s is None:
+                reason = f"its teacher {teacher} is not trained: {self._searched(teacher).reason}"
                 self._update(model.name, status="skipped", reason=reason)
                 return
+            self._write_recipe(model, teacher)
+            self._update(model.name, teacher=teacher)
         self._train(model, for_model=model.name)
         searched = self._searched(model.name)
         if searched.status in ("skipped", "failed"):
             return
+        started = time.monotonic()
         try:
             self._run("export", searched.run, *_PRECISIONS, "--keep-going", "--replace")
             report = self._run(
@@ -199,12 +230,19 @@ class _ModelSearch:
             return
         write_json(self._report(model.name), report)
         self._reports[model.name] = read_manifest(Report, self._report(model.name))
-        self._update(model.name, status="measured", reason=None)
+        deploy_s = time.monotonic() - started
+        self._update(model.name, status="measured", reason=None, deploy_s=deploy_s)
         self._rank()
+        searched, search = self._searched(model.name), self._reports[model.name].search
+        if search is not None:
+            smallest = min(candidate.size_bytes for candidate in search.candidates)
+            time_text = format_duration((searched.train_s or 0.0) + deploy_s)
+            score_text = "no score" if searched.score is None else f"{search.metric} {searched.score:.4f}"
+            self._progress.message(f"{model.name}: {score_text}, {format_bytes(smallest)}, {time_text}")
 
     def _score_on_test(self) -> None:
         """Score the recommended artifact on the test rows, unless an earlier call did."""
-        picked, search = self.result.picked, self.result.search
+        picked, search = self.result.best, self.result.search
         if search is None or picked is None or self.result.test_of(picked) is not None:
             return
         model, _, artifact = picked.partition("/")
@@ -224,19 +262,19 @@ class _ModelSearch:
         if (folder / RUN_FILE).is_file():
             manifest = read_run(folder)
             if manifest.status == "finished":
-                train_s = self._searched(model.name).train_s or manifest.seconds
-                self._update(model.name, train_s=train_s, parameters=manifest.parameters)
+                self._record_training(model.name, self._searched(model.name).train_s or manifest.seconds)
                 return
             arguments.append("--resume")
         else:
             self._predict_time(model.name)
         searched = self._searched(model.name)
-        if self._options.budget_s is not None and searched.predicted_high_s is not None:
+        if self._options.budget_s is not None and searched.predicted_high_s is not None and self._reports:
             left_s = self._options.budget_s - (time.monotonic() - self._started)
-            if searched.predicted_high_s > left_s:
+            deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
+            if searched.predicted_high_s + deploy_s > left_s:
                 reason = (
-                    f"training may take {format_duration(searched.predicted_high_s)}, and "
-                    f"{format_duration(max(0.0, left_s))} of the budget is left"
+                    f"training may take {format_duration(searched.predicted_high_s)}, export and measurement "
+                    f"{format_duration(deploy_s)}, and {format_duration(max(0.0, left_s))} of the budget is left"
                 )
                 self._update(model.name, status="skipped", reason=reason)
                 return
@@ -249,14 +287,28 @@ class _ModelSearch:
             self._update(model.name, status="failed", reason=str(error))
             return
         # A run's own seconds leave out what the teacher's answers took; a resumed one's include earlier parts.
-        train_s = max(trained["seconds"], time.monotonic() - started)
-        self._update(model.name, train_s=train_s, parameters=trained["parameters"], status="waiting", reason=None)
+        self._update(model.name, status="waiting", reason=None)
+        self._record_training(model.name, max(trained["seconds"], time.monotonic() - started))
+
+    def _record_training(self, name: str, train_s: float) -> None:
+        """Record the time, the size and the score of a finished run."""
+        manifest = read_run(self._artifacts / f"{self._name}-{name}")
+        score = get_task(manifest.task).metric.of(manifest.validation)
+        self._update(name, train_s=train_s, parameters=manifest.parameters, score=score)
 
     def _rank(self) -> None:
         """Rank the candidates of all models that were measured."""
         reports = {name: self._reports[name] for name in self._ladder if name in self._reports}
         searches = {name: report.search for name, report in reports.items() if report.search is not None}
-        search = combine_searches(searches, self._options.limits, self._options.minimize) if searches else None
+        refused = {}
+        for model in self._ladder.values():
+            if model.name in searches and model.untaught is not None:
+                score, plain = self._searched(model.name).score, self._searched(model.untaught).score
+                if score is not None and plain is not None and score <= plain:
+                    refused[model.name] = f"without a teacher it scores {plain:.4f}, with one {score:.4f}"
+        search = None
+        if searches:
+            search = combine_searches(searches, self._options.limits, self._options.minimize, refused)
         self._save(self.result.model_copy(update={"search": search}))
 
     def _run(self, *arguments: str) -> dict[str, Any]:

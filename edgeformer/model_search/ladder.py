@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from edgeformer.artifacts.documents import read_yaml
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import DistilledTraining, Recipe
+from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.sources import Columns
+from edgeformer.data.splits import split
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.training.init import DraftOptions, draft
+from edgeformer.training.init import LINEAR_TOKENIZER, DraftOptions, draft, encoder_training, fine_tuning, is_uneven
 
-TEACHER = "pretrained"
-"""Model that teaches the others."""
-
-_WORDS = {"kind": "trained", "algorithm": "words"}
+_FROZEN, _TEACHER = "frozen", "pretrained"
 _WIDTHS: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "layers": 2, "iterations": 2, "heads": 4, "ffn_size": 512},
     "light": {"hidden_size": 256, "layers": 3, "iterations": 2, "heads": 4, "ffn_size": 1024},
 }
 _ENCODER = {"kind": "encoder", "vocab_size": 8000, "residual_scale": 0.5}
-_ENCODER_TRAINING = {
-    "epochs": 5, "batch_size": 64, "precision": "auto", "optimizer": {"lr": 6e-4, "weight_decay": 0.1},
-    "schedule": {"kind": "cosine", "warmup": 0.06},
-}  # fmt: skip
-_FINE_TUNING = {
-    "epochs": 2, "batch_size": 32, "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear"},
-}  # fmt: skip
 _SOFT_LABELS = {"weight": 1.0, "temperature": 2.0}
 _DISTILLATION = {"weight": 0.7, "temperature": 2.0}
 _ITERATIONS = 2
@@ -48,13 +43,17 @@ class LadderModel:
         name: in tables, and the end of its run's name.
         description: for people.
         sections: of its recipe, without name and teacher; paths are absolute.
-        has_teacher: whether it learns from the run of :data:`TEACHER`.
+        teachers: models of which the best one teaches it; of those that are not trained, the first.
+        untaught: the same model without a teacher, which it must surpass.
+        smaller: model of the same kind; if that is far below the best one, this is not expected to surpass it.
     """
 
     name: str
     description: str
     sections: Mapping[str, Any]
-    has_teacher: bool = False
+    teachers: tuple[str, ...] = ()
+    untaught: str | None = None
+    smaller: str | None = None
 
 
 def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: Progress) -> list[LadderModel]:
@@ -64,19 +63,19 @@ def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: P
     """
     with TemporaryDirectory() as folder:
 
-        def drafted(name: str, start: str | None) -> dict[str, Any]:
-            out = Path(folder) / f"{name}.yaml"
-            sections = dict(read_yaml(draft(data, DraftOptions(out, columns, start, "search"), progress).path).content)
+        def drafted(family: Literal["linear", "encoder"], start: str | None = None) -> dict[str, Any]:
+            options = DraftOptions(Path(folder) / f"{family}-{start is None}.yaml", columns, start, family, "search")
+            sections = dict(read_yaml(draft(data, options, progress).path).content)
             sections["data"]["parts"]["train"][0]["path"] = str(data.resolve())
             return sections
 
-        scratch = drafted("scratch", None)
+        scratch = drafted("encoder")
+        _require_classifier(scratch["task"], str(data), f"edgeformer init {data}, then edgeformer train RECIPE.yaml")
         pretrained = None
         if source is not None:
-            pretrained = drafted("pretrained", source)
+            pretrained = drafted("encoder", source)
             pretrained["model"]["source"] = _absolute(source)
-    _require_classifier(scratch["task"], str(data), f"edgeformer init {data}, then edgeformer train RECIPE.yaml")
-    return _ladder(scratch, pretrained)
+        return _ladder(drafted("linear"), scratch, pretrained)
 
 
 def _require_classifier(task: str, place: str, remedy: str) -> None:
@@ -94,65 +93,71 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     Raises InputError: the recipe does not train a classifier.
     """
     _require_classifier(recipe.task, recipe.name, "edgeformer train RECIPE")
+    data: Any = recipe.data
+    train = split(data, load_with_findings(data)[0])["train"]
+    labels = Counter(np.atleast_1d(train.labels).ravel().tolist()) if recipe.task == "classification" else {}
+    select_by = "f1" if recipe.task != "classification" or is_uneven(labels) else "accuracy"
     content = recipe.model_dump(mode="json", exclude_unset=True)
     for key in DistilledTraining.model_fields:
         content["training"].pop(key, None)
     shared = {key: value for key, value in content.items() if key not in ("name", "description", "target")}
-    if recipe.model.kind == "encoder":
-        scratch = shared
-    else:
-        smoothing = {"label_smoothing": 0.05} if recipe.task == "classification" else {}
-        training = {**_ENCODER_TRAINING, **smoothing}
+    scratch = shared
+    if recipe.model.kind != "encoder":
+        training = encoder_training(len(train), select_by)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
+    linear = {**scratch, "tokenizer": LINEAR_TOKENIZER, "model": {"kind": "linear"}, "training": {}}
+    linear["data"] = {**shared["data"], "max_length": max(shared["data"].get("max_length", 128), 128)}
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}
         pretrained = {**shared, "model": model}
     if source is not None:
-        data = {**shared["data"], "cleaning": "none"}
         model = {"kind": "pretrained", "source": _absolute(source)}
         if (pooling := open_source(model["source"]).pooling) is not None:  # as its embeddings are made
             model["pooling"] = pooling
-        pretrained = {**shared, "data": data, "model": model, "training": _FINE_TUNING}
+        training = fine_tuning(len(train), select_by)
+        pretrained = {**shared, "data": {**shared["data"], "cleaning": "none"}, "model": model, "training": training}
         pretrained.pop("tokenizer", None)
-    return _ladder(scratch, pretrained)
+    return _ladder(linear, scratch, pretrained)
 
 
-def _ladder(scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None) -> list[LadderModel]:
+def _ladder(
+    linear: Mapping[str, Any], scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None
+) -> list[LadderModel]:
     """Return all models; those that need a pretrained encoder only if there is one, or that have a teacher."""
-    data = {**scratch["data"], "max_length": max(scratch["data"].get("max_length", 128), 128)}
-    linear = {**scratch, "data": data, "tokenizer": _WORDS, "model": {"kind": "linear"}, "training": {}}
-    can_distil = pretrained is not None and scratch["task"] == "classification"
-
-    def models(
-        name: str, title: str, sections: Mapping[str, Any], distillation: Mapping[str, Any]
-    ) -> list[LadderModel]:
-        """Return a model, and the same taught by the pretrained encoder."""
-        training = {**sections["training"], "distillation": distillation}
-        taught = LadderModel(f"{name}-distilled", f"{title}, taught", {**sections, "training": training}, True)
-        return [LadderModel(name, title, _without_unlabelled(sections)), *([taught] if can_distil else [])]
-
-    ladder = models("linear", "words and word pairs, logistic regression", linear, _SOFT_LABELS)
-    for name, width in _WIDTHS.items():
-        title = f"encoder of {width['layers']} shared layers × {width['iterations']}, width {width['hidden_size']}"
-        encoder = {**scratch, "model": {**scratch["model"], **width}}
-        encoders = models(name, title, encoder, _DISTILLATION)
-        ladder += encoders if name == "light" else encoders[:1]
+    sizes = {name: f"{width['layers']} layers × 2, width {width['hidden_size']}" for name, width in _WIDTHS.items()}
+    encoders = {name: {**scratch, "model": {**scratch["model"], **width}} for name, width in _WIDTHS.items()}
+    ladder = [LadderModel("linear", "n-grams, logistic regression", _without_unlabelled(linear))]
     if pretrained is not None:
-        if can_distil:
-            layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
-            folded = {
-                **pretrained,
-                "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}},
-                "training": {
-                    **pretrained["training"],
-                    "optimizer": {"lr": 1.5e-4},
-                    "distillation": {**_DISTILLATION, "states": 1.0},
-                },
-            }
-            ladder.append(LadderModel("folded", "the pretrained encoder folded into shared layers × 2", folded, True))
-        ladder.append(LadderModel(TEACHER, "the pretrained encoder, fine-tuned", _without_unlabelled(pretrained)))
-    return ladder
+        plain = _without_unlabelled(pretrained)
+        training = {key: value for key, value in plain["training"].items() if key != "early_stopping"}
+        frozen = {**plain, "training": {**training, "epochs": 0, "start": "frozen"}}
+        ladder.append(LadderModel(_FROZEN, "logistic regression on the pretrained encoder's vectors", frozen))
+    ladder += [
+        LadderModel(name, f"encoder of {sizes[name]}", _without_unlabelled(sections), smaller=smaller)
+        for (name, sections), smaller in zip(encoders.items(), (None, "small"), strict=True)
+    ]
+    if pretrained is None:
+        return ladder
+    ladder.append(LadderModel(_TEACHER, "the pretrained encoder, fine-tuned", plain))
+    if scratch["task"] != "classification":
+        return ladder
+
+    def taught(sections: Mapping[str, Any], distillation: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+        return {**sections, "training": {**sections.get("training", {}), **changes, "distillation": distillation}}
+
+    layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
+    fold = {**pretrained, "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}}}
+    fold = taught(fold, {**_DISTILLATION, "states": 1.0}, optimizer={"lr": 1.5e-4})
+    teachers = (_FROZEN, _TEACHER)
+    return [
+        *ladder,
+        LadderModel("folded", "the pretrained encoder folded into shared layers × 2", fold, (_TEACHER,)),
+        LadderModel("linear-distilled", "n-grams, taught", taught(linear, _SOFT_LABELS), teachers, "linear"),
+        LadderModel(
+            "light-distilled", "the light encoder, taught", taught(encoders["light"], _DISTILLATION), teachers, "light"
+        ),
+    ]
 
 
 def _without_unlabelled(sections: Mapping[str, Any]) -> dict[str, Any]:

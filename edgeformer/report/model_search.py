@@ -24,14 +24,11 @@ _BASIS = {
 
 
 def model_columns(result: ModelSearch) -> Columns[SearchedModel]:
-    """Return the columns of the models; the best score is that of the model's artifacts on the validation rows."""
-    candidates = result.search.candidates if result.search is not None else ()
+    """Return the columns of the models; the score is that of a model's own weights on the validation rows."""
 
-    def best_score(model: SearchedModel) -> float | None:
-        assert result.search is not None
-        scores = [c.score for c in candidates if c.artifact.startswith(f"{model.name}/") and c.score is not None]
-        best = max if metric_named(result.search.metric).higher_is_better else min
-        return best(scores, default=None)
+    def smallest(model: SearchedModel) -> int | None:
+        candidates = result.search.candidates if result.search is not None else ()
+        return min((c.size_bytes for c in candidates if c.artifact.startswith(f"{model.name}/")), default=None)
 
     def predicted(model: SearchedModel) -> str:
         if model.predicted_low_s is None or model.predicted_high_s is None:
@@ -49,7 +46,8 @@ def model_columns(result: ModelSearch) -> Columns[SearchedModel]:
         Column("predicted", text=lambda model: Text(predicted(model)), heading="training, predicted", leaves=1),
         Column("trained", heading="training", number=True,
                text=lambda model: Text(DASH if model.train_s is None else format_duration(model.train_s))),
-        Column("best", best_score if candidates else (lambda model: None), layout="{:.4f}", heading="best score"),
+        Column("score", layout="{:.4f}"),
+        Column("size_bytes", smallest, "bytes", heading="smallest file"),
         Column("status", text=status, flows=True),
     ])  # fmt: skip
 
@@ -59,13 +57,20 @@ def recommendation(result: ModelSearch) -> str:
     if result.search is None:
         return "No model has been measured yet."
     if result.search.pick is None:
-        return f"No recommendation: {result.search.reason}."
+        text = f"No artifact keeps the limits: {result.search.reason}."
+        if result.search.closest is None:
+            return text
+        closest, metric = result.search.candidates[result.search.closest], metric_named(result.search.metric)
+        misses = closest.reason
+        if (bound := result.search.bound) is not None and closest.score is not None and metric.is_share:
+            misses = f"misses {metric.flag} by {100 * (bound - closest.score):.1f} points; {misses}"
+        return f"{text} Best: {closest.artifact}: {misses}."
     return f"Recommended: {result.search.reason}."
 
 
 def test_text(result: ModelSearch) -> str:
-    """Return the score of the recommended artifact on the test rows; empty: not scored."""
-    test = result.test_of(result.picked) if result.picked is not None else None
+    """Return the score of the recommended or best artifact on the test rows; empty: not scored."""
+    test = result.test_of(result.best) if result.best is not None else None
     if test is None or result.search is None:
         return ""
     metric = metric_named(result.search.metric)

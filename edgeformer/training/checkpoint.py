@@ -67,7 +67,7 @@ class Position:
     samples: int = 0
     best_epoch: int | None = None
     best_value: float | None = None
-    stopping_loss: float | None = None
+    stopping_loss: float | None = None  # or the negative metric: the best value for early stopping
     epochs_without_improvement: int = 0
     epoch_loss_sum: float = 0.0
     epoch_weight: int = 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 from tokenizers import Tokenizer
 
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import DataConfig, SpanData
 from edgeformer.artifacts.documents import to_yaml
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.artifacts.progress import SILENT, Progress, bar
@@ -31,6 +34,7 @@ from edgeformer.data.splits import split
 from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, train_tokenizer
 from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.source import open_source
+from edgeformer.run import read_run
 
 _TOKENIZER_TEXTS = 50_000
 """Texts that determine the vocabulary size: a small model does not use more words than these contain."""
@@ -39,7 +43,10 @@ _VOCABULARY = 8_000
 _MIN_LENGTH, _MAX_LENGTH = 16, 256
 """Limits of ``data.max_length`` in tokens."""
 _UNCUT_SHARE = 0.98
-_PATIENCE = 5
+_PATIENCE = 4
+"""Epochs without a better validation score that end a training of more than twice as many."""
+_COMPARED_ROWS = 2_000
+LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "words"}
 _LARGE_ROWS = 20_000
 """Rows from which on a wider model learns more."""
 _LINE_LENGTH = 100
@@ -55,6 +62,7 @@ class DraftOptions:
     out: Path | None = None  # the recipe's file; None: in the working folder, with the name of the data file
     columns: Columns = field(default_factory=Columns)
     source: str | None = None  # a pretrained encoder to start from, a folder or a name on the hub
+    family: Literal["linear", "encoder"] | None = "encoder"  # without a source; None: the better one of a comparison
     name: str | None = None  # of the recipe; None: the name of the data file
     force: bool = False  # replace an existing file
 
@@ -70,6 +78,43 @@ class Draft:
     rows: dict[str, int]
     findings: tuple[DataFinding, ...]
     notes: tuple[str, ...]
+    comparison: tuple[ComparedFamily, ...] = ()
+
+
+class ComparedFamily(Frozen):
+    """A family of models, trained on a part of the rows."""
+
+    family: str
+    score: float = Field(description="accuracy on validation rows of that part")
+    rows: int = Field(description="training rows")
+    validation_rows: int
+    seconds: float = Field(description="of training")
+
+
+def compare_families(data: Path, options: DraftOptions, progress: Progress = SILENT) -> tuple[ComparedFamily, ...]:
+    """Train a linear model and a small encoder on at most 2,000 rows of a file of labelled texts, the better one first.
+
+    The smaller one goes before an equal one. Raises MissingDependencyError: training is not installed.
+    """
+    with needs_extra("train", "the comparison of init"):
+        from edgeformer.training.train import TrainOptions, train
+    compared = []
+    with TemporaryDirectory() as folder:
+        for family in ("linear", "encoder"):
+            path = Path(folder) / f"{family}.yaml"
+            drafted = draft(data, replace(options, out=path, name=family, family=family), progress)
+            sets = [
+                f"data.parts.train.0.rows={min(_COMPARED_ROWS, sum(drafted.rows.values()))}",
+                *(["training.epochs=10", "training.early_stopping={patience: 3}"] if family == "encoder" else []),
+            ]
+            recipe = load_recipe(str(path), sets)
+            with bar(progress, f"Comparing: {family}", None):
+                manifest = read_run(train(recipe, TrainOptions(Path(folder) / "runs", accelerator="cpu")))
+            score: Any = manifest.validation
+            seconds = round(manifest.seconds or 0.0, 1)
+            compared.append(ComparedFamily(family=family, score=score.accuracy, rows=manifest.data.rows["train"],
+                                           validation_rows=score.n, seconds=seconds))  # fmt: skip
+    return tuple(sorted(compared, key=lambda entry: -entry.score))
 
 
 def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Draft:
@@ -101,18 +146,20 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     findings += label_findings(config, rows_per_label(config, sets))
     # Names are known by their capitals, too.
     trained = {"kind": "trained", **({"algorithm": "wordpiece-cased"} if spans is not None else {})}
-    if options.source is None:
-        max_length, model, training = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+    select_by = "f1" if spans is not None or is_uneven(detected.labels) else "accuracy"
+    comparison: tuple[ComparedFamily, ...] = ()
+    family = "encoder" if spans is not None else options.family
+    if options.source is None and family is None:
+        comparison = compare_families(data, options, progress)
+        family = comparison[0].family
+    if options.source is None and family == "linear":
+        trained, max_length, model, training = LINEAR_TOKENIZER, _MAX_LENGTH, {"kind": "linear"}, {}
+    elif options.source is None:
+        max_length, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+        training = encoder_training(len(sets["train"]), select_by)
     else:
         pretrained = open_source(options.source)
-        count = len(sets["train"])
-        training = {
-            "epochs": min(8, max(2, round(20_000 / count))),
-            "batch_size": 16 if count < 1_000 else 32,
-            "precision": "auto",
-            "optimizer": {"lr": 5e-5},
-            "schedule": {"kind": "linear"},
-        }
+        training = fine_tuning(len(sets["train"]), select_by)
         max_length = _max_length(pretrained.tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
         folder = Path(pretrained.name)
         model = {"kind": "pretrained", "source": _path_from(folder, out) if folder.is_dir() else pretrained.name}
@@ -135,7 +182,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         },
         **({"tokenizer": trained} if options.source is None else {}),
         "model": model,
-        "training": training,
+        **({"training": training} if training else {}),
     }
     body = to_yaml(sections, _LINE_LENGTH, inline=True)
     text = (
@@ -161,7 +208,46 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     if labelled < detected.rows and spans is None:
         notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
     rows = {part: len(texts) for part, texts in sets.items()}
-    return Draft(out, name, text, detected, rows, (*findings,), (*notes,))
+    return Draft(out, name, text, detected, rows, (*findings,), (*notes,), comparison)
+
+
+def is_uneven(labels: Mapping[str, int]) -> bool:
+    """Return whether there are more than two labels, and the rarest has less than half of an even share of the rows."""
+    return len(labels) > 2 and min(labels.values()) < sum(labels.values()) / len(labels) / 2
+
+
+def encoder_training(rows: int, select_by: str) -> dict[str, Any]:
+    """Return the training section of an encoder without pretrained weights for that many training rows."""
+    is_large = rows >= _LARGE_ROWS
+    return {
+        "epochs": min(30, max(4, round(100_000 / rows))),
+        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32,
+        "precision": "auto",
+        "optimizer": {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05},
+        "schedule": {"kind": "cosine"},
+        "select_by": select_by,
+        **_early_stopping(100_000 / rows),
+    }
+
+
+def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
+    """Return the training section of a pretrained encoder for that many training rows.
+
+    Small sets of many labels need 10 to 20 epochs; the score of the validation rows decides when it ends.
+    """
+    return {
+        "epochs": min(20, max(2, round(80_000 / rows))),
+        "batch_size": 16 if rows < 1_000 else 32,
+        "precision": "auto",
+        "optimizer": {"lr": 6e-5},
+        "schedule": {"kind": "linear", "warmup": 0.1},
+        "select_by": select_by,
+        **_early_stopping(80_000 / rows),
+    }
+
+
+def _early_stopping(epochs: float) -> dict[str, Any]:
+    return {"early_stopping": {"patience": _PATIENCE}} if epochs > 2 * _PATIENCE else {}
 
 
 def _stem(data: Path) -> str:
@@ -178,8 +264,8 @@ def recipe_name(data: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", _stem(data)).strip("._-")[:60] or "own-data"
 
 
-def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
-    """Return max_length, model and training for a small recurrent encoder with its own tokenizer."""
+def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[str, Any]]:
+    """Return max_length and model for a small recurrent encoder with its own tokenizer."""
     texts = map(join_pair, islice(train.texts, _TOKENIZER_TEXTS))
     tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, normalizers() if algorithm == "wordpiece" else ())
     vocabulary = embedding_rows(tokenizer)
@@ -187,7 +273,7 @@ def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[s
         # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
         letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
         vocabulary = letters + (vocabulary - letters) * 3 // 4
-    rows, is_large = len(train), len(train) >= _LARGE_ROWS
+    is_large = len(train) >= _LARGE_ROWS
     width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
     model = {
         "kind": "encoder",
@@ -198,16 +284,7 @@ def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[s
         "ffn_size": 4 * width["hidden_size"],
         "residual_scale": 0.5,
     }
-    training: dict[str, Any] = {
-        "epochs": min(30, max(4, round(100_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 32 if not is_large else 64,
-        "precision": "auto",
-        "optimizer": {"lr": 1e-3, "weight_decay": 0.05},
-        "schedule": {"kind": "cosine"},
-    }
-    if training["epochs"] > 2 * _PATIENCE:
-        training["early_stopping"] = {"patience": _PATIENCE}
-    return _max_length(tokenizer, train, _MAX_LENGTH), model, training
+    return _max_length(tokenizer, train, _MAX_LENGTH), model
 
 
 def _max_length(tokenizer: Tokenizer, train: LabelledTexts, limit: int) -> int:

@@ -115,7 +115,7 @@ class TrainingLoop:
                 if not is_complete:
                     break
         if position.epochs_without_improvement >= patience:
-            progress.message("stopped early: the validation loss no longer improves")
+            progress.message("stopped early: the validation score no longer improves")
         return True
 
     def _train_epoch(self, stop: threading.Event) -> bool:
@@ -207,7 +207,11 @@ class TrainingLoop:
         train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
         self._record("epoch", {"train_loss": train_loss, **objective.task.record(score)})
         value = objective.task.criterion(score, self._config)
-        is_best = math.isfinite(value) and (position.best_value is None or value < position.best_value)
+        best = math.inf if position.best_value is None else position.best_value
+        # A metric of few rows often ties.
+        is_best = math.isfinite(value) and (
+            value < best or (value == best and score.loss < position.validation["loss"])
+        )
         if is_best:
             position.best_epoch, position.best_value = position.epoch + 1 if is_complete else None, value
             position.validation = score.model_dump()
@@ -216,8 +220,8 @@ class TrainingLoop:
         progress.message(f"{place}: train loss {train_loss:.4f}, {description}")
         stopping = self._config.early_stopping
         if is_complete and stopping is not None:
-            if position.stopping_loss is None or score.loss < position.stopping_loss - stopping.min_delta:
-                position.stopping_loss, position.epochs_without_improvement = score.loss, 0
+            if position.stopping_loss is None or value < position.stopping_loss - stopping.min_delta:
+                position.stopping_loss, position.epochs_without_improvement = value, 0
             else:
                 position.epochs_without_improvement += 1
         return is_best

@@ -110,7 +110,7 @@ def test_pretrained_encoder(folder: Path) -> None:
     assert recipe.model.pooling == "mean"  # as its embeddings are made
     assert "source: ../models/bert" in result.text and recipe.data.cleaning == "none"
     assert recipe.data.max_length <= recipe.model.max_positions
-    assert recipe.training.epochs == 8 and recipe.training.schedule.kind == "linear"
+    assert recipe.training.epochs == 20 and recipe.training.schedule.kind == "linear"
 
 
 @pytest.mark.parametrize("name", ["letters.jsonl", "letters.conll"])
