@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from typer import Argument, Option
 
@@ -21,6 +22,9 @@ def command(
     source: str | None = Option(
         None, metavar="PATH|NAME", help="Pretrained encoder to start from: a folder, or a name on the hub."
     ),
+    model: Literal["linear", "encoder"] | None = Option(
+        None, help="Model without a source. Default: the better one on at most 2,000 rows, compared in about a minute."
+    ),
     name: str | None = Option(None, help="Name of the recipe. Default: the name of DATA."),
     force: bool = Option(False, "--force", help="Replace an existing recipe."),
     as_json: opt.Json = False,
@@ -28,9 +32,9 @@ def command(
     """Write a recipe for a file of labelled texts.
 
     Detect delimiter, columns and labels, print them, and write them to the recipe. The split holds out a tenth of each
-    label's texts for validation and another tenth for the test. The maximum text length, the vocabulary size and the
-    number of epochs are chosen from the data. CoNLL files, and JSONL files with [b]spans[/b], become recipes of token
-    classifiers.
+    label's texts for validation and another tenth for the test. A linear model and a small encoder are compared on some
+    rows; text length, vocabulary size and number of epochs follow from the data. CoNLL files, and JSONL files with
+    [b]spans[/b], become recipes of token classifiers.
 
     Examples:
       edgeformer init reviews.csv
@@ -42,7 +46,8 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    recipe = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
+    options = DraftOptions(out, Columns(text, pair, label, encoding), source, model, name, force)
+    recipe = draft(data, options, show_progress())
     if as_json:
         document = {
             "recipe": str(recipe.path),
@@ -52,6 +57,7 @@ def command(
             "rows": recipe.rows,
             "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
             "notes": list(recipe.notes),
+            "comparison": [entry.model_dump() for entry in recipe.comparison],
             "text": recipe.text,
         }
         opt.print_json(document)
@@ -59,9 +65,14 @@ def command(
     opt.stdout().print(column_table(data.name, recipe.guess))
     for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
         say(note)
+    for entry in recipe.comparison:
+        say(
+            f"{entry.family}: accuracy {entry.score:.3f} on {entry.validation_rows:,} validation rows, trained on "
+            f"{entry.rows:,} rows in {entry.seconds:.0f} s"
+        )
     path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
     say(f"\n{recipe.text}\nrecipe  {recipe.path}")
-    opt.say_next(f"edgeformer train {path}")
     if "task: classification" in recipe.text:  # search has no models for spans
         file = f'"{data}"' if " " in str(data) else data
-        opt.say_next(f"edgeformer search {file} --device NAME", "tries models from linear to this one")
+        opt.say_next(f"edgeformer search {file}", "trains and compares models within minutes, and recommends one")
+    opt.say_next(f"edgeformer train {path}")

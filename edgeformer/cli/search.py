@@ -72,6 +72,7 @@ def command(
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
     from edgeformer.benchmark.search import CandidateLimits
     from edgeformer.cli.progress import show_progress
+    from edgeformer.data.source_folder import default_source
     from edgeformer.data.sources import Columns
     from edgeformer.report.model_search import PAGE_FILE, print_model_search, write_page
 

@@ -42,7 +42,9 @@ def test_the_cheapest_model_within_the_limits_is_recommended(limits: CandidateLi
 
 def test_without_a_limit_the_best_model_may_lose_one_standard_error() -> None:
     """Rows of `accuracy` are 1,000: the error is 0.0090 at 0.91."""
-    manifest = bundle(artifact("onnx-fp32", validation=accuracy(0.91)), artifact("onnx-int8", validation=accuracy(0.905)))
+    manifest = bundle(
+        artifact("onnx-fp32", validation=accuracy(0.91)), artifact("onnx-int8", validation=accuracy(0.905))
+    )
     both = run(manifest, [row("onnx-fp32", 9.0, size=900), row("onnx-int8", 3.0, size=300)])
     searches = {"linear": search_of(0.906, 0.1, 200), "pretrained": both}
     result = combine_searches(searches, CandidateLimits(), "latency")
@@ -57,7 +59,9 @@ def test_the_best_is_named_if_none_keeps_the_limits() -> None:
 
 
 def test_a_refused_model_is_not_recommended() -> None:
-    result = combine_searches(SEARCHES, CandidateLimits(), "latency", {"pretrained": "without a teacher it scores 0.92"})
+    result = combine_searches(
+        SEARCHES, CandidateLimits(), "latency", {"pretrained": "without a teacher it scores 0.92"}
+    )
     assert result.pick is not None and result.candidates[result.pick].artifact == "light/onnx-int8"
     assert result.candidates[2].reason == "without a teacher it scores 0.92"
 

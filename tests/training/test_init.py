@@ -126,3 +126,30 @@ def test_spans(folder: Path, name: str) -> None:
     assert {*recipe.data.labels} == {*result.guess.labels} >= {"ADDRESS", "PERSON"}
     assert recipe.data.parts["train"][0].path == str(folder / name) and recipe.data.cleaning == "none"
     assert sum(result.rows.values()) == result.guess.rows and "longer texts are read in windows" in result.text
+
+
+def test_the_better_family_is_drafted(folder: Path) -> None:
+    """Two words decide, which a linear model learns from 200 rows."""
+    rows = "".join(
+        f"ticket {n} says {('refund', 'password')[n % 2]} again,{('billing', 'login')[n % 2]}\n" for n in range(200)
+    )
+    Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
+    result = draft(Path("own.csv"), DraftOptions(family=None))
+    best, other = result.comparison
+    assert {best.family, other.family} == {"linear", "encoder"} and best.score >= other.score
+    assert best.family == "linear" and best.score == 1.0 and best.validation_rows == 20 and best.rows == 160
+    recipe: Any = load_recipe("own.yaml")
+    assert recipe.model.kind == "linear" and sorted(path.name for path in folder.iterdir()) == [
+        "data",
+        "own.csv",
+        "own.yaml",
+    ]
+
+
+def test_rare_labels_select_the_epoch_by_macro_f1(folder: Path) -> None:
+    for counts, expected in (((40, 40, 10), "f1"), ((40, 40, 30), "accuracy"), ((80, 20), "accuracy")):
+        rows = "".join(f"row {label} {n},label{label}\n" for label, count in enumerate(counts) for n in range(count))
+        Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
+        draft(Path("own.csv"), DraftOptions(force=True))
+        recipe: Any = load_recipe("own.yaml")
+        assert recipe.training.select_by == expected
