@@ -259,6 +259,18 @@ def test_a_sentencepiece_file_without_bytes_is_refused(tmp_path: Path, monkeypat
 
 
 @needs_llama
+def test_a_part_of_a_split_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    _, run = imported(tmp_path, "smollm2")
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_quantization_version", lambda writer, _: writer.add_uint16("split.count", 3)
+    )
+    with pytest.raises(InputError, match=r"is one of 3 parts; join them"):
+        import_gguf(as_gguf(tmp_path, run), ImportOptions(tmp_path / "artifacts", "again"))
+
+
+@needs_llama
 def test_another_tokenizer_than_the_files_own_is_refused(tmp_path: Path) -> None:
     _, run = imported(tmp_path, "smollm2")
     path, other = as_gguf(tmp_path, run), tmp_path / "tokenizer.json"
