@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import EstimateError, EstimateRecord
@@ -78,7 +78,7 @@ class Row(Frozen):
     precision: str
     provider: str
     where: Literal["host", "device"]
-    phase: Literal["cold", "steady", "prefill", "decode", "speculate"]
+    phase: Literal["cold", "steady", "prefill", "decode"]
     batch: int
     seq: int = Field(description="tokens per row; 1 if the graph has no such axis, see `inputs`")
     inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")
@@ -286,6 +286,14 @@ class Report(Frozen):
     report_sha256: str | None = Field(
         None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_phase(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(rows := value.get("rows"), list):
+            kept = [row for row in rows if not (isinstance(row, dict) and row.get("phase") == "speculate")]
+            return {**value, "rows": kept}
+        return value
 
     @property
     def stem(self) -> str:

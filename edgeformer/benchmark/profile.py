@@ -118,10 +118,8 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    speculates = request.speculation is not None
     items = {
-        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase, speculates=speculates)
-        for artifact in request.artifacts
+        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase) for artifact in request.artifacts
     }
     measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
@@ -146,8 +144,7 @@ def profile_bundle(
                         reason += f"{default_provider(device.kind)}"
                     notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
                 with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
-                    estimable = tuple(item for item in items[artifact.id] if item[0] != "speculate")
-                    artifact_device_rows = estimate(bundle, artifact, device, estimable)
+                    artifact_device_rows = estimate(bundle, artifact, device, items[artifact.id])
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
         notes += card_notes(device, target, rows)
@@ -178,7 +175,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
         for threads in request.threads:
             job = MeasureJob(
                 files=files, provider=provider, threads=threads, items=items, rules=request.rules,
-                gpu_uuid=profiling.target.gpu_uuid, speculation=request.speculation,
+                gpu_uuid=profiling.target.gpu_uuid,
             )  # fmt: skip
             try:
                 measured = measure_artifact(job, profiling.progress, next(profiling.places))
