@@ -141,7 +141,6 @@ def command(
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.run import locate
-    from edgeformer.runtime_preference import save_fastest
     from edgeformer.tasks import all_tasks
 
     metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
@@ -210,7 +209,6 @@ def command(
             f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
     written = write_report(report, location)
-    save_fastest(report, location)
     if as_json:
         opt.print_json(report)
     else:
