@@ -172,18 +172,6 @@ class Candidate(Frozen):
     stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
 
 
-class Comparison(Frozen):
-    """Interleaved measurement of two candidates, as in `gate`: their own times were measured minutes apart."""
-
-    first: int = Field(description="position in `candidates` of the smaller median")
-    second: int = Field(description="position of the other candidate")
-    found: Literal["slower", "faster", "no different", "not known"] = Field(description="result for the second")
-    change: float = Field(description="(second - first) / first, of the times")
-    low: float | None = Field(None, description="lower bound of the change, valid over all looks")
-    high: float | None = Field(None, description="upper bound of the change")
-    rounds: int = Field(description="pairs of fresh processes that were measured")
-
-
 class Search(Frozen):
     """Candidates of `--search`, and its pick."""
 
@@ -199,7 +187,11 @@ class Search(Frozen):
     not_in_bundle: tuple[str, ...] = Field((), description="further artifacts that export could add, and how")
     batch: int | None = Field(None, description="batch size of the candidates' time and memory")
     seq: int | None = Field(None, description="tokens per row of that call")
-    compared: Comparison | None = Field(None, description="the two fastest, if their medians are close")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_comparison(cls, value: Any) -> Any:
+        return {key: value[key] for key in value if key != "compared"} if isinstance(value, dict) else value
 
 
 class SubjectArtifact(Frozen):
