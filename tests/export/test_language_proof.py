@@ -23,11 +23,11 @@ from edgeformer.export.import_language import import_causal_lm, import_gguf
 from edgeformer.export.import_run import ImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.inference.sampling import Sampling
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run, locate
 from edgeformer.runtimes.llamacpp.builder import compare_tokenizer, write_gguf
 from edgeformer.runtimes.llamacpp.library import Llama
-from edgeformer.runtimes.speculation import Sampling
 from tests.export.language_models import CLASSES, SIZES, make_language_model
 
 transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
