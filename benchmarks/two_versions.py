@@ -111,15 +111,18 @@ def main() -> None:
     parser.add_argument("new", type=Path)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cases", nargs="+", help="beginnings of the names of cases; default: all")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        shutil.copytree(arguments.run, folder / "artifacts" / "run")
+        checkouts = {"old": arguments.old.resolve(), "new": arguments.new.resolve()}
+        for version in checkouts:  # the old version may not read a bundle of the new one
+            shutil.copytree(arguments.run, Path(temporary, version, "artifacts", "run"))
         for name, case in CASES.items():
-            versions = {"old": partial(case, folder, arguments.old.resolve())}
-            versions["new"] = partial(case, folder, arguments.new.resolve())
+            if arguments.cases and not name.startswith(tuple(arguments.cases)):
+                continue
+            versions = {version: partial(case, Path(temporary, version), path) for version, path in checkouts.items()}
             samples: dict[str, list[float]] = {version: [] for version in versions}
             for measure in versions.values():
                 measure()  # warms the file cache

@@ -26,7 +26,7 @@ from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.generate import GenerateOptions
-from edgeformer.runtimes.speculation import Sampling, Speculation
+from edgeformer.inference.sampling import Sampling
 from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
@@ -36,8 +36,8 @@ from tests.export.graphs import save
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 OPTIONS = (
-    TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, SearchOptions, GenerateOptions, Sampling, Speculation,
-    EarlyExit, OnnxImportOptions,
+    TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, SearchOptions, GenerateOptions, Sampling, EarlyExit,
+    OnnxImportOptions,
 )  # fmt: skip
 """Dataclasses of keyword arguments; the page renders their docstrings."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import EstimateError, EstimateRecord
@@ -78,7 +78,7 @@ class Row(Frozen):
     precision: str
     provider: str
     where: Literal["host", "device"]
-    phase: Literal["cold", "steady", "prefill", "decode", "speculate"]
+    phase: Literal["cold", "steady", "prefill", "decode"]
     batch: int
     seq: int = Field(description="tokens per row; 1 if the graph has no such axis, see `inputs`")
     inputs: dict[str, tuple[int, ...]] = Field({}, description="wrapped graphs: input → sizes in this call")
@@ -172,18 +172,6 @@ class Candidate(Frozen):
     stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
 
 
-class Comparison(Frozen):
-    """Interleaved measurement of two candidates, as in `gate`: their own times were measured minutes apart."""
-
-    first: int = Field(description="position in `candidates` of the smaller median")
-    second: int = Field(description="position of the other candidate")
-    found: Literal["slower", "faster", "no different", "not known"] = Field(description="result for the second")
-    change: float = Field(description="(second - first) / first, of the times")
-    low: float | None = Field(None, description="lower bound of the change, valid over all looks")
-    high: float | None = Field(None, description="upper bound of the change")
-    rounds: int = Field(description="pairs of fresh processes that were measured")
-
-
 class Search(Frozen):
     """Candidates of `--search`, and its pick."""
 
@@ -200,7 +188,11 @@ class Search(Frozen):
     not_in_bundle: tuple[str, ...] = Field((), description="further artifacts that export could add, and how")
     batch: int | None = Field(None, description="batch size of the candidates' time and memory")
     seq: int | None = Field(None, description="tokens per row of that call")
-    compared: Comparison | None = Field(None, description="the two fastest, if their medians are close")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_comparison(cls, value: Any) -> Any:
+        return {key: value[key] for key in value if key != "compared"} if isinstance(value, dict) else value
 
 
 class SubjectArtifact(Frozen):
@@ -287,6 +279,14 @@ class Report(Frozen):
     report_sha256: str | None = Field(
         None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_phase(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(rows := value.get("rows"), list):
+            kept = [row for row in rows if not (isinstance(row, dict) and row.get("phase") == "speculate")]
+            return {**value, "rows": kept}
+        return value
 
     @property
     def stem(self) -> str:

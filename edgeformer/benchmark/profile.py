@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
@@ -16,8 +15,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import (
-    Candidate,
-    Comparison,
     NotJudged,
     Report,
     Row,
@@ -31,9 +28,8 @@ from edgeformer.artifacts.report import (
     seal_report,
 )
 from edgeformer.artifacts.units import format_duration
-from edgeformer.benchmark.paired_run import WARMUP_RULES, PairJob, PairRules, SideError, compare_pair
 from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
-from edgeformer.benchmark.search import NOISE, TieBreak, same_setting, search
+from edgeformer.benchmark.search import same_setting, search
 from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, judged_rows, verdict_notes
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence
@@ -65,9 +61,6 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.task import max_call_tokens
 
 __all__ = ["ProfileInterrupted", "ProfileOptions", "judge_report", "profile_bundle"]
-
-_TIE_BREAK_S, _TIE_BREAK_ROWS = 60.0, 20
-"""No round of a tie break begins later, nor later than this many times what a row takes: a quick look remains one."""
 
 
 def _places(total: int, started_s: float) -> Iterator[str]:
@@ -118,10 +111,8 @@ def profile_bundle(
     """
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
-    speculates = request.speculation is not None
     items = {
-        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase, speculates=speculates)
-        for artifact in request.artifacts
+        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase) for artifact in request.artifacts
     }
     measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
@@ -146,8 +137,7 @@ def profile_bundle(
                         reason += f"{default_provider(device.kind)}"
                     notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
                 with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
-                    estimable = tuple(item for item in items[artifact.id] if item[0] != "speculate")
-                    artifact_device_rows = estimate(bundle, artifact, device, estimable)
+                    artifact_device_rows = estimate(bundle, artifact, device, items[artifact.id])
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
         notes += card_notes(device, target, rows)
@@ -178,7 +168,7 @@ def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...
         for threads in request.threads:
             job = MeasureJob(
                 files=files, provider=provider, threads=threads, items=items, rules=request.rules,
-                gpu_uuid=profiling.target.gpu_uuid, speculation=request.speculation,
+                gpu_uuid=profiling.target.gpu_uuid,
             )  # fmt: skip
             try:
                 measured = measure_artifact(job, profiling.progress, next(profiling.places))
@@ -238,10 +228,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
-        tie_break: TieBreak = partial(
-            break_tie, bundle=bundle, request=request, gpu_uuid=target.gpu_uuid, progress=profiling.progress
-        )
-        result = search(manifest, eligible, judged, limits, options.search, completing, tie_break)
+        result = search(manifest, eligible, judged, limits, options.search, completing)
         if result.pick is None:
             verdict = verdict.model_copy(update={"status": "fail"})
         else:
@@ -306,46 +293,6 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         subject=_subject_of(manifest, request.artifacts),
     )
     return seal_report(report)
-
-
-def break_tie(
-    candidates: Sequence[Candidate],
-    first: int,
-    second: int,
-    *,
-    bundle: Bundle,
-    request: Request,
-    gpu_uuid: str | None,
-    progress: Progress,
-) -> Comparison | None:
-    """Measure two close candidates, whose times are minutes apart, in turns; None: one of them cannot be measured."""
-    limits = request.limits.ranked
-    jobs: list[PairJob] = []
-    for candidate in (candidates[first], candidates[second]):
-        artifact = bundle.artifact(candidate.artifact)
-        phase = "steady" if artifact.role in ("full", "exit") else limits.phase
-        job = PairJob(
-            files=check_artifact(bundle, artifact), provider=candidate.provider, gpu_uuid=gpu_uuid,
-            threads=candidate.threads or request.threads[0], items=((phase, limits.batch, limits.seq),),
-            rules=replace(request.rules, warmup_max_s=min(request.rules.warmup_max_s, WARMUP_RULES.warmup_max_s)),
-        )  # fmt: skip
-        jobs.append(job)
-    rules = PairRules(longest_s=min(_TIE_BREAK_S, _TIE_BREAK_ROWS * request.rules.min_s), max_slowdown=2 * NOISE)
-    names = " with ".join(job.files.artifact.id for job in jobs)
-    try:
-        with bar(progress, f"Comparing {names}", None, "rounds"):
-            pairing = compare_pair((jobs[0], jobs[1]), rules, lambda _: progress.advance(1))
-    except SideError as error:
-        progress.message(f"no tie break between {names}: {error}")
-        return None
-    return Comparison(
-        first=first,
-        second=second,
-        found=pairing.slowdown.change(rules.max_slowdown),
-        change=pairing.slowdown.middle,
-        rounds=len(pairing.log_ratios),
-        **pairing.slowdown.ends,
-    )
 
 
 def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:

@@ -19,7 +19,6 @@ from edgeformer.benchmark.search import SearchOptions, check_options
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
-from edgeformer.runtimes.speculation import Speculation
 from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task
 from edgeformer.tasks.task import max_call_tokens
@@ -49,7 +48,6 @@ class ProfileOptions:
         runtime: the value of ``--runtime``, instead of ``provider``; None: a search measures all installed runtimes.
         rules: when to stop measuring; None: the usual rules.
         phase: measure only this one; None: all that an artifact can do.
-        speculation: also measure rounds of it, by the step artifacts of a language model.
         allow_leak: also measure a language model that looks ahead; the report says so.
         search: also name the artifact to deploy.
         estimate_error: validated error of estimates, for the report.
@@ -68,7 +66,6 @@ class ProfileOptions:
     runtime: str | None = None
     rules: MeasureRules | None = None
     phase: Literal["steady", "prefill", "decode"] | None = None
-    speculation: Speculation | None = None
     allow_leak: bool = False
     search: SearchOptions | None = None
     estimate_error: EstimateError | None = None
@@ -88,7 +85,6 @@ class Request:
     runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
     question: str = ""  # see :func:`question_of`
     phase: Literal["steady", "prefill", "decode"] | None = None  # of the rows; None: all that an artifact has
-    speculation: Speculation | None = None  # its exit is set
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
@@ -150,16 +146,6 @@ def resolve(
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--runtime {runtime}: opens none of the artifacts of {manifest.run!r} ({ids})")
 
-    speculation = options.speculation
-    if speculation is not None:
-        if options.phase not in (None, "decode") or not any(
-            entry.role == "step" and task.writes_text for entry in artifacts
-        ):
-            raise InputError(
-                f"--speculate: the step artifact of a language model speculates, in phase decode, and {manifest.run!r} "
-                f"has {', '.join(entry.id for entry in artifacts)}; write one with: edgeformer export --exit all"
-            )
-        speculation = replace(speculation, exit=speculation.draft_exit(manifest.exits, repr(manifest.run)))
     if options.phase and not any(items_of(entry, task, [(1, 1)], options.phase) for entry in artifacts):
         needed = {"prefill": "a decode graph", "decode": "a decode graph or step artifact"}
         graph = needed.get(options.phase, "a graph that reads whole texts")
@@ -188,7 +174,6 @@ def resolve(
         runtime=runtime,
         question=question_of(options, artifact),
         phase=options.phase,
-        speculation=speculation,
     )
 
 
@@ -282,7 +267,6 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     if options.max_size_bytes is not None:
         words.append(f"size-{format_bytes(options.max_size_bytes)}")
     words += [f"phase-{options.phase}"] if options.phase is not None else []
-    words += [f"speculate-{options.speculation.drafts}"] if options.speculation is not None else []
     words += options.artifacts or ((artifact,) if artifact is not None else ())
     name = re.sub(r"[^\w.-]+", "_", "-".join(words).replace(" ", ""))
     if len(name) <= _LONGEST_QUESTION:

@@ -7,7 +7,7 @@ the candidates, but are never held against the device's limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from operator import le
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
-from edgeformer.artifacts.report import Candidate, Check, Comparison, Row, Search
+from edgeformer.artifacts.report import Candidate, Check, Row, Search
 from edgeformer.artifacts.units import format_bytes, format_threads
 from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown
 from edgeformer.measurement.artifact import absent_figures
@@ -28,12 +28,9 @@ from edgeformer.tasks.risk_control import share_interval
 CONFIDENCE = 0.95
 """Of the interval of a score."""
 NOISE = 0.025
-"""Measurements that differ by less are the same: the coefficient of variation above which a row warns."""
+"""Memory, energy and estimates that differ by less are the same: the variation above which a row warns."""
 CLOSE = 0.15
-"""Medians of processes that ran minutes apart may differ by this much and be the same; a tie break measures both."""
-
-TieBreak = Callable[[Sequence[Candidate], int, int], Comparison | None]
-"""Measures the candidates at two positions in turns; None: it cannot."""
+"""Measured times that differ by less are the same: processes that run minutes apart differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +77,13 @@ def search(
     limits: Limits,
     options: SearchOptions,
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
-    tie_break: TieBreak = lambda candidates, first, second: None,
 ) -> Search:
     """Name the artifact to deploy among those that were profiled.
 
     The pick is the least of ``options.minimize`` among those that meet the bound and break no limit. Candidates that
-    are known to keep every limit go before those with a limit that cannot be decided. Differences within noise (2.5%,
-    or overlapping ranges: of estimates, or of measured times that are close) do not count: the smaller file wins.
+    are known to keep every limit go before those with a limit that cannot be decided. Candidates whose costs differ
+    by less than noise (measured times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied:
+    the smaller file wins.
 
     Args:
         manifest: of the bundle, whose order is that of the candidates.
@@ -95,7 +92,6 @@ def search(
         limits: what the device's budget and the command allow.
         options: what is searched for.
         records: artifact that export did not compare → what its target measured.
-        tie_break: measures the two fastest in turns, if the least latency is searched and they are close.
 
     Raises:
         InputError: as :func:`check_options`.
@@ -136,13 +132,6 @@ def search(
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, options.minimize))
             costs.append(quantities(row)[options.minimize])
     candidates = mark_front(candidates, metric)
-    # The two fastest that may be picked, if their measured times are close.
-    times = [(candidates[position].latency_ms or inf, position) for position in _eligible(candidates)]
-    times = sorted(time for time in times if candidates[time[1]].latency_status == "measured")[:2]
-    is_close = len(times) == 2 and times[1][0] <= times[0][0] * (1 + CLOSE)
-    compared = None
-    if is_close and options.minimize == "latency" and basis != "estimated":
-        compared = tie_break(candidates, times[0][1], times[1][1])
     result = Search(
         metric=metric.name,
         bound=bound,
@@ -154,7 +143,6 @@ def search(
         not_in_bundle=absent_variants(manifest),
         batch=at_shape.batch,
         seq=at_shape.seq,
-        compared=compared,
     )
     return _pick(result, costs, metric)
 
@@ -258,7 +246,6 @@ def combine_searches(
             "pick": None,
             "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
             "not_in_bundle": (),
-            "compared": None,
         }
     )
     positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
@@ -414,10 +401,10 @@ def _pick(
 ) -> Search:
     """Return the search with its pick and why it is the pick; or with none and why nothing is.
 
-    A comparison of two candidates goes before their ``costs``, which are the quantity to minimize. ``positions``: of
-    the candidates that may be picked, which ``demands`` describes; None: all that are eligible.
+    ``costs`` of the candidates are the quantity to minimize. ``positions``: of the candidates that may be picked, which
+    ``demands`` describes; None: all that are eligible.
     """
-    candidates, minimize, comparison, bound = result.candidates, result.minimize, result.compared, result.bound
+    candidates, minimize, bound = result.candidates, result.minimize, result.bound
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
     positions = _eligible(candidates) if positions is None else positions
@@ -433,27 +420,18 @@ def _pick(
 
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
     best = min(positions, key=values.__getitem__)
-    if comparison is not None and comparison.found == "faster" and best == comparison.first:
-        best = comparison.second
 
     def why_tied(position: int) -> str | None:
         """Return why the cost of a candidate is no different from the least; None: it is different."""
         cost, value, least = costs[position], values[position], costs[best]
         is_estimate = cost.basis == "estimated"
-        if comparison is not None and {best, position} == {comparison.first, comparison.second}:
-            if comparison.found == "no different":
-                return "measured alternately, they are equally fast"
-            if comparison.found != "not known":
-                return None
-        # Ranges of measured times are those of two processes, not of a third one: they tie what is close.
-        is_overlap = least.high is not None and cost.low is not None and cost.low <= least.high
-        if is_overlap and is_estimate:
+        if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
             return "their ranges overlap"
-        if value <= values[best] * (1 + NOISE):
-            return f"they differ by less than {NOISE:.1%}"
-        if is_overlap and value <= values[best] * (1 + CLOSE):
-            return "the ranges of their two measurements overlap"
-        return None
+        tolerance = CLOSE if minimize == "latency" and not is_estimate else NOISE
+        if value > values[best] * (1 + tolerance):
+            return None
+        kind = "measured times" if tolerance == CLOSE else "values"
+        return f"a tie: {kind} that differ by less than {tolerance * 100:g}% are no different"
 
     def order(position: int) -> tuple[float, ...]:
         """Smaller file; then fewer threads if the times are no different, else the faster one."""
@@ -496,12 +474,6 @@ def _pick(
     if rest:
         second = min(rest, key=values.__getitem__)
         reason += f"; next: {label(second)}, {cost_text(second)}"
-    if comparison is not None:
-        outcome = f"undecided after {comparison.rounds} rounds"
-        if comparison.low is not None and comparison.high is not None:
-            change = f"{comparison.change:+.1%} ({comparison.low:+.1%} to {comparison.high:+.1%})"
-            outcome = f"{comparison.found}, {change}"
-        reason += f"; measured alternately, {label(comparison.second)} against {label(comparison.first)}: {outcome}"
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
         reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"

@@ -25,9 +25,6 @@ def command(
         help="Also write INT8 graphs (a quarter of the size); with the extra openvino installed also openvino-int8.",
     ),
     int4: bool = Option(False, "--int4", help="Also write graphs with 4-bit weights, which only ONNX Runtime opens."),
-    int8_cache: bool = advanced(
-        False, "--int8-cache", help="Decoders: INT8 and INT4 decode graphs keep keys and values in INT8."
-    ),
     trt: bool = Option(
         False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
@@ -118,7 +115,6 @@ def command(
             fp16=fp16,
             int8=int8,
             int4=int4,
-            int8_cache=int8_cache,
             build=builder_names(
                 trt,
                 trt_via,

@@ -31,8 +31,7 @@ def command(
         None,
         "--exit",
         metavar="N",
-        help="Exit after loop N for every token; with --speculate, the exit that drafts. Default: last loop; with "
-        "--speculate, first exit.",
+        help="Exit after loop N for every token. Default: last loop.",
     ),
     confidence: bool = Option(
         False, "--confidence", help="Exit each token at the first exit whose top probability reaches its own threshold."
@@ -45,19 +44,6 @@ def command(
     ),
     decay: float | None = advanced(
         None, min=0.0, max=1.0, help="With --confidence: factor of the threshold per loop. Default: 0.98."
-    ),
-    speculate: int | None = Option(
-        None,
-        min=1,
-        metavar="K",
-        help="Draft up to K tokens with an early exit, and verify them in one pass of the other loops. The text stays "
-        "that of all loops. Default: no drafts.",
-    ),
-    draft_threshold: float | None = advanced(
-        None,
-        min=0.0,
-        max=1.0,
-        help="With --speculate: stop drafting at a token whose top probability is lower. Default: 0 (never).",
     ),
     artifact: str | None = Option(
         None, metavar="ID|torch", help="Artifact to run; torch: the weights of the run. Default: FP32."
@@ -72,7 +58,7 @@ def command(
     """Continue a prompt with a language model.
 
     Stops at the end of the text or after --max-tokens. Without --exit and --confidence every token runs all loops, with
-    the bundle's decode graph. --exit, --confidence and --speculate need the step artifact
+    the bundle's decode graph. --exit and --confidence need the step artifact
     ([b]edgeformer export RUN --exit all[/b]).
     Without a bundle, the run's own weights generate, with torch.
 
@@ -81,11 +67,10 @@ def command(
       edgeformer generate crt_mini-001 "In 1912 the" --temperature 0.8 --top-p 0.9 --seed 7
       edgeformer generate "The album was" --confidence --json
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
-      edgeformer generate "The album was" --temperature 0 --speculate 4
     """
     from edgeformer.cli.console import say
     from edgeformer.inference.generate import GenerateOptions, generate
-    from edgeformer.runtimes.speculation import Sampling, Speculation
+    from edgeformer.inference.sampling import Sampling
     from edgeformer.tasks.early_exit import EarlyExit
 
     location, prompts = opt.split_run_and_texts([*(words or ())], artifacts, run, "generate")
@@ -99,12 +84,8 @@ def command(
     if settings and not confidence:
         raise InputError("--threshold, --floor, --decay: have no effect without --confidence; add --confidence")
     early = EarlyExit(**settings) if confidence else None
-    sampling, speculation = Sampling(temperature, top_k, top_p, seed), None
-    if speculate is not None:
-        speculation, exit_ = Speculation(speculate, exit_, draft_threshold or 0.0), None
-    elif draft_threshold is not None:
-        raise InputError("--draft-threshold: has no effect without --speculate; add --speculate K")
-    options = GenerateOptions(max_tokens, sampling, exit_, early, artifact, runtime, speculation)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    options = GenerateOptions(max_tokens, sampling, exit_, early, artifact, runtime)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
         say(prompt, end="")
@@ -114,12 +95,9 @@ def command(
         return
     typer.echo("" if streaming else prompt + generation.text)  # in a pipe the text is the result, as it is
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
-    drafts = ""
-    if (counts := generation.speculation) is not None:
-        drafts = f", {counts['accepted']} of {counts['drafted']} drafted tokens accepted in {counts['rounds']} rounds"
     say(
         f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
-        f"{generation.provider}, {generation.artifact}{drafts}]",
+        f"{generation.provider}, {generation.artifact}]",
         err=True,
     )
     for note in generation.notes:

@@ -92,8 +92,8 @@ Runtime = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help=f"{_RUNTIMES}; for the run's own weights torch-cpu or torch-cuda. Default: the fastest that "
-        "profile --search measured on this machine, else onnxruntime.",
+        help=f"{_RUNTIMES}; for the run's own weights torch-cpu or torch-cuda. Default: onnxruntime; for "
+        "other formats than ONNX their own runtime.",
     ),
 ]
 MeasuredRuntime = Annotated[

@@ -54,9 +54,7 @@ def command(
         metavar="FILE",
         help="File of texts: CSV, TSV, JSONL, Parquet or plain text, of any size. -: standard input.",
     ),
-    text: str | None = Option(
-        None, metavar="COL", help="With --file or --nearest: column of the texts. Default: detected."
-    ),
+    text: str | None = Option(None, metavar="COL", help="With --file: column of the texts. Default: detected."),
     pair: list[str] | None = Option(
         None,
         metavar="TEXT|COL",
@@ -94,19 +92,12 @@ def command(
         help="With --file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
     ),
     encoding: opt.Encoding = None,
-    nearest: Path | None = Option(
-        None,
-        metavar="FILE",
-        help="Embedding models: rank the texts of this file (one per line) by similarity to each TEXT.",
-    ),
     query: list[str] | None = Option(
         None,
         metavar="TEXT",
         help="With --file, for embedding models and rerankers: rank its texts for this query. May be repeated.",
     ),
-    top: int | None = Option(
-        None, min=1, metavar="K", help="Number of texts to print. Default: 10 with --query, 5 with --nearest."
-    ),
+    top: int | None = Option(None, min=1, metavar="K", help="With --query: number of texts to print. Default: 10."),
     runtime: opt.Runtime = None,
     run: opt.NamedRun = None,
     artifacts: opt.Artifacts = Path("artifacts"),
@@ -136,10 +127,9 @@ def command(
 
         if query:
             reason = "does not apply to a ranking; leave out this option or --query"
-            opt.refuse_options(context, ("pair", "output", "format_", "prompt", "confidence", "nearest"), reason)
+            opt.refuse_options(context, ("pair", "output", "format_", "prompt", "confidence"), reason)
         else:
-            reason = "is for single texts; leave it out (--output gets the vectors, and --query TEXT ranks)"
-            opt.refuse_options(context, ("nearest", "top"), reason)
+            opt.refuse_options(context, ("top",), "is the number of ranked texts; add --query TEXT")
         if len(arguments) > (run is None):
             raise InputError(
                 f"--file {file}: excludes the text {arguments[-1]!r} on the command line; leave out one of them"
@@ -175,24 +165,17 @@ def command(
         return
     of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")
     opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
-    if nearest is None:
-        opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE or --nearest FILE")
-        opt.refuse_options(
-            context, ("top",), "is the number of ranked texts; add --query TEXT --file FILE, or --nearest FILE"
-        )
-    else:
-        reason = "is for classifiers, and --nearest for embedding models; leave out one of them"
-        opt.refuse_options(context, ("pair", "confidence"), reason)
+    opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE")
+    opt.refuse_options(context, ("top",), "is the number of ranked texts; add --query TEXT --file FILE")
     from edgeformer.inference.predict import open_predictor, predicts_vectors
 
     location, texts = opt.split_run_and_texts(arguments, artifacts, run, "predict")
     if not texts and not sys.stdin.isatty():
         texts = [line.strip() for line in opt.stdin().split("\n") if line.strip()]
-    if nearest is not None or (predicts_vectors(location) and not pairs and probability is None):
-        from edgeformer.inference.rank import TextList, compare_texts
+    if predicts_vectors(location) and not pairs and probability is None:
+        from edgeformer.inference.rank import compare_texts
 
-        among = TextList(nearest, text, top or 5, encoding) if nearest is not None else None
-        similarities = compare_texts(location, texts, artifact, among, runtime)
+        similarities = compare_texts(location, texts, artifact, runtime)
         if as_json:
             opt.print_json({"run": location.name, **asdict(similarities)})
         else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Minimize = Literal["latency", "size", "memory", "energy"]
 _MEASURING = (
-    "on", "batch", "seq", "threads", "runtime", "phase", "speculate", "strict", "search", "allow_leak", "shape",
+    "on", "batch", "seq", "threads", "runtime", "phase", "strict", "search", "allow_leak", "shape",
     "value_range", "inputs",
 )  # fmt: skip
 """Parameters that have no effect on a report."""
@@ -45,12 +45,6 @@ def command(
         None,
         help="Measure only whole inputs (steady), prompts (prefill), or the next token of a text (decode). Default: "
         "all that an artifact can do.",
-    ),
-    speculate: int | None = advanced(
-        None,
-        min=1,
-        metavar="K",
-        help="Also measure step artifacts that draft K tokens with their first exit: time and tokens of a round.",
     ),
     max_latency: str | None = Option(
         None,
@@ -147,8 +141,6 @@ def command(
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, write_interrupted, write_report
     from edgeformer.run import locate
-    from edgeformer.runtime_preference import save_fastest
-    from edgeformer.runtimes.speculation import Speculation
     from edgeformer.tasks import all_tasks
 
     metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
@@ -202,7 +194,6 @@ def command(
         artifacts=artifact_ids,
         runtime=runtime,
         phase=phase,
-        speculation=Speculation(speculate) if speculate is not None else None,
         allow_leak=allow_leak,
         search=search_options,
         estimate_error=known_error(profile, load_profile("host", profiles)),
@@ -218,7 +209,6 @@ def command(
             f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
     written = write_report(report, location)
-    save_fastest(report, location)
     if as_json:
         opt.print_json(report)
     else:
@@ -249,7 +239,7 @@ def _profile_on_devices(
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
     progress = show_progress()
     profile = load_device(device, artifacts, progress)
-    measuring = ("batch", "seq", "threads", "runtime", "phase", "speculate")
+    measuring = ("batch", "seq", "threads", "runtime", "phase")
     forwarded = (*measuring, "strict", "search", "allow_leak", *_LIMITS, *searching)
     options = opt.forward_options(context, forwarded)
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])

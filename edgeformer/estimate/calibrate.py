@@ -471,13 +471,7 @@ def check_estimates(bundle: Bundle, device: DeviceProfile, rows: Sequence[Row]) 
         for estimated in estimate(bundle, bundle.artifact(id_), device, [*by_item]):
             row, latency = by_item[estimated.phase, estimated.batch, estimated.seq], estimated.latency_ms
             same_setting = (row.provider, row.threads) == (estimated.provider, estimated.threads)
-            if (
-                row.phase == "cold"
-                or row.phase == "speculate"
-                or not row.latency_ms.p50
-                or not latency.p50
-                or not same_setting
-            ):
+            if row.phase == "cold" or not row.latency_ms.p50 or not latency.p50 or not same_setting:
                 continue
             checks.append(
                 EstimateCheck(

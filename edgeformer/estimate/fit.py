@@ -183,7 +183,6 @@ def estimated_us(device: DeviceProfile, call: TimedCall) -> float:
 def case_of(device: DeviceProfile, call: TimedCall) -> FittedCase:
     """Return a timed call beside its estimate."""
     phase, batch, seq = call.item
-    assert phase != "speculate"  # its time depends on the text
     return FittedCase(
         run=call.run, artifact=call.artifact.id, precision=call.artifact.precision, phase=phase, batch=batch, seq=seq,
         measured_ms=call.call_us / 1000, estimated_ms=estimated_us(device, call) / 1000,

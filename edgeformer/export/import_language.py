@@ -86,8 +86,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     unknown = sorted(document.keys() - language_keys.NEUTRAL_KEYS - language_keys.LanguageFile.model_fields.keys())
     if unknown and architecture == LOOPED and not options.unproven:
         raise InputError(
-            f"{path}: has keys that edgeformer does not know: {', '.join(unknown)[:200]}; import it all the same, "
-            "marked as unproven, with --unproven"
+            f"{path}: has keys that edgeformer does not know: {', '.join(unknown)[:200]}; import it "
+            "unproven, and marked so, with --unproven"
         )
     config = _config(
         path,
@@ -188,6 +188,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     if architecture not in ARCHITECTURES.values():
         supported = ", ".join(ARCHITECTURES.values())
         raise InputError(f"{path}: has the architecture {architecture[:40]}; supported are {supported}")
+    if (parts := int(fields.get("split.count", 1))) > 1:
+        raise InputError(f"{path}: is one of {parts} parts; join them: llama-gguf-split --merge FIRST OUT")
     # Keys are taken out when they are used; what is left is refused below if it could change an answer.
     values = {re.sub(rf"^({architecture}|tokenizer\.ggml)\.", "", name): value for name, value in fields.items()}
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}

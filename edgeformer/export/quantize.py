@@ -25,7 +25,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +45,6 @@ from onnxscript.rewriter.pattern import RewriteRuleClassBase, RewriteRuleSet
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.export.audit import INTEGERS, NO_PARAMETERS, SCALE
 from edgeformer.models.tracing import Graphs
-from edgeformer.runtimes.decoder import present_name, with_positions
-from edgeformer.runtimes.session import PAST, Graph
 
 TABLE_ROWS = 32
 """Tables with fewer rows stay FP32: token types, loop encodings."""
@@ -65,10 +63,6 @@ _MIN_SCALE = 1e-12
 """Divisor of a position that is all zeros."""
 _HEAD_MULTIPLE = 16
 """GroupQueryAttention takes heads whose size is a multiple of it."""
-_CACHE_SCALES = 12
-"""Index of its inputs with the scales of keys and of values."""
-_CACHE_HEADROOM = 1.5
-"""Factor by which keys and values may exceed those of the golden inputs, at no cost in looped_mini's perplexity."""
 _COMPUTE_INT8 = 4
 """Value of ``accuracy_level``: products compute in INT8."""
 SUPPORTED = "finite matrices that are only the second operands of products in the outermost graph"
@@ -208,44 +202,6 @@ def block_codes(matrix: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint
     if bits == 4:  # two codes in a byte
         stored = stored[..., ::2] | stored[..., 1::2] << 4
     return stored, scales[..., 0].astype(np.float32)
-
-
-def cache_scales(decode: Graph, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-    """Return INT8 scales [1, K, 1, D] of the keys and values of texts [B, n], by input of an FP32 decode graph."""
-    caches = {name: decode.empty(name, len(ids)) for name in decode.inputs if name.startswith(PAST)}
-    outputs = decode.run({**with_positions(ids, 0), **caches})
-    scales = {}
-    for name in caches:
-        largest = np.abs(outputs[present_name(name)]).max((0, 2), keepdims=True)
-        scales[name] = np.maximum(_CACHE_HEADROOM * largest / _INT8_MAX, _MIN_SCALE).astype(np.float32)
-    return scales
-
-
-def quantize_caches(model: onnx_ir.Model, scales: Mapping[str, NDArray[np.float32]]) -> onnx_ir.Model:
-    """Store keys and values of a graph of :func:`quantize_blocks` in INT8, with a scale per head and channel.
-
-    ``scales`` of :func:`cache_scales`. Raises EdgeformerError if its attention cannot.
-    """
-    quantized = model.clone()
-    attentions = [node for node in quantized.graph if node.op_type == "GroupQueryAttention"]
-    if 2 * len(attentions) != len(scales):
-        raise EdgeformerError(
-            f"--int8-cache: needs attention with RoPE in heads of a multiple of {_HEAD_MULTIPLE} channels; leave it out"
-        )
-    for old in attentions:
-        inputs, attributes = list(old.inputs), list(old.attributes.values())
-        inputs += [None] * (_CACHE_SCALES - len(inputs))
-        for cache in (*inputs[3:5], *old.outputs[1:]):
-            assert cache is not None
-            cache.type = onnx_ir.TensorType(onnx_ir.DataType.INT8)
-        inputs += [_store(quantized, f"{cache.name}{SCALE}", scales[str(cache.name)]) for cache in inputs[3:5] if cache]
-        attributes.append(onnx_ir.AttrInt64("kv_cache_bit_width", 8))
-        attributes += [onnx_ir.AttrString(f"{letter}_quant_type", "PER_CHANNEL") for letter in "kv"]
-        new = onnx_ir.Node(old.domain, old.op_type, inputs, attributes, num_outputs=len(old.outputs), name=old.name)
-        for value, source in zip(new.outputs, old.outputs, strict=True):
-            value.name, value.type, value.shape = source.name, source.type, source.shape
-        _replace_node(quantized, old, [new])
-    return quantized
 
 
 def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None = None) -> onnx_ir.Model:

@@ -39,7 +39,7 @@ from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
 from edgeformer.export.previous import SOURCES, PreviousBundle
-from edgeformer.export.quantize import cache_scales, quantize_caches, quantized_graphs
+from edgeformer.export.quantize import quantized_graphs
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
@@ -49,7 +49,6 @@ from edgeformer.models.tracing import Exits, Piece
 from edgeformer.models.weights import GOLDEN_INPUTS, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import Calls, Target
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
@@ -234,10 +233,6 @@ class RunSource:
         config = run.folder / MODEL_FOLDER / CONFIG_FILE
         with _reading(config):
             facts = subject.task.bundle_facts(subject.recipe, _read_json(config))
-        if options.int8_cache and not (subject.task.writes_text and (options.int8 or options.int4)):
-            raise InputError(
-                "--int8-cache: is for decode graphs in INT8 or INT4, which --int8 or --int4 writes for a language model"
-            )
         requested = subject.exits if options.exits == "all" else options.exits
         for exit_ in requested:
             if exit_ not in subject.exits:
@@ -337,10 +332,6 @@ class RunSource:
                     graphs = replace(graphs, steps={})
                 if variant.precision == "int8" or variant.precision == "int4":
                     graphs = quantized_graphs(graphs, variant.precision, folder)
-                    if self.options.int8_cache and graphs.decode is not None and not variant.trimmed:
-                        with OnnxSession(folder / Variant("fp32").file("decode")) as decode:
-                            scales = cache_scales(decode, subject.inputs["input_ids"])
-                        graphs = replace(graphs, decode=quantize_caches(graphs.decode, scales))
                 with write_graphs(folder, variant, graphs, exits) as written:
                     judge = self.judge(folder, variant)
                     for artifact in judge.judge_all(written):

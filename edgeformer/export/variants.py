@@ -20,7 +20,6 @@ class ExportOptions:
         fp16: also write FP16 graphs.
         int8: also write INT8 graphs.
         int4: also write graphs with 4-bit weights.
-        int8_cache: decode graphs in INT8 and INT4 keep keys and values in INT8.
         build: names of builders to run on the graphs, see :func:`edgeformer.runtimes.all_builders`; engines are built
             from the FP16 graphs if there are any, else from the FP32 ones.
         joining: also run the builders that produce a requested precision for a runtime of their own, and score FP32
@@ -40,7 +39,6 @@ class ExportOptions:
     fp16: bool = False
     int8: bool = False
     int4: bool = False
-    int8_cache: bool = False
     build: tuple[str, ...] = ()
     joining: bool = False
     exits: tuple[int, ...] | Literal["all"] = ()

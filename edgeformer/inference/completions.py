@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.inference.generate import Piece, Writer
+from edgeformer.inference.sampling import Sampling
 from edgeformer.inference.serving_engine import Limits, Metrics, RefusedError, Service
-from edgeformer.runtimes.speculation import Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat ends by itself."""

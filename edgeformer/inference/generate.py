@@ -17,9 +17,9 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import PlainText, require_unicode
 from edgeformer.inference.predict import NAME_ONE_RUNTIME
+from edgeformer.inference.sampling import Sampling
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
-from edgeformer.runtimes.speculation import Sampling, Speculation, Speculator
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
 
@@ -50,7 +50,6 @@ class GenerateOptions:
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
         runtime: a runtime or one of its providers; None: the usual runtime of the artifact.
-        speculation: an early exit drafts tokens, which all loops verify; the text is that of all loops.
     """
 
     max_tokens: int | None = None
@@ -59,15 +58,12 @@ class GenerateOptions:
     early: EarlyExit | None = None
     artifact: str | None = None
     runtime: str | None = None
-    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"--max-tokens {self.max_tokens}: must be at least 1")
         if self.exit is not None and self.early is not None:
             raise InputError("--exit, --confidence: exclude each other; leave out one of them")
-        if self.speculation is not None and (self.exit is not None or self.early is not None):
-            raise InputError("--speculate: every token is verified with all loops; leave out --confidence")
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ class Generation:
         tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
         loops: the loop that answered, for each of ``tokens``.
         prompt_seconds, seconds: time until the first and the last new token, without loading the model.
-        tokens_per_s: new tokens after those of the first call, per second; None where there are none.
-        speculation: with speculation: exit that drafted, rounds, tokens drafted and accepted.
+        tokens_per_s: new tokens after the first one, per second; None where there are none.
     """
 
     run: str
@@ -98,7 +93,6 @@ class Generation:
     seconds: float
     tokens_per_s: float | None
     notes: tuple[str, ...] = ()
-    speculation: dict[str, int] | None = None
 
 
 def generate(
@@ -116,7 +110,6 @@ def generate(
     with closing(Writer(location, options)) as writer:
         ids = writer.encode(prompt)
         max_tokens, notes = writer.token_limit(ids, options.max_tokens, DEFAULT_TOKENS)
-        notes += writer.notes
         pieces, prompt_seconds, provider = list[Piece](), 0.0, writer.decoder.provider
         started = time.perf_counter()
         for piece in writer.write(ids, max_tokens, options.sampling):
@@ -127,16 +120,13 @@ def generate(
                 on_text(piece.text)
         seconds = time.perf_counter() - started
         loops = tuple(piece.loop for piece in pieces)
-        speculator = writer.speculator
-        first_tokens = speculator.accepted_first + 1 if speculator is not None else 1
-        later_tokens, later_seconds = max(0, len(pieces) - first_tokens), seconds - prompt_seconds
+        later_tokens, later_seconds = len(pieces) - 1, seconds - prompt_seconds
         return Generation(
             run=location.name, artifact=writer.artifact, prompt=prompt, text="".join(piece.text for piece in pieces),
             prompt_tokens=len(ids), tokens=tuple(piece.token for piece in pieces), loops=loops,
             mean_loops=sum(loops) / len(loops), stopped=str(pieces[-1].stopped), provider=provider,
             prompt_seconds=prompt_seconds, seconds=seconds, notes=tuple(notes),
             tokens_per_s=later_tokens / later_seconds if later_tokens and later_seconds > 0 else None,
-            speculation=speculator.counts() if speculator is not None else None,
         )  # fmt: skip
 
 
@@ -162,8 +152,6 @@ class Writer:
     Attributes:
         artifact: the artifact's id, or ``torch``.
         ends: tokens that end a text.
-        notes: on the artifact, for the reader.
-        speculator: with ``options.speculation``: the one of the newest text.
         tokenizer_config: tokenizer_config.json, with the chat template if there is one.
 
     Raises:
@@ -192,11 +180,6 @@ class Writer:
             if len(exits) == 1:
                 raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
             self._thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
-        self._speculation = options.speculation
-        self.speculator: Speculator | None = None
-        self.notes = list[str]()
-        if self._speculation is not None:
-            self._thresholds = {self._speculation.draft_exit(exits, model.name): 0.0, exits[-1]: 0.0}
         reader = model.reader()
         self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
         self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends
@@ -213,11 +196,6 @@ class Writer:
             if not providers:
                 raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
             self.artifact = entry.id
-            if self._speculation is not None and entry.quantized:
-                self.notes.append(
-                    f"--speculate: {entry.id} rounds activations to 8 bits, which depends on the number of tokens in a "
-                    "call, so the text may differ from that without --speculate where two tokens are almost as likely"
-                )
             self._open = partial(model.decoder, entry, self._thresholds, OpenOptions(providers[0]))
         self.name = location.name
 
@@ -283,33 +261,26 @@ class Writer:
         self.decoder = decoder = self.decoder.fresh()
         stream, generator = TextStream(self.tokenizer, ids, stop), np.random.default_rng(sampling.seed)
         unread, last_exit, count = ids, max(self._thresholds), 0
-        if self._speculation is not None:
-            draft_exit = min(self._thresholds)
-            self.speculator = Speculator(decoder, draft_exit, self._speculation, sampling, generator)
         while True:
-            if self.speculator is not None:
-                loop, tokens = last_exit, self.speculator.write(unread, max_tokens - count)
-            else:
-                decoder.read(unread)
-                for loop, threshold in self._thresholds.items():
-                    decoder.advance(loop)
-                    logits = decoder.logits(loop)
-                    if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
-                        break
-                tokens = [sampling.pick(logits, generator)]
-            for token in tokens:
-                count += 1
-                is_end = token in self.ends
-                text = "" if is_end else stream.push(token)
-                stopped = "boundary" if is_end else "max_tokens" if count == max_tokens else None
-                if stopped is not None:
-                    text += stream.push().rstrip(_INCOMPLETE)
-                if stream.stopped:
-                    stopped = "stop"
-                yield Piece(token, loop, text, stopped)
-                if stopped is not None:
-                    return
-            unread = tokens[-1:]
+            decoder.read(unread)
+            for loop, threshold in self._thresholds.items():
+                decoder.advance(loop)
+                logits = decoder.logits(loop)
+                if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
+                    break
+            token = sampling.pick(logits, generator)
+            count += 1
+            is_end = token in self.ends
+            text = "" if is_end else stream.push(token)
+            stopped = "boundary" if is_end else "max_tokens" if count == max_tokens else None
+            if stopped is not None:
+                text += stream.push().rstrip(_INCOMPLETE)
+            if stream.stopped:
+                stopped = "stop"
+            yield Piece(token, loop, text, stopped)
+            if stopped is not None:
+                return
+            unread = [token]
 
 
 def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
@@ -353,8 +324,7 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
                 return graph
         instead = f", or write with --artifact {TORCH}" if has_run else ""
         raise ArtifactError(
-            f"--exit, --confidence, --speculate: {name} has no step artifact, which they need; write one with: "
-            f"{command}{instead}"
+            f"--exit, --confidence: {name} has no step artifact, which they need; write one with: {command}{instead}"
         )
     # An engine is used only on request, because it does not run on every machine.
     engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
@@ -365,7 +335,7 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     if entry is not None and entry.role in _DECODER_ROLES:
         if all_loops or entry.role == "step":
             return entry
-        why = "runs all loops for every token, and --exit, --confidence and --speculate need a step artifact"
+        why = "runs all loops for every token, and --exit and --confidence need a step artifact"
     raise InputError(f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}")
 
 

@@ -18,7 +18,6 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
-from edgeformer.runtime_preference import load_fastest
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
@@ -100,8 +99,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
     Args:
         artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
             bundle that run on this machine.
-        runtime: one candidate for each of its providers; None: the provider that a search found fastest on this
-            machine, else the default.
+        runtime: one candidate for each of its providers; None: the default provider of the artifact's format.
     """
     name = artifact or location.artifact
     candidates: list[Candidate] = []
@@ -124,8 +122,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
             candidates.append(Candidate(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
     if runtime is None:
-        preferred = load_fastest(location) if location.bundle is not None else {}
-        return [replace(candidate, provider=preferred.get(candidate.id)) for candidate in selected]
+        return selected
     expanded = []
     for candidate in selected:
         providers: tuple[str, ...] = (runtime,) if is_torch_provider(runtime) else ()
@@ -188,7 +185,7 @@ def predict(
         artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
             thresholds of its guarantee.
-        runtime: ``--runtime``; None: what ``profile --search`` found fastest here, else the default.
+        runtime: ``--runtime``; None: the default of the artifact's format.
 
     Raises:
         InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a

@@ -6,11 +6,9 @@ The search is exact: every document is scored. A file is read as a stream, so me
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,7 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Prompted, Row, Text, join_pair, text_parts
-from edgeformer.data.sources import Columns
-from edgeformer.data.unlabelled import Reading, Unlabelled, unlabelled
+from edgeformer.data.unlabelled import Unlabelled
 from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
@@ -229,17 +226,8 @@ def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:
 
 
 @dataclass(frozen=True)
-class Match:
-    """A text of the list, and the similarity of its vector and the query's; ``cosine``: None for another measure."""
-
-    text: str
-    cosine: float | None
-    similarity: float
-
-
-@dataclass(frozen=True)
 class Similarities:
-    """Vectors of texts as JSON objects, and of each text its nearest texts of a list.
+    """Vectors of texts as JSON objects, and the similarities of every pair.
 
     Attributes:
         cosines: of every pair, [n][n].
@@ -249,7 +237,6 @@ class Similarities:
     artifact: str
     predictions: list[dict[str, object]]
     cosines: list[list[float]]
-    nearest: list[list[Match]] | None
     measure: Similarity
     similarities: list[list[float]]
 
@@ -259,27 +246,10 @@ class Similarities:
         return [str(prediction["text"]) for prediction in self.predictions]
 
 
-@dataclass(frozen=True)
-class TextList:
-    """A file of texts to rank, a text per line or a table with a ``column`` of texts; ``top`` matches per text."""
-
-    path: Path
-    column: str | None = None
-    top: int = 5
-    encoding: str | None = None
-
-
 def compare_texts(
-    location: Location,
-    texts: Sequence[str],
-    artifact: str | None = None,
-    among: TextList | None = None,
-    runtime: str | None = None,
+    location: Location, texts: Sequence[str], artifact: str | None = None, runtime: str | None = None
 ) -> Similarities:
-    """Compute the vectors of texts, their cosines, and for each text its nearest texts of a list, without empty ones.
-
-    Raises InputError for the texts or the model, DataError for the list.
-    """
+    """Compute the vectors of texts and their similarities. Raises InputError for the texts or the model."""
     if not predicts_vectors(location):
         raise InputError(f"{location.name}: the model computes no vectors of texts; use an embedding model")
     with open_predictor(location, artifact, runtime=runtime, texts=texts) as model:
@@ -287,20 +257,7 @@ def compare_texts(
         for number, answer in enumerate(answers, start=1):
             if isinstance(answer, Unanswered):
                 raise InputError(f"text {number} ({answer.text!r}): {answer.error}; give another text")
-        matches, measure = None, measure_of(model.answering.data)
-        if among is not None:
-            columns = Columns(text=among.column, encoding=among.encoding)
-            reading = Reading(location.open_model().data.parts, columns, single=True)
-            with unlabelled(among.path, sys.stdin.buffer, reading) as source:
-                rankings = rank_file(model, source, RankOptions(texts, among.top)).rankings
-            is_cosine = measure == "cosine"
-            matches = [
-                [
-                    Match(document.text, document.score if is_cosine else None, document.score)
-                    for document in each.documents
-                ]
-                for each in rankings
-            ]
+        measure = measure_of(model.answering.data)
         predictions, vectors = [answer.as_dict() for answer in answers], np.stack([answer.vector for answer in answers])
         cosines, similar = (similarities(vectors, vectors, each).tolist() for each in ("cosine", measure))
-        return Similarities(model.id, predictions, cosines, matches, measure, similar)
+        return Similarities(model.id, predictions, cosines, measure, similar)

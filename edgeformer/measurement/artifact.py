@@ -32,7 +32,6 @@ from edgeformer.measurement.speed_probe import SpeedProbe
 from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
-from edgeformer.runtimes.speculation import Sampling, Speculation, Speculator
 from edgeformer.system.host import usable_cores
 from edgeformer.system.memory import release_heap
 from edgeformer.tasks import Task, get_task
@@ -40,9 +39,8 @@ from edgeformer.tasks import Task, get_task
 Shape = tuple[int, int]
 """(batch, seq)"""
 
-Phase = Literal["steady", "prefill", "decode", "speculate"]
-"""Whole inputs in one call; of a graph that writes: a prompt in one call, the next token behind cached ones, or a round
-of speculation."""
+Phase = Literal["steady", "prefill", "decode"]
+"""Whole inputs in one call; of a graph that writes: a prompt in one call, or the next token behind cached ones."""
 
 Item = tuple[Phase, int, int]
 """(phase, batch, seq): what gets one row."""
@@ -50,34 +48,27 @@ Item = tuple[Phase, int, int]
 ALLOWANCE_S = 120.0
 """Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
 _DEVICE_CALLS = 100
-_SPECULATED_TOKENS = 64
 _SPEED_PROBES = 5  # a single one may be disturbed
 _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
 """Different inputs in rotation keep a cache from answering instead of the artifact; large inputs are fewer."""
 
 
 def items_of(
-    artifact: ArtifactManifest,
-    task: Task,
-    shapes: Iterable[Shape],
-    requested: Phase | None = None,
-    *,
-    speculates: bool = False,
+    artifact: ArtifactManifest, task: Task, shapes: Iterable[Shape], requested: Phase | None = None
 ) -> tuple[Item, ...]:
     """Return what can be measured of an artifact: every phase at every shape, shape by shape.
 
-    A decode graph reads a prompt and writes token by token; the step artifact of a language model writes, takes whole
-    texts, and speculates with one text. ``requested``: only this phase; rounds of speculation belong to decode.
+    A decode graph reads a prompt and writes token by token; the step artifact of a language model writes, and takes
+    whole texts. ``requested``: only this phase.
     """
     phases: tuple[Phase, ...] = ("steady",)
     if artifact.role == "decode":
         phases = ("prefill", "decode")
     elif artifact.role == "step" and task.writes_text:
-        phases = ("steady", "decode", "speculate") if speculates else ("steady", "decode")
+        phases = ("steady", "decode")
     if requested is not None:
-        kept = (requested, "speculate") if requested == "decode" else (requested,)
-        phases = tuple(phase for phase in phases if phase in kept)
-    return tuple((phase, *shape) for shape in shapes for phase in phases if phase != "speculate" or shape[0] == 1)
+        phases = tuple(phase for phase in phases if phase == requested)
+    return tuple((phase, *shape) for shape in shapes for phase in phases)
 
 
 def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactFiles:
@@ -131,7 +122,6 @@ class MeasureJob(Job):
     items: tuple[Item, ...]
     provider: str | None = Field(None, description="None: the runtime's choice for this machine")
     rules: MeasureRules = MeasureRules()
-    speculation: Speculation | None = Field(None, description="of items whose phase is speculate")
 
 
 def row_of(
@@ -298,22 +288,15 @@ class Workload:
     caveats: tuple[str, ...] = ()  # warnings for the row: nodes that another provider computes
     device_ms: Callable[[int], float | None] = lambda index: None  # of a call on the card alone; None: not measured
     memory_by_name: Callable[[], dict[str, int]] = dict  # bytes on the card that the runtime itself reports
-    counts: Callable[[], dict[str, Any]] = dict  # further conditions, known after the calls
 
 
 def open_workload(
-    files: ArtifactFiles,
-    item: Item,
-    provider: str,
-    threads: int,
-    buffers: Sequence[Mapping[str, Array]],
-    speculation: Speculation | None = None,
+    files: ArtifactFiles, item: Item, provider: str, threads: int, buffers: Sequence[Mapping[str, Array]]
 ) -> Workload:
     """Open an artifact afresh for one item; ``buffers`` of its shape are used in turn.
 
     A steady call takes a whole input. A prefill call reads a prompt, a decode call one more token at the end of the
-    same text every time; caches and outputs are discarded. The first decode call reads the tokens before it. A
-    speculating call is a round of greedy text, which begins again behind the context after 64 tokens.
+    same text every time; caches and outputs are discarded. The first decode call reads the tokens before it.
     """
     runtime = opener_of(files.artifact, provider)
     options = OpenOptions(provider, threads, repeated_shapes=True)
@@ -331,10 +314,9 @@ def open_workload(
             device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
             memory_by_name=session.memory_by_name,
         )
-    exits = None if speculation is None or speculation.exit is None else (speculation.exit, files.loops or 0)
-    decoder = runtime.open_decoder(files, exits if item[0] == "speculate" else None, options)
+    decoder = runtime.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - start_s) * 1000
-    start = item[2] - 1 if item[0] in ("decode", "speculate") else 0
+    start = item[2] - 1 if item[0] == "decode" else 0
     context = np.ascontiguousarray(buffers[0]["input_ids"][:, :start])
     tokens = [np.ascontiguousarray(buffer["input_ids"][:, start:]) for buffer in buffers]
 
@@ -349,33 +331,7 @@ def open_workload(
             decode(0)
 
     facts = {"context_tokens": context.shape[1], "loops": decoder.loops, **decoder.settings()}
-    if item[0] != "speculate":
-        return Workload(read_context, decode, decoder.close, load_ms, facts, decoder.caveats())
-    assert speculation is not None and speculation.exit is not None
-    sampling, generator = Sampling(temperature=0), np.random.default_rng(0)
-    speculator = Speculator(decoder, speculation.exit, speculation, sampling, generator)
-    longest = context.shape[1] + _SPECULATED_TOKENS
-    if files.max_positions is not None:
-        longest = min(longest, files.max_positions - 1)
-    unread = tokens[0][0].tolist()
-
-    def write_round(index: int) -> object:
-        nonlocal unread
-        if decoder.length >= longest:
-            decoder.forget(decoder.length - context.shape[1])
-            unread = tokens[index % len(tokens)][0].tolist()
-        unread = speculator.write(unread, longest - decoder.length + 1)[-1:]
-        return unread
-
-    def counts() -> dict[str, Any]:
-        mean = (speculator.rounds + speculator.accepted) / max(1, speculator.rounds)
-        return {**speculator.counts(), "drafts": speculation.drafts, "tokens_per_round": round(mean, 3)}
-
-    def read_and_write() -> None:
-        read_context()
-        write_round(0)
-
-    return Workload(read_and_write, write_round, decoder.close, load_ms, facts, decoder.caveats(), counts=counts)
+    return Workload(read_context, decode, decoder.close, load_ms, facts, decoder.caveats())
 
 
 def load_runtime(files: ArtifactFiles, requested_provider: str | None) -> str:
@@ -440,8 +396,8 @@ def work(document: bytes, send: Send) -> None:
         return memory, facts
 
     def make_row(item: Item, latency: Latency, **figures: Any) -> Row:
-        # Tokens of a prompt or a round, or inputs of a steady call.
-        each = item[2] if item[0] == "prefill" else figures.get("conditions", {}).get("tokens_per_round", 1)
+        # Tokens of a prompt, or inputs of a steady call.
+        each = item[2] if item[0] == "prefill" else 1
         throughput = each * item[1] * 1000 / latency.mean if latency.mean and "load_ms" not in figures else None
         threads, size_bytes = None if is_gpu else job.threads, files.artifact.size_bytes
         figures |= {"latency_ms": latency, "throughput_per_s": throughput, "threads": threads, "size_bytes": size_bytes}
@@ -471,7 +427,6 @@ def work(document: bytes, send: Send) -> None:
             "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None,
             "buffers": len(buffers[item[1:]]),
             **facts,
-            **workload.counts(),
         }
         if speeds:
             parts = ([speed.product_us for speed in speeds], [speed.copy_us for speed in speeds])
@@ -494,7 +449,7 @@ def work(document: bytes, send: Send) -> None:
             since_reset = meter.reset() or position == 0
             try:
                 # Opened afresh, so that the peak holds nothing of earlier shapes.
-                opened = open_workload(files, item, provider, job.threads, buffers[item[1:]], job.speculation)
+                opened = open_workload(files, item, provider, job.threads, buffers[item[1:]])
                 with closing(opened) as workload:
                     start_s = time.perf_counter()
                     workload.first()

@@ -82,8 +82,6 @@ def shape_text(row: Row, report: Report) -> str:
     counts = {other.threads for other in report.rows if other.where == row.where and other.threads is not None}
     threads = f", {format_threads(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
     per_call = _PHASES.get(row.phase, "")
-    if row.phase == "speculate":
-        per_call = f" per {row.conditions.get('tokens_per_round', 1):.2f} tokens"
     return f"{shape}{per_call}{threads}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from edgeformer.artifacts.row_files import ERROR, TableRow
-from edgeformer.inference.rank import Match, Ranking, Similarities
+from edgeformer.inference.rank import Ranking, Similarities
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable
 
 MAX_TEXT = 200
@@ -92,38 +92,25 @@ def _shortened(line: str) -> str:
 
 
 def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any]:
-    """Return the similarities of texts, or the nearest texts of a list; ``name``: the run's or bundle's."""
+    """Return the similarities of texts; ``name``: the run's or bundle's."""
     title, texts, pairs = f"{name} · {similarities.artifact}", similarities.texts, similarities.similarities
     rows: list[dict[str, Any]] = []
     columns: Columns[dict[str, Any]]
-    if len(texts) == 1 and similarities.nearest is None:
+    if len(texts) == 1:
         vector: Any = similarities.predictions[0]["vector"]
         numbers = ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"
         rows = [{"dimensions": len(vector), "vector": numbers, "text": texts[0]}]
-        caption = Text("--json prints the whole vector; give a second text or --nearest FILE to compare")
+        caption = Text("--json prints the whole vector; give a second text, or --query TEXT --file FILE, to compare")
         columns = Columns([Column("dimensions", number=True), Column("vector"), Column("text")])
         return columns.terminal(title, rows, caption)
-    if len(texts) <= MAX_MATRIX and similarities.nearest is None:
+    if len(texts) <= MAX_MATRIX:
         for number, (text, values) in enumerate(zip(texts, pairs, strict=True), start=1):
             cells = {str(index): "" if index == number else f"{value:.4f}" for index, value in enumerate(values, 1)}
             rows.append({"": number, **cells, "text": text})
         columns = Columns(Column(key, number=key != "text") for key in rows[0])
         return columns.terminal(title, rows)
-    nearest = similarities.nearest or []
-    for row, values in enumerate(pairs if similarities.nearest is None else ()):
+    for row, values in enumerate(pairs):
         closest = max((index for index in range(len(texts)) if index != row), key=values.__getitem__)
-        nearest.append([Match(texts[closest], None, values[closest])])
-    for text, matches in zip(texts, nearest, strict=True):
-        for rank, match in enumerate(matches, start=1):
-            rows.append(
-                {
-                    "text": text if rank == 1 else "",
-                    "rank": rank,
-                    similarities.measure: match.similarity,
-                    "nearest": match.text,
-                }
-            )
-    columns = Columns(
-        [Column("text"), Column("rank", number=True), Column(similarities.measure, layout="{:.4f}"), Column("nearest")]
-    )
+        rows.append({"text": texts[row], similarities.measure: values[closest], "nearest": texts[closest]})
+    columns = Columns([Column("text"), Column(similarities.measure, layout="{:.4f}"), Column("nearest")])
     return columns.terminal(title, rows)

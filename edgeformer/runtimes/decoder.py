@@ -22,7 +22,7 @@ import numpy as np
 from typing_extensions import Self
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, Session
+from edgeformer.runtimes.session import PAST, PRESENT, Array, Graph, Session
 from edgeformer.tasks.early_exit import exit_logits, is_confident
 from edgeformer.tasks.metric import top_probability
 
@@ -40,8 +40,6 @@ class LoopEngine(Protocol[State]):
     stops: tuple[int, ...]
     max_positions: int | None
     session: Session | None = None
-    can_forget: bool = False
-    """Whether it has :meth:`readouts` and :meth:`forget`, which speculation needs."""
 
     def fresh(self) -> Self:
         """Return an engine without earlier tokens on the same weights or graphs; this one is not used again."""
@@ -54,14 +52,6 @@ class LoopEngine(Protocol[State]):
 
     def readout(self, state: State, loop: int) -> Array:
         """Return the logits float32 [B, V] of the newest token in ``state``, which has passed ``loop``."""
-
-    def readouts(self, state: State, loop: int, count: int) -> Array:
-        """Return the logits float32 [B, count, V] of the newest tokens in ``state``."""
-        raise InputError(f"{self.provider} returns the logits of one token per call")
-
-    def forget(self, count: int) -> None:
-        """Drop the newest ``count`` tokens from the caches of all loops. Raises InputError if it cannot."""
-        raise InputError(f"{self.provider} cannot drop tokens from its caches")
 
 
 class Decoder(Generic[State]):
@@ -121,26 +111,6 @@ class Decoder(Generic[State]):
         if self._newest is None:
             raise ValueError("nothing was computed yet: read tokens and advance first")
         return self._engine.readout(self._newest, loop)
-
-    @property
-    def can_forget(self) -> bool:
-        """Whether :meth:`newest_logits` and :meth:`forget` exist for this artifact."""
-        return self._engine.can_forget
-
-    def newest_logits(self, count: int) -> Array:
-        """Return the last loop's logits float32 [B, count, V] of the newest tokens of the latest :meth:`advance`."""
-        if self._newest is None:
-            raise ValueError("nothing was computed yet: read tokens and advance first")
-        return self._engine.readouts(self._newest, self.loops, count)
-
-    def forget(self, count: int) -> None:
-        """Go back by ``count`` tokens, all of which passed all loops. Raises ValueError if a token still waits."""
-        if any(self._waiting):
-            raise ValueError("tokens wait in front of a loop; advance to the last loop first")
-        if count:
-            self._engine.forget(count)
-            self.length -= count
-            self._newest = None
 
     def peek(self, ids: Array, loop: int) -> Array:
         """Return the logits [B, V] of the next tokens, int64 [B, 1], after ``loop`` without caching them.
@@ -209,25 +179,6 @@ class CachedGraph:
             yield outputs
         if keep:
             self._caches = caches
-
-    @property
-    def can_forget(self) -> bool:
-        """Whether all caches have one entry per token; inputs of convolutions do not."""
-        return all("past" in self._graph.inputs[name][1] for name in self.outputs)
-
-    def forget(self, count: int) -> None:
-        """Drop the newest ``count`` tokens. Raises InputError if the caches are not in the host's memory."""
-        if not self._caches:
-            return
-        if any(isinstance(cache, DeviceCache) for cache in self._caches.values()):
-            raise InputError(
-                f"{self._graph.path.name}: {self._graph.provider} keeps the caches on the card, where tokens cannot be "
-                "dropped; leave out --speculate, or use a runtime on the CPU"
-            )
-        for name, cache in self._caches.items():
-            axis = [*self._graph.inputs[name][1]].index("past")
-            kept = (slice(None),) * axis + (slice(cache.shape[axis] - count),)
-            self._caches[name] = np.ascontiguousarray(cache[kept])
 
 
 class GraphSession(Session):
@@ -351,7 +302,6 @@ class StepEngine(LoopEngine[Array]):
         self.stops = tuple(range(1, steps.loops + 1))
         self._embed = CachedGraph(steps.embed)
         self._loops = [CachedGraph(steps.loop) for _ in self.stops]
-        self.can_forget = self._embed.can_forget and self._loops[0].can_forget
 
     def fresh(self) -> Self:
         return type(self)(self._steps)
@@ -366,14 +316,7 @@ class StepEngine(LoopEngine[Array]):
         return _concatenate([outputs["next_state"] for outputs in calls])
 
     def readout(self, state: Array, loop: int) -> Array:
-        return np.asarray(self.readouts(state, loop, 1)[:, -1])
-
-    def readouts(self, state: Array, loop: int, count: int) -> Array:
-        return self._steps.readout(state[:, -count:], loop)
-
-    def forget(self, count: int) -> None:
-        for cached in (self._embed, *self._loops):
-            cached.forget(count)
+        return self._steps.readout(state[:, -1:], loop)[:, -1]
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:

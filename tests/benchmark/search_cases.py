@@ -12,7 +12,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, Latency, Memory, Row, Search
 from edgeformer.artifacts.scores import ExitScore
 from edgeformer.benchmark.profile import rows_of_kind
-from edgeformer.benchmark.search import SearchOptions, TieBreak, search
+from edgeformer.benchmark.search import SearchOptions, search
 from edgeformer.benchmark.verdict import Limits
 from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.language_modeling import LanguageScore
@@ -106,10 +106,9 @@ def run(
     kind: Literal["cuda", "cpu"] = "cpu",
     on_target: bool = True,
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
-    tie_break: TieBreak = lambda candidates, first, second: None,
 ) -> Search:
     device_rows = rows_of_kind(rows, kind) if on_target else [row for row in rows if row.where == "device"]
-    return search(manifest, rows, device_rows, limits, options or SearchOptions(), records, tie_break)
+    return search(manifest, rows, device_rows, limits, options or SearchOptions(), records)
 
 
 def picked(result: Search) -> tuple[str, int | None] | None:

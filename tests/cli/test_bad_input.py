@@ -82,8 +82,6 @@ def test_wrong_data(folder: Path, content: bytes, expected: tuple[str, ...]) -> 
         ("plan recipe.yaml", ("--device",)),
         ("export", ("no finished run", "edgeformer train quickstart")),
         ("evaluate nothing-001", ("nothing-001",)),
-        ("predict a b --nearest reviews.tsv --pair b", ("--pair: is for classifiers, and --nearest",)),
-        ("predict a b --nearest reviews.tsv --confidence 0.5", ("--confidence: is for classifiers, and --nearest",)),
         ("predict a b --top 3", ("--top: is the number of ranked texts",)),
     ],
 )

@@ -53,7 +53,6 @@ _WRAPPED = "needs that file; tests/export/test_import_onnx.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
 _DEVICE = "needs that device; tests/devices runs it with a real SSH server"
 _FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
-_SPECULATES = "tests/runtimes/test_speculation.py speculates with a decoder; here it would train one"
 
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
@@ -153,10 +152,6 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export --int8 --coreml": "tests/runtimes/test_coreml.py converts a module",
     "edgeformer export --fp16 --int8 --gguf": "tests/runtimes/test_llamacpp.py runs it",
     'edgeformer generate "The history of the town" --artifact gguf-int8-decode': "the same",
-    'edgeformer generate "The history of the town" --temperature 0 --speculate 4': _SPECULATES,
-    'edgeformer generate "The history of the town" --speculate 6 --draft-threshold 0.2': _SPECULATES,
-    'edgeformer generate "The history of the town" --speculate 4 --exit 2 --artifact onnx-int4-step': _SPECULATES,
-    "edgeformer profile --phase decode --speculate 4": _SPECULATES,
     "edgeformer train crt_mini": "reads WikiText-2 from the hub; examples/looped_lm.py trains it on a file",
     "edgeformer export --fp16 --int8 --vocab-trim --trt --exit all --target rtx4050": (
         "half a minute and more; tests/export/test_export_everything.py runs it"

@@ -149,17 +149,24 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     assert vectors.shape == (2, 32) and np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     assert document["cosines"][0][1] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
     listed = edgeformer(
-        "predict", bundle, "Drink enough.", "--nearest", "list.txt", "--top", "2", "--json", cwd=tmp_path
+        "predict", bundle, "--query", "Drink enough.", "--file", "list.txt", "--top", "2", "--json", cwd=tmp_path
     )
-    (matches,) = json.loads(listed.out)["nearest"]
-    one = pytest.approx(1, abs=1e-5)
-    assert matches[0] == {"text": "Drink enough.", "cosine": one, "similarity": one} and len(matches) == 2
+    (ranking,) = json.loads(listed.out)["rankings"]
+    assert [document["rank"] for document in ranking["documents"]] == [1, 2]
+    assert ranking["documents"][0]["text"] == "Drink enough."
+    assert ranking["documents"][0]["score"] == pytest.approx(1, abs=1e-5)
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
+    letters = "abcdefghijk"
+    table = edgeformer("predict", bundle, *letters, cwd=tmp_path)
+    document = json.loads(edgeformer("predict", bundle, *letters, "--json", cwd=tmp_path).out)
+    similar = np.array(document["similarities"]) - 2 * np.eye(len(letters))
+    nearest = [letters[index] for index in similar.argmax(axis=1)]
+    rows = [line.split() for line in table.out.splitlines() if line.strip()][-len(letters) :]
+    assert table.code == 0 and [(row[0], row[-1]) for row in rows] == [*zip(letters, nearest, strict=True)], table.out
     for options, message in (
         (("--confidence", "0.5"), "no single probability"),
         (("--pair", "x"), "reads single texts"),
-        (("--nearest", "none.txt"), "none.txt"),
     ):
         refused = edgeformer("predict", bundle, "a", "b", *options, cwd=tmp_path)
         assert refused.code == 2 and message in " ".join(refused.err.split()), refused.err

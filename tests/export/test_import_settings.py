@@ -255,15 +255,15 @@ def test_vectors_are_cut_and_compared_as_the_folder_says(tmp_path: Path, measure
     assert [document.row - 1 for document in ranked] == np.argsort(-similar, kind="stable").tolist()
     assert [document.score for document in ranked] == pytest.approx(np.sort(similar)[::-1].tolist(), abs=1e-4)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[1:]))
-    nearest = json.loads(
-        edgeformer("predict", str(run), TEXTS[0], "--nearest", str(tmp_path / "texts.txt"), "--json", cwd=tmp_path).out
-    )
-    assert nearest["measure"] == measure and nearest["nearest"][0][0]["text"] == TEXTS[1:][int(similar.argmax())]
-    assert nearest["nearest"][0][0]["similarity"] == pytest.approx(float(similar.max()), abs=1e-4)
-    table = edgeformer("predict", str(run), TEXTS[0], "--nearest", str(tmp_path / "texts.txt"), cwd=tmp_path)
-    assert table.code == 0 and measure in table.out
-    options = ("--query", TEXTS[0], "--file", str(tmp_path / "texts.txt"), "--vectors", "int8")
-    quantised = edgeformer("predict", str(run), *options, cwd=tmp_path)
+    options = ("--query", TEXTS[0], "--file", str(tmp_path / "texts.txt"))
+    ranked_file = json.loads(edgeformer("predict", str(run), *options, "--json", cwd=tmp_path).out)
+    best = ranked_file["rankings"][0]["documents"][0]
+    assert best["text"] == TEXTS[1:][int(similar.argmax())]
+    assert best["score"] == pytest.approx(float(similar.max()), abs=1e-4)
+    compared = json.loads(edgeformer("predict", str(run), *TEXTS[:2], "--json", cwd=tmp_path).out)
+    assert compared["measure"] == measure
+    assert compared["similarities"][0][1] == pytest.approx(float(model.similarity(*expected[:2])[0, 0]), abs=1e-4)
+    quantised = edgeformer("predict", str(run), *options, "--vectors", "int8", cwd=tmp_path)
     assert quantised.code == (0 if measure == "cosine" else 2), quantised.err
     assert measure == "cosine" or f"compares vectors by {measure}, which needs their lengths" in quantised.err
 

@@ -23,11 +23,11 @@ from edgeformer.export.import_language import import_causal_lm, import_gguf
 from edgeformer.export.import_run import ImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.inference.sampling import Sampling
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run, locate
 from edgeformer.runtimes.llamacpp.builder import compare_tokenizer, write_gguf
 from edgeformer.runtimes.llamacpp.library import Llama
-from edgeformer.runtimes.speculation import Sampling
 from tests.export.language_models import CLASSES, SIZES, make_language_model
 
 transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
@@ -256,6 +256,18 @@ def test_a_sentencepiece_file_without_bytes_is_refused(tmp_path: Path, monkeypat
     tokenizer = run / "model" / "tokenizer.json"
     with pytest.raises(InputError, match=r"SentencePiece tokenizer has no tokens of bytes"):
         import_gguf(as_gguf(tmp_path, run), ImportOptions(tmp_path / "artifacts", "again", tokenizer))
+
+
+@needs_llama
+def test_a_part_of_a_split_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    _, run = imported(tmp_path, "smollm2")
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_quantization_version", lambda writer, _: writer.add_uint16("split.count", 3)
+    )
+    with pytest.raises(InputError, match=r"is one of 3 parts; join them"):
+        import_gguf(as_gguf(tmp_path, run), ImportOptions(tmp_path / "artifacts", "again"))
 
 
 @needs_llama

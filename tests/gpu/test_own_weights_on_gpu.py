@@ -11,8 +11,8 @@ import pytest
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import open_predictor, predict
+from edgeformer.inference.sampling import Sampling
 from edgeformer.run import Location, find_bundle, locate
-from edgeformer.runtimes.speculation import Sampling
 
 pytestmark = pytest.mark.gpu
 

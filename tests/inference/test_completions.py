@@ -21,8 +21,8 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.inference.sampling import Sampling
 from edgeformer.run import locate
-from edgeformer.runtimes.speculation import Sampling
 from tests.docs.document import ROOT, programs
 from tests.export.language_run import language_recipe, write_language_run
 from tests.inference.test_server import request, serving

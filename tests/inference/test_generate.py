@@ -23,9 +23,9 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.inference.generate import GenerateOptions, Generation, TextStream, Writer, generate
+from edgeformer.inference.sampling import Sampling
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
-from edgeformer.runtimes.speculation import Sampling
 from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.tasks.metric import top_probability
 from tests.cli.run_cli import edgeformer

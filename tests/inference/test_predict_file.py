@@ -135,7 +135,7 @@ def test_standard_input(folder: Path) -> None:
         (("--file", "in.csv", "--format", "xml"), "Invalid value for '--format'"),
         (("--file", "in.csv", "--format", "parquet"), "give --output FILE"),
         (("--file", "in.csv", "--json", "--format", "csv"), "prints one JSON document"),
-        (("--file", "in.csv", "--nearest", "in.txt"), "--nearest: is for single texts"),
+        (("--file", "in.csv", "--top", "3"), "--top: is the number of ranked texts; add --query TEXT"),
         (("--file", "none.csv"), "did you mean 'in.csv'?"),
         (("--file", "in.csv", "a text"), "excludes the text"),
         (("--file", "in.txt", "--format", "csv", "--columns", "a"), "in.txt is plain text without columns"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.runtimes.speculation import Sampling
+from edgeformer.inference.sampling import Sampling
 from edgeformer.tasks.classification import softmax
 
 # A small set of values, so that equal logits are common.

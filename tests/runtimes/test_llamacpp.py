@@ -25,6 +25,7 @@ from edgeformer.data.encoding import PlainText
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.inference.sampling import Sampling
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
 from edgeformer.report.tables import artifact_table
@@ -34,7 +35,6 @@ from edgeformer.runtimes.llamacpp import library as llama_library
 from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
 from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.runtimes.speculation import Sampling
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
 from tests.measurement.measuring_child import RULES
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +16,6 @@ from edgeformer.artifacts.errors import InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.artifacts.report import Candidate, Search
-from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -26,19 +23,17 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
-from edgeformer.runtime_preference import FILE, FastestRuntimes, load_fastest, save_fastest
 from edgeformer.runtimes import (
     OpenOptions,
     cannot_run,
-    library_versions,
     opener_of,
     provider_facts,
     requested_providers,
 )
+from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.system.host import default_threads
 from tests.runtimes.test_openvino_rotation import kernels_of
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 from tests.test_old_format import OLD
@@ -116,39 +111,14 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
 
 
-@NEEDS_OPENVINO
-def test_what_a_search_found_fastest_answers_until_the_bundle_is_another(tmp_path: Path) -> None:
+def test_a_search_does_not_change_the_runtime_that_answers(tmp_path: Path) -> None:
+    """Earlier versions wrote the fastest runtimes of a search into runtimes.json."""
     run = tmp_path / "artifacts" / "classifier-v1"
     shutil.copytree(OLD / "classifier-v1", run)
-    location, usual = locate(str(run), run.parent), default_threads()
-    assert load_fastest(location) == {}
-    common: dict[str, Any] = {
-        "artifact": "onnx-fp32", "precision": "fp32", "exit": None, "trimmed": False, "size_bytes": 1, "score": 0.9,
-        "memory_bytes": 1, "latency_status": "measured", "feasible": True, "on_front": True, "stable": True,
-    }  # fmt: skip
-    by_onnx, by_openvino = ("CPUExecutionProvider", usual), (CPU, usual)
-    for times, fastest in (
-        ({by_onnx: 2.0, by_openvino: 1.0}, CPU),
-        ({by_onnx: 1.0, by_openvino: 2.0, (CPU, usual + 1): 0.5}, "CPUExecutionProvider"),  # with other threads
-        ({by_onnx: 2.0, by_openvino: 1.0}, CPU),
-    ):
-        choices = tuple(Candidate(provider=p, threads=n, latency_ms=ms, **common) for (p, n), ms in times.items())
-        search = Search(
-            metric="accuracy", bound=None, minimize="latency", candidates=choices, pick=len(choices) - 1, reason=""
-        )
-        save_fastest(SimpleNamespace(search=search, device="host", created="now"), location)  # type: ignore[arg-type]
-        assert load_fastest(location) == {"onnx-fp32": fastest}
+    location = locate(str(run), run.parent)
+    write_json(location.reports / "runtimes.json", {"format_version": 1, "providers": {"onnx-fp32": CPU}})
     with open_predictor(location, "onnx-fp32") as model:
-        assert model.provider == CPU
-    bundle = location.open_bundle()
-    bundle.record(bundle.artifact("onnx-fp32").model_copy(update={"reason": "a recorded reason"}))
-    assert load_fastest(locate(str(run), run.parent)) == {"onnx-fp32": CPU}, "the same files"
-    choice = read_manifest(FastestRuntimes, location.reports / FILE)
-    libraries = {**library_versions(), "openvino": "another"}
-    changes = ({"processor": "another"}, {"bundle": "another"}, {"threads": 64}, {"versions": libraries})
-    for change in (*changes, {"bundle": None}, {"threads": None}, {"versions": None}):  # the last: earlier versions
-        write_json(location.reports / FILE, choice.model_copy(update=change))
-        assert load_fastest(location) == {}
+        assert model.provider == default_provider()
 
 
 @NEEDS_OPENVINO

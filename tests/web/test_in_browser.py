@@ -19,10 +19,10 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import predict
+from edgeformer.inference.sampling import Sampling
 from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.models import load_recipe
 from edgeformer.run import locate
-from edgeformer.runtimes.speculation import Sampling
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import make_buffers
 from edgeformer.training.train import TrainOptions, train

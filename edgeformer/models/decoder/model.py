@@ -204,9 +204,3 @@ class CachedDecoder:
     def logits(self, state: Tensor, loop: int) -> Tensor:
         """Return next-token logits, float32 […, V], of states […, C] after ``loop``."""
         return self._model.head(state).float()
-
-    def forget(self, count: int) -> None:
-        """Drop the newest ``count`` tokens, which passed all iterations."""
-        for caches in self._caches:
-            for cache in caches:
-                cache.length -= count

@@ -58,8 +58,7 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     """Loop engine on a model with caches, whose state is [B, n, C] on its device.
 
     The model has ``fresh()`` (the same without tokens), ``embed(ids [B, n], start, keep=…)``, ``run_loop(number from 0,
-    state, keep=…)``, ``logits(state […, C], loop)`` → float32 […, V], ``loops``, ``max_positions`` and ``device``;
-    and ``forget(count)`` if tokens can be dropped.
+    state, keep=…)``, ``logits(state […, C], loop)`` → float32 […, V], ``loops``, ``max_positions`` and ``device``.
     """
 
     def __init__(self, model: Any) -> None:
@@ -67,7 +66,6 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         self.provider = f"torch-{model.device.type}"
         self.stops = tuple(range(1, model.loops + 1))
         self.max_positions: int | None = model.max_positions
-        self.can_forget = hasattr(model, "forget")
 
     def fresh(self) -> Self:
         return type(self)(self._model.fresh())
@@ -84,13 +82,6 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     def readout(self, state: torch.Tensor, loop: int) -> Array:
         logits: Array = self._model.logits(state[:, -1], loop).cpu().numpy()
         return logits
-
-    def readouts(self, state: torch.Tensor, loop: int, count: int) -> Array:
-        logits: Array = self._model.logits(state[:, -count:], loop).cpu().numpy()
-        return logits
-
-    def forget(self, count: int) -> None:
-        self._model.forget(count)
 
 
 def torch_decoder(model: Any) -> Decoder[torch.Tensor]:
