@@ -16,6 +16,7 @@ def command(
     ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
+    labels: opt.LabelNames = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
     source: str | None = Option(
@@ -34,7 +35,7 @@ def command(
 
     Examples:
       edgeformer init reviews.csv
-      edgeformer init tickets.tsv --text subject --label queue --source path/to/all-MiniLM-L6-v2
+      edgeformer init tickets.tsv --text subject,body --label queue --source path/to/all-MiniLM-L6-v2
     """
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
@@ -42,7 +43,8 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    recipe = draft(data, DraftOptions(out, Columns(text, pair, label, encoding), source, name, force), show_progress())
+    columns = Columns(text, pair, label, encoding, labels)
+    recipe = draft(data, DraftOptions(out, columns, source, name, force), show_progress())
     if as_json:
         document = {
             "recipe": str(recipe.path),
