@@ -24,11 +24,22 @@ Amount = Annotated[int | float, BeforeValidator(_amount, json_schema_input_type=
 
 
 def _called(column: object) -> object:
+    if isinstance(column, (list, tuple)):
+        return tuple(map(_called, column))
     return str(column) if type(column) is int and column > 0 else column
 
 
 ColumnName = Annotated[str, BeforeValidator(_called, json_schema_input_type=str | int)]
 """A column by its name, or by its number from 1 in a file without a header."""
+TextColumns = Annotated[
+    str | Annotated[tuple[str, ...], Field(min_length=1)],
+    BeforeValidator(_called, json_schema_input_type=str | int | list[str | int]),
+]
+
+
+def column_names(columns: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of one column, or of several."""
+    return (columns,) if isinstance(columns, str) else columns
 
 
 def check_encoding(name: str) -> str:
@@ -57,6 +68,7 @@ Choice = Annotated[tuple[str, ...], BeforeValidator(_texts, json_schema_input_ty
 """Values of a column, as texts."""
 
 WHERE = "keep only rows with these values: {language: de} or {domain: [books, kitchen]}"
+TEXT = "column of the text, or a list of columns whose texts are joined by a space: [title, body]"
 ROWS = "number or fraction of rows to use, sampled with split_seed and stratified by label; absent: all rows"
 
 
@@ -68,7 +80,7 @@ class HubSource(Frozen):
     config: str | None = Field(None, description="configuration of the data set, e.g. sst2 of nyu-mll/glue")
     split: str = Field("train", description="split of the data set")
     revision: str | None = Field(None, description="branch, tag or commit; absent: the newest")
-    text: str = Field("text", description="column of the text")
+    text: TextColumns = Field("text", description=TEXT)
     text_pair: str | None = Field(None, description="column of the second text, if rows are pairs of texts")
     label: str | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
@@ -95,7 +107,7 @@ class FileSource(Frozen):
     )
     encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
     header: bool = Field(True, description="false: the first line has no column names; columns are numbered from 1")
-    text: ColumnName = Field("text", description="column of the text")
+    text: TextColumns = Field("text", description=TEXT)
     text_pair: ColumnName | None = Field(None, description="column of the second text, if rows are pairs of texts")
     label: ColumnName | None = Field("label", description="column of the label, or of a pair's similarity score")
     label_value: str | int | None = Field(None, description="one label for every row, instead of a column")
@@ -115,7 +127,8 @@ class FileSource(Frozen):
         if self.encoding is not None and self.format == "parquet":
             raise ValueError("encoding does not apply to format: parquet; leave it out")
         label = self.label if self.label_value is None else None
-        columns = [name for name in (self.text, self.text_pair, label) if name is not None and not name.isdecimal()]
+        names = (*column_names(self.text), self.text_pair, label)
+        columns = [name for name in names if name is not None and not name.isdecimal()]
         if not self.header and columns:
             raise ValueError(
                 "with header: false columns have no names; use their numbers from 1 (text: 1, label: 2) instead of "
@@ -164,7 +177,10 @@ class SyntheticSource(Frozen):
 
 Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator="kind")]
 
-_LATER = ("rows", "where", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit")
+_LATER = (
+    "rows", "where", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit",
+    "label_values",
+)  # fmt: skip
 """Keys that were added after the first version of the recipe format."""
 
 
@@ -346,6 +362,10 @@ class DataConfig(DataSection):
     labels: Annotated[tuple[str, ...], Field(min_length=2, strict=False)] = Field(
         description="names of the classes, as the label column has them; the column may have their positions from 0"
     )
+    label_values: Choice | None = Field(
+        None,
+        description="values of the label column in the order of `labels`, if they are other than the names: [1, 2, 3]",
+    )
     cleaning: Literal["paper", "none"] = Field(
         "paper",
         description="paper: lower case, no HTML tags and URLs, no repeated punctuation and white space, as in paper A",
@@ -374,6 +394,9 @@ class DataConfig(DataSection):
 
     @model_validator(mode="after")
     def _fits_split(self) -> Self:
+        values = self.label_values
+        if values is not None and not len({*values}) == len(values) == len(self.labels):
+            raise ValueError("label_values: must be different, one for each of labels")
         if self.longest is not None and self.shortest is not None:
             raise ValueError("longest and shortest cannot be combined; leave one of them out")
         # The set of the part test is called given.
@@ -479,8 +502,8 @@ class SpanData(DataConfig):
 
     @model_validator(mode="after")
     def _fits_spans(self) -> Self:
-        if self.stream:
-            raise ValueError("stream: is not possible with labelled spans; leave it out")
+        if self.stream or self.label_values is not None:
+            raise ValueError("stream, label_values: are not possible with labelled spans; leave them out")
         if self.balance in ("label", "label-and-source"):
             raise ValueError("balance: a text with several spans counts for each of them; balance: source is possible")
         if self.tags is not None and ("O" not in self.tags or len({*self.tags}) != len(self.tags)):

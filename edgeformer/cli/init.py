@@ -17,6 +17,7 @@ def command(
     ),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
+    labels: opt.LabelNames = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
     source: str | None = Option(
@@ -38,7 +39,7 @@ def command(
 
     Examples:
       edgeformer init reviews.csv
-      edgeformer init tickets.tsv --text subject --label queue --source path/to/all-MiniLM-L6-v2
+      edgeformer init tickets.tsv --text subject,body --label queue --source path/to/all-MiniLM-L6-v2
     """
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
@@ -46,7 +47,7 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    options = DraftOptions(out, Columns(text, pair, label, encoding), source, model, name, force)
+    options = DraftOptions(out, Columns(text, pair, label, encoding, labels), source, model, name, force)
     recipe = draft(data, options, show_progress())
     if as_json:
         document = {

@@ -158,9 +158,12 @@ TokenizerFile = Annotated[
 ]
 TextColumn = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Column of the text: a name, or a number if the file has no header."),
+    typer.Option(metavar="COLUMN", help="Column of the text, or several (title,body); numbers without a header."),
 ]
 LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the label.")]
+LabelNames = Annotated[
+    str | None, typer.Option("--labels", metavar="A,B…", help="Names of labels that are numbers, from the smallest.")
+]
 PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the second text of a pair.")]
 Encoding = Annotated[
     str | None,

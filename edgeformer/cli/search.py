@@ -45,6 +45,7 @@ def command(
     name: str | None = Option(None, help="Name of the search. Default: the name of DATA or of the recipe."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
+    labels: opt.LabelNames = None,
     encoding: opt.Encoding = None,
     folder: opt.DataFolder = None,
     tokenizer: opt.TokenizerFile = None,
@@ -95,14 +96,14 @@ def command(
     options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
-        if text or label or encoding:
-            raise InputError("--text, --label, --encoding: are of a data file; a recipe names its columns itself")
+        if text or label or labels or encoding:
+            raise InputError("--text, --label, --labels, --encoding: are of a data file; a recipe states them itself")
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:
         if folder or tokenizer:
             raise InputError("--data, --tokenizer: are of a recipe; for a data file leave them out")
-        columns = Columns(text, None, label, encoding)
+        columns = Columns(text, None, label, encoding, labels)
         search_name, ladder = name or recipe_name(data), ladder_of_file(data, columns, source, progress)
     result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)
     page = artifacts / f"{search_name}-search" / PAGE_FILE

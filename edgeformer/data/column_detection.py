@@ -45,12 +45,14 @@ class ColumnFacts:
     filled: int = 0
     values: dict[str, int] | None = field(default_factory=dict)
     characters: int = 0
+    has_booleans: bool = False
     example: str = ""
 
     def add(self, value: object) -> None:
         if isinstance(value, (list, dict)):
             self.values = None
             return
+        self.has_booleans |= isinstance(value, bool)
         if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
             value = int(value)
         text = "" if value is None or value != value else str(value)
@@ -68,15 +70,22 @@ class ColumnFacts:
     def mean_characters(self) -> float:
         return self.characters / max(1, self.filled)
 
+    def holds_texts(self, rows: int) -> bool:
+        """Return whether most of the ``rows`` have different values that are long and have words, as the first has."""
+        different = self.filled if self.values is None else len(self.values)
+        words = sum(map(str.isalpha, self.example.split()))
+        return 2 * different > rows and self.mean_characters >= 15 and words >= 2
+
 
 @dataclass(frozen=True)
 class DetectedColumns:
-    """Detected columns of a file. ``labels``: label → rows, in the order of a recipe."""
+    """Detected columns of a file. ``labels``: label → rows, in the order of a recipe. ``label_values``: as there."""
 
     source: FileSource
     columns: tuple[ColumnFacts, ...]
     labels: dict[str, int]
     rows: int
+    label_values: tuple[int, ...] = ()
 
 
 def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
@@ -90,7 +99,7 @@ def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
             return None
     elif kind != "conll":
         return None
-    facts = [ColumnFacts(source.text), ColumnFacts(str(source.label))]
+    facts = [ColumnFacts(str(source.text)), ColumnFacts(str(source.label))]
     labels: Counter[str] = Counter()
     rows = 0
     for row in read(source):
@@ -120,7 +129,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
             facts.setdefault(name, ColumnFacts(name)).add(value)
     columns.check(path, facts)
     label = columns.label or _detect_label(path, facts, columns)
-    text, second = columns.text, columns.text_pair
+    text, second = columns.texts(facts), columns.text_pair
     if text is None and second is None:
         pairs = (pair for pair in PAIR_COLUMNS if facts.keys() >= {*pair} and label not in pair)
         text, second = next(pairs, (None, None))
@@ -146,8 +155,14 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         )
     are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
     labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
-    names = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
-    return DetectedColumns(source.model_copy(update=names), tuple(facts.values()), labels, rows)
+    label_values: tuple[int, ...] = ()
+    if columns.label_names is not None:
+        names = [name.strip() for name in columns.label_names.split(",")]
+        if not are_numbers or len(names) != len(labels) or len({*names} - {""}) != len(labels):
+            raise DataError(f"{path}: --labels must name each number of column {label!r}: {format_names(labels)}")
+        labels, label_values = dict(zip(names, labels.values(), strict=True)), tuple(map(int, labels))
+    keys = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
+    return DetectedColumns(source.model_copy(update=keys), tuple(facts.values()), labels, rows, label_values)
 
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
@@ -172,18 +187,18 @@ def _detect_layout(path: Path, columns: Columns) -> FileSource:
     first = rows[0]
     if len(first) < 2:
         raise DataError(f"{path}: has one column, but a classifier needs two: a text and a label")
-    names = columns.by_option().values()
+    names = [name for _, name in columns.by_option(first)]
     complete = [cells for cells in rows if len(cells) == len(first)]
     repeats = any(cells[0].strip() and cells[0] in cells[1:] for cells in zip(*complete, strict=True))
     is_data = repeats or any(re.fullmatch(r"\s*[+-]?[\d.,]*\d\s*", cell) for cell in first)
-    are_numbers = all(name.isdecimal() and name not in first for name in names)
+    are_numbers = all(name.isdecimal() for name in names) and (repeats or not {*names} <= {*first})
     if are_numbers if names else is_data:
         layout |= {"header": False, "text": "1"}
     return FileSource.model_validate(layout)
 
 
 def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
-    free = [fact for fact in facts.values() if fact.name not in (columns.text, columns.text_pair)]
+    free = [fact for fact in facts.values() if fact.name not in [name for _, name in columns.by_option(facts)]]
     # At least two different values, each in two rows on average; case does not count.
     likely = [
         fact

@@ -260,6 +260,7 @@ def class_stream(data: DataConfig, set_of_row: NDArray[np.int8] | None, skipped:
 
     parts = set_parts(data)["train"]
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
+    settings |= {} if data.label_values is None else {"label_values": data.label_values}
     if set_of_row is not None:
         settings["split"] = data.split
     if set_of_row is not None or any(map(data.sampled, parts)):
@@ -272,7 +273,7 @@ def _pool_texts(data: DataConfig, skipped: list[str]) -> Iterator[tuple[Text, in
     """Yield the texts that the training set is drawn from, with their labels."""
     skipped.clear()
     parts = (part_rows(data, part, skipped) for part in set_parts(data)["train"])
-    return labelled(chain.from_iterable(parts), data.labels)
+    return labelled(chain.from_iterable(parts), data.labels, data.label_values or ())
 
 
 def _cut_texts(
@@ -361,7 +362,7 @@ def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> 
     skipped: list[str] = []
     source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
     rows = read(source, data.labels, data.separator, skipped=skipped)
-    texts = label_rows(rows, data.labels)
+    texts = label_rows(rows, data.labels, data.label_values or ())
     if not len(texts):
         raise DataError(f"{path}: no row has a text")
     return replace(texts, empty=len(skipped))

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, parse_tag
+from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, column_names, parse_tag
 from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
 from edgeformer.data.rows import Record, format_names, tag_runs
 
@@ -224,8 +224,8 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
         raise DataError(
             f"{path}: plain text has no label column; set label_value: of the source to the label of all its lines"
         )
-    if kind == "text" and source.text_pair is not None:
-        raise DataError(f"{path}: plain text has one column; give pairs as TSV, CSV or JSONL")
+    if kind == "text" and (source.text_pair is not None or len(column_names(source.text)) > 1):
+        raise DataError(f"{path}: plain text has one column; give pairs and further columns as TSV, CSV or JSONL")
     with open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
@@ -245,7 +245,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
                     continue
                 where = f"{path}, line {number}"
                 if kind == "text":  # its one column has the name that the source states
-                    yield where, {source.text: line.rstrip("\r\n")}
+                    yield where, {column_names(source.text)[0]: line.rstrip("\r\n")}
                     continue
                 try:
                     values = json.loads(line)
@@ -276,7 +276,10 @@ def _conll_records(path: Path, lines: Iterator[Line], source: FileSource) -> Ite
                     {"start": ends[begin] - len(tokens[begin]) - 1, "end": ends[end - 1] - 1, "label": label}
                     for label, begin, end in tag_runs(tags)
                 ]
-                yield f"{path}, line {first}", {source.text: " ".join(tokens), source.label or "spans": spans}
+                yield (
+                    f"{path}, line {first}",
+                    {column_names(source.text)[0]: " ".join(tokens), source.label or "spans": spans},
+                )
             tokens, tags = [], []
             continue
         tag = cells[column["label"]] if column["label"] < len(cells) else ""

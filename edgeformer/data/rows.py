@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, Tag
+from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, Tag, column_names
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
 Record = tuple[str, Mapping[str, object]]
@@ -95,7 +95,8 @@ def rows_of(
 
     Raises DataError: a column is missing, a value is not text, or a row has no label and may not be skipped.
     """
-    text_columns = [source.text] if source.text_pair is None else [source.text, source.text_pair]
+    names = column_names(source.text)
+    text_columns = names if source.text_pair is None else (*names, source.text_pair)
     columns = [("text", column) for column in text_columns]
     if source.label is not None and source.label_value is None:
         columns.insert(0, ("label", source.label))
@@ -112,7 +113,7 @@ def rows_of(
                 f"{where}: has no label in column {source.label!r}; fill it in, or set skip_unlabelled: true for this "
                 "source to leave such rows out"
             )
-        texts = []
+        texts: list[str] = []
         for column in text_columns:
             value, problem = values[column], None
             if isinstance(value, str):
@@ -123,13 +124,17 @@ def rows_of(
                         f"character {error.start + 1} is half of a surrogate pair (U+{ord(value[error.start]):04X}), "
                         "which is not text; correct or remove this row"
                     )
-            elif value is not None or not blanks:
+            elif value is not None or not (blanks or column in names[1:] or column in names[:-1]):
                 name = "nothing" if value is None else f"a value of type {type(value).__name__}"
                 problem = f"column {column!r} has {name} instead of text; correct or remove this row"
             if problem is not None and not blanks:
                 raise DataError(f"{where}: {problem}")
             text = "" if value is None else str(value)
             texts.append(text if problem is None else Unreadable(json.dumps(value, default=str), problem))
+        if len(names) > 1:  # the first text is that of several columns, without empty cells
+            cells = texts[: len(names)]
+            unreadable: list[str] = [cell for cell in cells if isinstance(cell, Unreadable)]
+            texts[: len(names)] = unreadable[:1] or [" ".join(cell for cell in cells if cell.strip())]
         yield Row(texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, where, values if blanks else {})
 
 
@@ -335,9 +340,9 @@ def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] |
         )
 
 
-def label_rows(rows: Iterable[Row], labels: Sequence[str]) -> LabelledTexts:
+def label_rows(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> LabelledTexts:
     """Read the rows into memory, labelled as by :func:`labelled`; without ``labels`` scored. Raises DataError."""
-    return LabelledTexts.of(list(labelled(rows, labels)))
+    return LabelledTexts.of(list(labelled(rows, labels, values)))
 
 
 def plain_label(name: str) -> str:
@@ -345,21 +350,21 @@ def plain_label(name: str) -> str:
     return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name.strip())
 
 
-def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text, int]]:
+def labelled(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> Iterator[tuple[Text, int]]:
     """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
 
     Without ``labels``, the label of a row is a score (:func:`score_of`).
 
-    A label is matched by name, else by its plain name (:func:`plain_label`), else read as an index; never as an index
-    if a class is named by the index of another class: with labels called "1" … "5" a "4" could mean the fourth or the
-    fifth.
+    A label is matched by name or by its place in ``values``, else by its plain name (:func:`plain_label`), else read as
+    an index; never as an index if a class has the index of another class as name or value: with labels called "1" … "5"
+    a "4" could mean the fourth or the fifth.
 
     Raises DataError: an unknown label, or a row without a label.
     """
     if not labels:
         yield from ((row.text, score_of(row)) for row in rows)
         return
-    by_name = {name: index for index, name in enumerate(labels)}
+    by_name = {name: index for names in (labels, values) for index, name in enumerate(names)}
     by_plain_name = {plain_label(name): index for name, index in by_name.items()}
     # isdecimal alone would accept digits of other scripts, which are names.
     numeric = [name for name in by_plain_name if name.isascii() and name.isdecimal() and len(name) < 10]
@@ -380,7 +385,7 @@ def labelled(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[Text,
                 hint = did_you_mean(name, by_name) if label is not None else ""
                 ranges = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
                 raise DataError(
-                    f"{row.where}: {problem}; {hint}allowed: {', '.join(labels)}{ranges}; correct the row, or change "
+                    f"{row.where}: {problem}; {hint}allowed: {', '.join(by_name)}{ranges}; correct the row, or change "
                     "data.labels"
                 )
             indices.append(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from edgeformer.artifacts.data_config import (
     SyntheticSource,
     TextConfig,
     check_encoding,
+    column_names,
 )
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.data.records import (
@@ -71,12 +72,16 @@ SPANS = SpanSource(kind="file", path="")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that the user names (None: found by name), and its encoding. Raises InputError for that."""
+    """Columns of a file that the user names (None: found by name), and its encoding. Raises InputError for that.
+
+    ``text``: a column, or several with commas. ``label_names``: with commas, of labels that are numbers.
+    """
 
     text: str | None = None
     text_pair: str | None = None
     label: str | None = None
     encoding: str | None = None
+    label_names: str | None = None
 
     def __post_init__(self) -> None:
         if self.encoding is not None:
@@ -85,15 +90,22 @@ class Columns:
             except ValueError as error:
                 raise InputError(f"--encoding {self.encoding}: {error}") from None
 
-    def by_option(self) -> dict[str, str]:
-        """Return option → column of the columns that the user names."""
-        options = {"--text": self.text, "--pair": self.text_pair, "--label": self.label}
-        return {option: name for option, name in options.items() if name is not None}
+    def texts(self, columns: Collection[str]) -> str | tuple[str, ...] | None:
+        """Return the text columns that the user names; commas separate them unless one of ``columns`` has that name."""
+        if self.text is None or self.text in columns or "," not in self.text:
+            return self.text
+        return tuple(map(str.strip, self.text.split(",")))
+
+    def by_option(self, columns: Collection[str] = ()) -> list[tuple[str, str]]:
+        """Return option and column of every column that the user names in a file with these ``columns``."""
+        texts = column_names(self.texts(columns) or ())
+        options = [*(("--text", name) for name in texts), ("--pair", self.text_pair), ("--label", self.label)]
+        return [(option, name) for option, name in options if name is not None]
 
     def check(self, path: Path, columns: Iterable[str]) -> None:
         """Raise DataError if one of them is not among the ``columns`` of a file."""
         columns = list(columns)
-        for option, name in self.by_option().items():
+        for option, name in self.by_option(columns):
             if name not in columns:
                 hint = f"{did_you_mean(name, columns)}columns: {format_names(columns)}"
                 raise DataError(f"{path}: no column {name!r} ({option}); {hint}")
@@ -187,12 +199,9 @@ def file_source(
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
         check_file(path)
-        keys: dict[str, Any] = {
-            "text": user_columns.text or like.text,
-            "label": user_columns.label or like.label,
-            "where": {},
-        }
-        return like.model_copy(update={**keys, "path": str(path), "format": None, "encoding": user_columns.encoding})
+        keys: dict[str, Any] = {"path": str(path), "format": None, "encoding": user_columns.encoding, "where": {}}
+        keys |= {"text": user_columns.text or like.text, "label": user_columns.label or like.label}
+        return like.model_copy(update=keys)
     source, names = _open_table(path, like, user_columns)
     user_columns.check(path, names)
     like_text, like_pair, like_label = (getattr(like, key, None) for key in ("text", "text_pair", "label"))
@@ -204,34 +213,34 @@ def file_source(
             return column
         remedy = f"rename a column to one of {format_names(expected, 5)}"
         if columns is not None:
-            option = f"--{kind}"
-            remedy = (
-                f"choose one ({option} COLUMN, or {option} NUMBER if the first line has no column names), or {remedy}"
-            )
+            remedy = f"choose one (--{kind} COLUMN, or NUMBER if the first line has no column names), or {remedy}"
         raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
-    text, second = user_columns.text, user_columns.text_pair
+    text, second = user_columns.texts(names), user_columns.text_pair
     if text is None and second is None and (like is None or like_pair is not None):
-        pairs = dict.fromkeys([*([(like_text, like_pair)] if like_pair is not None else []), *PAIR_COLUMNS])
-        text, second = next(((a, b) for a, b in pairs if a in names and b in names), (None, None))
+        own_pair: list[tuple[Any, Any]] = [(like_text, like_pair)] if like_pair is not None else []
+        pairs = dict.fromkeys([*own_pair, *PAIR_COLUMNS])
+        text, second = next(((a, b) for a, b in pairs if {*column_names(a), b} <= {*names}), (None, None))
         if text is None and like_pair is not None:
             option = "choose them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
-            known_pairs = ", ".join(f"{first} and {other}" for first, other in pairs)
+            known_pairs = ", ".join(" and ".join((*column_names(first), other)) for first, other in pairs)
             raise DataError(
                 f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two columns to "
                 f"{known_pairs}"
             )
+    if text is None and isinstance(like_text, tuple):
+        text = tuple(find("text", [name]) for name in like_text)
     if text is None:
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
         text = find("text", [name for name in (like_text, *first_texts, *TEXT_COLUMNS) if name != second])
-    if text == second:
-        raise DataError(f"{path}: column {text!r} cannot be both texts of a pair; choose two columns")
+    if second in column_names(text):
+        raise DataError(f"{path}: column {second!r} cannot be both texts of a pair; choose two columns")
     source = source.model_copy(update={"text": text, "text_pair": second})
     if not labelled:
         return source
     label = user_columns.label
     if label is None:
-        texts = {plain_name(name) for name in (text, second) if name is not None}
+        texts = {plain_name(name) for name in (*column_names(text), second) if name is not None}
         label_names = [name for name in labels if name not in texts]
         label = find("label", (like_label, *label_names))
         rivals = [name for name in names if plain_name(name) in {*label_names} & {*LABEL_COLUMNS[3:]}]
@@ -251,13 +260,14 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
             layout = {"format": like.format, "delimiter": like.delimiter}
         if not like.header and (any(layout.values()) or kind in ("csv", "tsv")):
             layout["header"] = False
-    names = list(user_columns.by_option().values())
+    names = [name for _, name in user_columns.by_option()]
     are_numbers = bool(names) and all(name.isdecimal() for name in names)
     if names and not are_numbers:
         layout.pop("header", None)
     text = "1" if "header" in layout else "text"
     source = FileSource(kind="file", path=str(path), text=text, label=None, encoding=user_columns.encoding, **layout)
     columns = columns_of(source)
+    names = [name for _, name in user_columns.by_option(columns)]
     if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):
         source = source.model_copy(update={"header": False})
         columns = columns_of(source)
@@ -294,7 +304,7 @@ def replacement_source(
         fitting = (
             source
             for source in tables
-            if {source.text, source.text_pair} - {None} <= {*_open_table(path, source, user_columns)[1]}
+            if {*column_names(source.text), source.text_pair} - {None} <= {*_open_table(path, source, user_columns)[1]}
         )
         like = next(fitting, sources[0])
         second = like.text_pair
@@ -341,7 +351,7 @@ def _rows_by_source(config: DataConfig, part: str, skipped: list[str]) -> Iterat
 def load_part(config: DataConfig, part: str, skipped: list[str] | None = None) -> LabelledTexts:
     """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
     by_source = _rows_by_source(config, part, [] if skipped is None else skipped)
-    sets = [label_rows(rows, config.labels) for rows in by_source]
+    sets = [label_rows(rows, config.labels, config.label_values or ()) for rows in by_source]
     return LabelledTexts.joined(sets, with_sources=config.balance not in (None, "label"))
 
 

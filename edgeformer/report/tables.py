@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
+from edgeformer.artifacts.data_config import column_names
 from edgeformer.artifacts.device import Calibration
 from edgeformer.artifacts.manifest import (
     LEAKS,
@@ -211,7 +212,8 @@ def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> Termi
 def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts]:
     """Return the columns of the data file ``name``: what each is read as, and examples."""
     source = guess.source
-    roles = {source.text: "text", source.text_pair: "second text", source.label: "label"}
+    roles: dict[str | None, str] = dict.fromkeys(column_names(source.text), "text")
+    roles |= {source.text_pair: "second text", source.label: "label"}
 
     def example(column: ColumnFacts) -> str:
         line = " ".join(column.example.split())

@@ -50,9 +50,6 @@ LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "words"}
 _LARGE_ROWS = 20_000
 """Rows from which on a wider model learns more."""
 _LINE_LENGTH = 100
-_REQUIRED_KEYS = ("text", "label")
-"""Keys of the source that are written even with their default values, so that users see them."""
-_SOURCE_KEYS = ("encoding", "delimiter", "format", "header", "text", "text_pair", "label", "skip_unlabelled")
 
 
 @dataclass(frozen=True)
@@ -137,10 +134,13 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         )
     with bar(progress, "Reading the data", None, "rows"):
         spans = detect_spans(data, options.columns)
+        if spans is not None and options.columns.label_names is not None:
+            raise InputError(f"{data}: --labels names the labels of whole texts; leave it out for spans")
         detected = spans or detect_columns(data, options.columns)
         source: Any = detected.source.model_copy(update={"path": str(data.resolve())})
         data_type = DataConfig if spans is None else SpanData
-        config = data_type(parts={"train": (source,)}, split="stratified", labels=tuple(detected.labels))
+        labels: dict[str, Any] = {"labels": [*detected.labels], "label_values": [*detected.label_values] or None}
+        config = data_type(parts={"train": (source,)}, split="stratified", **labels)
         parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
@@ -167,16 +167,15 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             model["pooling"] = pretrained.pooling
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
             model["pairs"] = True
-    defaults = type(detected.source).model_fields
-    keys = {key: getattr(detected.source, key) for key in _SOURCE_KEYS}
-    keys = {key: value for key, value in keys.items() if key in _REQUIRED_KEYS or value != defaults[key].default}
+    # Users see which columns are read, also by default.
+    keys = {"path": _path_from(data, out), "text": detected.source.text, "label": detected.source.label}
     sections: dict[str, Any] = {
         "name": name,
         "task": "classification" if spans is None else "token-classification",
         "data": {
-            "parts": {"train": [{"kind": "file", "path": _path_from(data, out), **keys}]},
+            "parts": {"train": [{**detected.source.model_dump(exclude_defaults=True), **keys}]},
             "split": "stratified",
-            "labels": list(detected.labels),
+            **{key: value for key, value in labels.items() if value is not None},
             **({"cleaning": "none"} if options.source is not None and spans is None else {}),
             "max_length": max_length,
         },
@@ -207,6 +206,12 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     labelled = sum(detected.labels.values())
     if labelled < detected.rows and spans is None:
         notes.append(f"{detected.rows - labelled:,} rows without a label: left out (skip_unlabelled: true)")
+    texts = [fact.name for fact in detected.columns if fact.name != source.label and fact.holds_texts(detected.rows)]
+    if options.columns.text is None and source.text_pair is None and source.text in texts and len(texts) > 1:
+        option = f'"{",".join(texts)}"' if " " in "".join(texts) else ",".join(texts)
+        notes.append(f"columns {' and '.join(texts)} hold texts; to join them: --text {option}")
+    if any(fact.name == source.label and fact.has_booleans for fact in detected.columns):
+        notes.append(f"column {source.label!r} has false and true: labels 0 and 1, which --labels A,B names")
     rows = {part: len(texts) for part, texts in sets.items()}
     return Draft(out, name, text, detected, rows, (*findings,), (*notes,), comparison)
 

@@ -78,3 +78,32 @@ def test_plan_tells_it_too_and_init_as_json(trained: tuple[Path, Outcome, Outcom
     assert list(document["labels"]) == ["gut", "schlecht", "unentschieden"] and document["labels"]["unentschieden"] == 6
     assert document["source"]["delimiter"] == ";" and document["source"]["text"] == TEXT
     assert (folder / "again.yaml").read_text(encoding="utf-8") == document["text"]
+
+
+def test_two_text_columns_and_numbered_labels(tmp_path: Path) -> None:
+    rows = [f'"{n % 2 + 1}","{("bright", "sombre")[n % 2]} news {n}","the text of number {n}"\n' for n in range(60)]
+    (tmp_path / "news.csv").write_text("".join(rows), encoding="utf-8")
+    assert "to join them: --text 2,3" in run("init", "news.csv", "-o", "a.yaml", cwd=tmp_path).err
+    written = run("init", "news.csv", "--text", "2,3", "--labels", "good,bad", cwd=tmp_path)
+    assert "labels: good 30, bad 30" in written.out
+    refused = run("init", "news.csv", "--labels", "good", "-o", "b.yaml", cwd=tmp_path, code=2)
+    assert "news.csv: --labels must name each number of column '1': 1, 2" in refused.err
+    assert not (tmp_path / "b.yaml").exists()
+    linear = ("tokenizer={kind: trained, algorithm: words}", "model={kind: linear}", "training={}")
+    settings = [word for setting in linear for word in ("--set", setting)]
+    run("train", "news.yaml", *settings, cwd=tmp_path)
+    run("export", cwd=tmp_path)
+    (tmp_path / "news.yaml").unlink()  # the bundle alone reads the file
+    for run_name in ("news-001", "news-001/bundle"):
+        location = f"artifacts/{run_name}"
+        scored = json.loads(run("evaluate", location, "--data", "news.csv", "--json", cwd=tmp_path).out)
+        assert {(row["n"], row["accuracy"]) for row in scored["rows"]} == {(60, 1.0)}
+        answered = run("predict", location, "--file", "news.csv", "--format", "jsonl", cwd=tmp_path).out
+        answers = [json.loads(line) for line in answered.splitlines()]
+        assert [answer["label"] for answer in answers[:2]] == ["good", "bad"]
+        assert answers[0]["text"] == "bright news 0 the text of number 0"
+    (tmp_path / "named.csv").write_text("head,story,mood\nbright news,a text,good\nsombre news,,2\n", encoding="utf-8")
+    named = ("evaluate", "--data", "named.csv", "--text", "head,story", "--label", "mood", "--json")
+    assert json.loads(run(*named, cwd=tmp_path).out)["rows"][0]["accuracy"] == 1.0
+    wrong = run("predict", "--file", "named.csv", "--text", "head,storry", cwd=tmp_path, code=2).err
+    assert "named.csv: no column 'storry' (--text); did you mean 'story'?" in wrong

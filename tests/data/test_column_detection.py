@@ -18,7 +18,7 @@ def table(folder: Path, rows: list[list[str]], name: str = "mine.csv", delimiter
     return folder / name
 
 
-def names(result: DetectedColumns) -> tuple[str, str | None, str | None]:
+def names(result: DetectedColumns) -> tuple[str | tuple[str, ...], str | None, str | None]:
     return result.source.text, result.source.text_pair, result.source.label
 
 
@@ -57,6 +57,24 @@ def test_named_columns_are_used(tmp_path: Path) -> None:
     broken = table(tmp_path, [["text", "second", "stars"], ["a", "b", "c"], ["a broken row"]], "broken.csv")
     with pytest.raises(DataError, match=r"no column 'star' \(--label\); did you mean 'stars'\? columns: text, second"):
         detect_columns(broken, Columns(label="star"))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_several_text_columns_and_label_names(tmp_path: Path, header: bool) -> None:
+    rows = [[str((4, 10, -1)[n % 3]), f"Head {n}", text] for n, text in enumerate(TEXTS)]
+    path = table(tmp_path, [["class", "title", "body"], *rows] if header else rows)
+    text, label = ("title,body", "class") if header else ("2,3", "1")
+    result = detect_columns(path, Columns(text, label_names="minus, four ,ten"))
+    assert names(result) == (tuple(text.split(",")), None, label)
+    assert result.labels == {"minus": 4, "four": 4, "ten": 4} and result.label_values == (-1, 4, 10)
+    assert detect_columns(path, Columns(text)).labels == {"-1": 4, "4": 4, "10": 4}
+    for label_names in ("a,b", "a,b,c,d", "a,b,a", "a,,c", ""):
+        with pytest.raises(DataError, match=rf"mine\.csv: --labels must name each .* '{label}': -1, 4, 10") as caught:
+            detect_columns(path, Columns(text, label_names=label_names))
+        assert caught.value.exit_code == 2
+    words = table(tmp_path, [["text", "label"], *([text, "ab"[n % 2]] for n, text in enumerate(TEXTS))], "words.csv")
+    with pytest.raises(DataError, match="--labels must name each number of column 'label': a, b"):
+        detect_columns(words, Columns(label_names="x,y"))
 
 
 @pytest.mark.parametrize("first", [["1", "a first text"], ["good", "a first text"]])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from edgeformer.artifacts.data_config import DataConfig, FileSource
+from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, SpanSource, stated
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.column_detection import detect_columns
-from edgeformer.data.sources import Columns, file_source, local_parts, replacement_source
+from edgeformer.data.prepare import file_texts
+from edgeformer.data.rows import Unreadable
+from edgeformer.data.sources import Columns, file_source, load_part, local_parts, read, replacement_source
 
 LABELLED = "text,label\nfine,1\n"
 
@@ -28,7 +32,7 @@ def like(**settings: Any) -> FileSource:
     return FileSource.model_validate({"kind": "file", "path": "own.csv", **settings})
 
 
-def names(source: FileSource) -> tuple[str, str | None, str | None, bool]:
+def names(source: FileSource) -> tuple[str | tuple[str, ...], str | None, str | None, bool]:
     return source.text, source.text_pair, source.label, source.header
 
 
@@ -47,7 +51,7 @@ def test_columns_can_be_named_separately(tmp_path: Path) -> None:
 def test_numbers_are_the_columns_of_a_file_without_header(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "1;fine film\n0;dull film\n")
     assert names(file_source(path, columns=Columns("2", None, "1"))) == ("2", None, "1", False)
-    with pytest.raises(DataError, match=r"--text COLUMN, or --text NUMBER if the first line has no column names"):
+    with pytest.raises(DataError, match=r"--text COLUMN, or NUMBER if the first line has no column names"):
         file_source(path, columns=Columns())
     with pytest.raises(DataError, match=r"rename a column to one of text, sentence") as caught:
         file_source(path)
@@ -63,6 +67,96 @@ def test_file_is_read_with_the_layout_of_the_recipe(tmp_path: Path) -> None:
     assert names(replacement_source(table, parts, columns)) == ("body", None, "stars", True)
     parts = {"train": [like(path="x.dat", delimiter="|", text="body", label="stars")]}
     assert replacement_source(write(tmp_path, "table.dat", "body|stars\nfine|1\n"), parts).delimiter == "|"
+
+
+CELLS = [("A head", "its body"), ("", "only a body"), ("only a head", "  "), ("", "")]
+JOINED = ["A head its body", "only a body", "only a head", ""]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "hub"])
+def test_several_columns_are_one_text(tmp_path: Path, name: str) -> None:
+    rows = [{"body": body, "title": title, "label": "x"} for title, body in CELLS]
+    if name in ("a.parquet", "hub"):
+        datasets = pytest.importorskip("datasets")
+        data = datasets.Dataset.from_list([{key: value or None for key, value in row.items()} for row in rows])
+        data.to_parquet(tmp_path / "a.parquet")
+    elif name == "a.jsonl":
+        lines = [json.dumps({key: value or None for key, value in row.items()}) for row in rows]
+        write(tmp_path, name, "\n".join(lines))
+    else:
+        delimiter = "\t" if name == "a.tsv" else ","
+        write(tmp_path, name, "".join(delimiter.join(row) + "\n" for row in [rows[0], *(row.values() for row in rows)]))
+    if name == "hub":
+        folder = tmp_path / "hub"
+        (folder / "data").mkdir(parents=True)
+        (tmp_path / "a.parquet").rename(folder / "data" / "train.parquet")
+        hub = HubSource.model_validate({"kind": "hub", "name": str(folder), "text": ["title", "body"]})
+        assert [row.text for row in read(hub)] == JOINED
+        return
+    source = file_source(tmp_path / name, columns=Columns("title, body"))
+    assert source.text == ("title", "body") and [row.text for row in read(source)] == JOINED
+    assert FileSource.model_validate_json(source.model_dump_json()) == source
+    assert [row.text for row in read(source, skipped=[])] == JOINED[:3]
+    parts = {"train": [like(text=["body", "title"])]}
+    replaced = replacement_source(tmp_path / name, parts, Columns())
+    assert next(read(replaced)).text == "its body A head"
+    assert replacement_source(tmp_path / name, parts, Columns("body")).text == "body"
+    with pytest.raises(DataError, match=rf"{name}: no column 'tittle' \(--text\); did you mean 'title'\?"):
+        file_source(tmp_path / name, columns=Columns("body,tittle"))
+    with pytest.raises(DataError, match="column 'body' cannot be both texts"):
+        file_source(tmp_path / name, columns=Columns("title,body", "body"))
+    with pytest.raises(DataError, match=r"no text column; columns: body, title, label; .* column to one of head"):
+        replacement_source(tmp_path / name, {"train": [like(text=["head", "body"])]}, Columns())
+
+
+def test_commas_in_names_numbers_and_pairs_of_several_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", '"a,b",a,b,label\n1,2,3,x\n')
+    assert file_source(path, columns=Columns("a,b")).text == "a,b"
+    assert file_source(path, columns=Columns("b,a")).text == ("b", "a")
+    pairs = {"train": [like(text=["a", "b"], text_pair="a,b")]}
+    assert next(read(replacement_source(path, pairs))).text == ("2 3", "1")
+    with pytest.raises(DataError, match="rename two columns to a and c and b, sentence1"):
+        replacement_source(path, {"train": [like(text=["a", "c"], text_pair="b")]})
+    bare = write(tmp_path, "bare.csv", "1;fine;film\n0;dull;film\n")
+    assert names(file_source(bare, columns=Columns("2,3", None, "1"))) == (("2", "3"), None, "1", False)
+    numbered = replacement_source(bare, {"train": [like(header=False, text=[3, 2], label=1)]})
+    assert [(row.text, row.label) for row in read(numbered)] == [("film fine", "1"), ("film dull", "0")]
+
+
+def test_values_that_are_no_text_and_sources_without_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a": "x", "b": ["y"]}\n')
+    source = like(path=str(path), text=["a", "b"], label=None)
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: column 'b' has a value of type list instead of text"):
+        list(read(source))
+    (row,) = read(source, blanks=True)
+    assert isinstance(row.text, Unreadable) and "'b'" in row.text.problem
+    with pytest.raises(DataError, match=r"line 1: no column 'c'; columns: a, b; set text: of the source"):
+        list(read(source.model_copy(update={"text": ("a", "c")})))
+    with pytest.raises(DataError, match="plain text has one column"):
+        list(read(like(path=str(write(tmp_path, "a.txt", "x\n")), text=["a", "b"], label=None)))
+    for settings in ({"text": []}, {"text": ["a", None]}, {"header": False, "text": [1, "b"], "label": 3}):
+        with pytest.raises(ValidationError):
+            like(**settings)
+    with pytest.raises(ValidationError):
+        SpanSource.model_validate({"kind": "file", "path": "a.jsonl", "text": ["a", "b"]})
+
+
+def test_label_values_are_read_as_names_and_do_not_change_older_hashes(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "text,label\na,1\nb,2.0\nc,4\nd,News\n")
+    section = {"parts": {"test": [like(path=str(path))]}, "split": "imported", "labels": ["World", "Sci/Tech", "News"]}
+    older = DataConfig.model_validate(section, strict=False)
+    assert "label_values" not in stated(older.model_dump(mode="json"))
+    config = DataConfig.model_validate({**section, "label_values": [1, 2, 4]}, strict=False)
+    assert DataConfig.model_validate_json(config.model_dump_json()) == config
+    assert stated(config.model_dump(mode="json"))["label_values"] == ["1", "2", "4"]
+    assert load_part(config, "test").labels.tolist() == [0, 1, 2, 2]
+    assert file_texts(path, config).labels.tolist() == [0, 1, 2, 2]
+    other = write(tmp_path, "b.csv", "text,label\na,0\n")  # no position: a class has the value 1
+    with pytest.raises(DataError, match=r"b\.csv, line 2: label '0' .* allowed: World, Sci/Tech, News, 1, 2, 4; cor"):
+        file_texts(other, config)
+    for values in ([1, 2], [1, 2, 2], [1, 2, 2, 3]):
+        with pytest.raises(ValidationError, match="label_values: must be different, one for each of labels"):
+            DataConfig.model_validate({**section, "label_values": values}, strict=False)
 
 
 def test_second_text_is_for_models_of_pairs(tmp_path: Path) -> None:

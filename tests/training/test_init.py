@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,33 @@ def test_notes_about_labels(folder: Path) -> None:
     )
     recipe: Any = load_recipe("own.yaml")
     assert recipe.data.parts["train"][0].skip_unlabelled and recipe.data.labels == ("bad", "good", "Good")
+
+
+def test_notes_about_columns(folder: Path) -> None:
+    numbers = ("one", "two", "three", "four", "five", "six")
+    titles = [f"Title of the {first} {second}" for first in numbers for second in numbers]
+    rows = [
+        {"id": f"7f6c0b1e-aaaa-bbbb-cccc-{n:012}", "when": f"Mon, {n} Jan 2024 10:00:00", "kind": f"of kind {n % 2}",
+         "a title": title, "body": f"{title}, and its body", "note": f"a rare note about {n}" if n < 9 else None,
+         "label": n % 3 > 0}
+        for n, title in enumerate(titles)
+    ]  # fmt: skip
+    Path("own.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    result = draft(Path("own.jsonl"), DraftOptions(columns=Columns(label="label")))
+    assert result.notes == (
+        'columns a title and body hold texts; to join them: --text "a title,body"',
+        "column 'label' has false and true: labels 0 and 1, which --labels A,B names",
+    )
+    columns = Columns("a title,body", label_names="no,yes")
+    result = draft(Path("own.jsonl"), DraftOptions(columns=columns, force=True))
+    recipe: Any = load_recipe("own.yaml")
+    assert recipe.data.parts["train"][0].text == ("a title", "body") and "text: [a title, body]" in result.text
+    assert recipe.data.labels == ("no", "yes") and recipe.data.label_values == ("0", "1")
+    texts = load_part(recipe.data, "train")
+    assert texts.texts[1] == f"{titles[1]} {titles[1]}, and its body" and texts.labels[:4].tolist() == [0, 1, 1, 0]
+    write_jsonl(Path("spans.jsonl"), sentences(60))
+    with pytest.raises(InputError, match=r"spans\.jsonl: --labels names the labels of whole texts"):
+        draft(Path("spans.jsonl"), DraftOptions(columns=Columns(label_names="a,b")))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
