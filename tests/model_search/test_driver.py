@@ -1,0 +1,45 @@
+"""Rules of a search: which models are expected to score higher, and which taught models are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
+from edgeformer.model_search.driver import ModelSearchOptions, _ModelSearch
+from edgeformer.model_search.ladder import LadderModel
+
+LADDER = (
+    LadderModel("linear", "", {}),
+    LadderModel("small", "", {}),
+    LadderModel("light", "", {}, smaller="small"),
+    LadderModel("linear-distilled", "", {}, ("frozen", "pretrained"), "linear"),
+    LadderModel("light-distilled", "", {}, ("frozen", "pretrained"), "light"),
+)
+
+
+@pytest.mark.parametrize(
+    ("scores", "model", "reason"),
+    [
+        ({}, "light", None),
+        ({"linear": 0.91, "small": 0.88}, "light", "small, of the same kind, is 3.0 points below linear"),
+        ({"linear": 0.91, "small": 0.90}, "light", None),
+        ({"linear": 0.91}, "light", None),
+        ({"linear": 0.91, "frozen": 0.90}, "linear-distilled", "its teacher frozen scores 0.9000"),
+        ({"linear": 0.91, "frozen": 0.93, "pretrained": 0.90}, "linear-distilled", None),
+        ({"linear": 0.91, "frozen": 0.93}, "light-distilled", "without a teacher, light, is not trained"),
+    ],
+)
+def test_models_that_promise_no_better_score_are_skipped(
+    scores: dict[str, float], model: str, reason: str | None, tmp_path: Path
+) -> None:
+    search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), lambda *_: None)  # type: ignore[arg-type]
+    entries = [
+        SearchedModel(name=name, description="", run=name, status="measured", score=score)
+        for name, score in scores.items()
+    ]
+    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=tuple(entries))
+    (entry,) = (entry for entry in LADDER if entry.name == model)
+    skipped_for = search._why_unpromising(entry)
+    assert (skipped_for is None) == (reason is None) and (reason or "") in str(skipped_for)
