@@ -23,8 +23,8 @@ class ClassificationTraining(DistilledTraining, TextTraining):
     """Training settings of classification."""
 
     label_smoothing: Probability = Field(0.0, description="as label_smoothing of torch's cross_entropy")
-    select_by: Literal["loss", "accuracy"] = Field(
-        "loss", description="validation metric that selects the epoch whose weights are kept"
+    select_by: Literal["loss", "accuracy", "f1"] = Field(
+        "loss", description="validation metric that selects the epoch whose weights are kept; f1 for uneven labels"
     )
 
 
