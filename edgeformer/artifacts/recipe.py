@@ -166,11 +166,24 @@ class TrainingConfig(Section):
 class TextTraining(TrainingConfig):
     """Training settings of encoders that read whole texts."""
 
+    later: ClassVar[tuple[str, ...]] = (*TrainingConfig.later, "start", "encoder_rate")
+
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        description="passes over the training set; 0, with start: frozen only: the fitted head is the result"
+    )
     token_dropout: Probability = Field(
         0.0, description="fraction of the input tokens replaced by [UNK] in training, special tokens excepted"
     )
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="pretrained encoders: learning rate of a layer divided by that of the next layer"
+    )
+    start: Literal["source", "frozen"] = Field(
+        "source",
+        description="pretrained encoders that classify: source: a random head; frozen: a head that is fitted to the "
+        "vectors of the unchanged encoder before the first epoch, by logistic regression; select_by also chooses its C",
+    )
+    encoder_rate: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="pretrained encoders: learning rate of the encoder divided by that of the head"
     )
 
 
@@ -272,6 +285,15 @@ class Recipe(Frozen):
             raise ValueError(
                 "data.unlabelled: has no effect without a teacher, whose answers are its labels; set training.teacher "
                 "to a finished run, or leave unlabelled out"
+            )
+        is_frozen = getattr(self.training, "start", "source") == "frozen"
+        if not self.training.epochs and not is_frozen:
+            raise ValueError("training.epochs: 0 trains nothing; set training.start: frozen, or epochs: 1")
+        if is_frozen and (
+            self.model.kind != "pretrained" or self.task not in ("classification", "multi-label-classification")
+        ):
+            raise ValueError(
+                "training.start: frozen fits the head of a pretrained encoder that classifies texts; leave it out"
             )
         self.model.check_recipe(self.data, self.training)
         return self

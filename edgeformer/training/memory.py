@@ -289,6 +289,7 @@ def predict_peak(
     processes: int = 1,
     sharded: bool = False,
     work: StepWork | None = None,
+    start_bytes: int = 0,
 ) -> MemoryBreakdown:
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
@@ -303,6 +304,7 @@ def predict_peak(
         processes: that train together; ``recipe`` is the share of one, see :func:`share_of`.
         sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
         work: receives the work of a micro-batch.
+        start_bytes: of a frozen start, which the processor computes, beside the weights.
     """
     with FakeTensorMode():
         lasting, ledger = _trace_step(recipe, device_kind, precision, processes, work)
@@ -315,11 +317,15 @@ def predict_peak(
                 batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
                 run_scorer(adapter.scorer(model), batch)
             _VALIDATION_PEAKS[key] = validation.all.worst
-        traced = (ledger.all.worst, _VALIDATION_PEAKS[key])
+        traced = [ledger.all.worst, _VALIDATION_PEAKS[key]]
+        if not recipe.training.epochs:  # a frozen start alone takes no step
+            lasting, traced = {"weights": lasting["weights"]}, [_VALIDATION_PEAKS[key]]
     if sharded:
         lasting["weights"] = lasting["weights"] * (processes + 1) // processes
-        lasting["optimizer"] //= processes
+        lasting["optimizer"] = lasting.get("optimizer", 0) // processes
     moments = [{kind: lasting.get(kind, 0) + worst[kind] for kind in KINDS} for worst in traced]
+    if device_kind == "cpu":
+        moments.append({**dict.fromkeys(KINDS, 0), "weights": lasting["weights"], "temporary": start_bytes})
     peak = max(moments, key=lambda moment: sum(moment.values()))
     if device_kind == "cuda":
         reserve = 64 * _MIB + round(0.1 * (peak["activations"] + peak["temporary"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,17 @@ from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Batch, FittedAdapter, Losses, run_scorer
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.distributed import Processes
-from edgeformer.training.teacher import CPU, Teacher
+from edgeformer.training.frozen import CPU, FrozenStart
+from edgeformer.training.teacher import Teacher
 
 
 class Objective:
     """A model with initial weights, its data and its loss. The weights depend on the recipe's seed only.
 
     Args:
-        cache: folder of encoded data and of teachers' logits.
+        cache: folder of encoded data, of teachers' logits, and of a frozen encoder's vectors.
         is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
-        device: where a teacher computes.
+        device: where a teacher and a frozen encoder compute.
 
     Raises:
         InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
@@ -53,7 +55,8 @@ class Objective:
         set_seed(recipe.seed)
         self.model = adapter.build(recipe)
         fresh = () if is_resumed else adapter.start(self.model, recipe)
-        if fresh:
+        has_frozen_start = getattr(recipe.training, "start", "source") == "frozen"
+        if fresh and not has_frozen_start:
             progress.message(
                 f"the source has no weights for {', '.join(fresh)}, so training initialises them at random"
             )
@@ -81,6 +84,12 @@ class Objective:
             adapter.causality(self.model, recipe.seed)
         if isinstance(adapter, FittedAdapter):
             self.recipe, self.model = recipe, _ = adapter.sized(recipe, self.prepared)
+        self.start_seconds = 0.0
+        """Time of a frozen start."""
+        if has_frozen_start and not is_resumed:
+            started = time.perf_counter()
+            FrozenStart(self.model, recipe, self.prepared, cache, device).fit(progress)
+            self.start_seconds = time.perf_counter() - started
         self._loss = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None

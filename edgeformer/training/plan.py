@@ -69,7 +69,9 @@ def plan(
         training = data.recipe.training
         with bar(progress, "Predicting the peak memory", None, ""):
             work = StepWork()
-            breakdown = predict_peak(data.recipe, device_kind=device.kind, precision=precision, work=work)
+            breakdown = predict_peak(
+                data.recipe, device_kind=device.kind, precision=precision, work=work, start_bytes=data.start_bytes
+            )
         peak = breakdown.peak_bytes
         fits = peak <= budget
         suggestions: tuple[Suggestion, ...] = ()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
-from edgeformer.artifacts.files import replacing, sha256_of
-from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.artifacts.files import sha256_of
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import cut_batches
@@ -30,10 +28,9 @@ from edgeformer.models.weights import WEIGHTS, load_model
 from edgeformer.run import Run, locate
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import BATCH_ROWS, BATCH_TOKENS, answer_rows
+from edgeformer.training.frozen import CPU, CachedOutputs, Compute, keys_of
 
-CPU = torch.device("cpu")
 _TEXTS_AT_ONCE = 8192
-_TIMED_TEXTS = 256
 
 
 def with_teacher(recipe: Recipe, artifacts: Path) -> Recipe:
@@ -103,65 +100,41 @@ class Teacher:
 
         A file in ``cache`` keeps those of every text, for other students and for a training that is started again.
         """
-        path, texts = cache / f"teacher-{self._identity}.npz", prepared.train_texts
-        assert texts is not None
-        known_keys, known = self._read(path, progress)
-        keys = _text_keys(texts())
-        is_missing = ~np.isin(keys, known_keys)
-        count = int(is_missing.sum())
-        if count:
-            missing_keys, missing = keys[is_missing], itertools.compress(texts(), is_missing)
-            scorer = self._scorer()
-            with bar(progress, f"Computing the logits of the teacher {self._folder.name}", count, "texts"):
-                for start in range(0, count, _TEXTS_AT_ONCE):
-                    computed = self._compute(scorer, list(itertools.islice(missing, _TEXTS_AT_ONCE)), progress)
-                    known_keys = np.concatenate([known_keys, missing_keys[start : start + _TEXTS_AT_ONCE]])
-                    known_keys, places = np.unique(known_keys, return_index=True)
-                    known = np.concatenate([known, computed])[places]
-                    with replacing(path) as temporary, temporary.open("wb") as file:
-                        np.savez(file, keys=known_keys, logits=known)
-        return known[np.searchsorted(known_keys, keys)]
+        return self._cache(cache).complete(*self._inputs(prepared, progress), progress)
 
     def seconds(self, prepared: Prepared[Any], cache: Path) -> float:
         """Predict how long :meth:`logits` takes, from some of the texts; 0: the logits of all are in ``cache``."""
-        assert prepared.train_texts is not None
-        known_keys, _ = self._read(cache / f"teacher-{self._identity}.npz", SILENT)
-        is_missing = ~np.isin(_text_keys(prepared.train_texts()), known_keys)
-        count = int(is_missing.sum())
-        if not count:
-            return 0.0
-        missing = itertools.compress(prepared.train_texts(), is_missing)
-        some = list(itertools.islice(missing, 0, None, max(1, count // _TIMED_TEXTS)))
-        scorer = self._scorer()
-        started = time.perf_counter()
-        self._compute(scorer, some, SILENT)
-        return (time.perf_counter() - started) / len(some) * count
+        return self._cache(cache).seconds(*self._inputs(prepared, SILENT))
 
-    def _read(self, path: Path, progress: Progress) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-        """Return the keys of the texts in a file, ascending, and their logits."""
-        if path.is_file():
-            with (
-                suppress(OSError, ValueError, KeyError, BadZipFile),
-                path.open("rb") as file,
-                np.load(file, allow_pickle=False) as arrays,
-            ):
-                keys, logits = arrays["keys"], arrays["logits"]
-                if logits.shape == (len(keys), self._recipe.classes):
-                    return keys, logits
-            progress.message(f"{path}: is damaged, so the teacher's logits are computed again")
-        return np.empty(0, np.uint64), np.empty((0, self._recipe.classes), np.float32)
+    def _cache(self, folder: Path) -> CachedOutputs:
+        title = f"the logits of the teacher {self._folder.name}"
+        return CachedOutputs(folder / f"teacher-logits-{self._identity}.npz", self._recipe.classes, title)
 
+    def _inputs(self, prepared: Prepared[Any], progress: Progress) -> tuple[NDArray[np.uint64], Compute]:
+        """Return the keys of the training texts, and the function that computes their logits."""
+        texts = prepared.train_texts
+        assert texts is not None
+        contents = (text if isinstance(text, str) else "\0".join(text) for text in texts())
+
+        def compute(is_computed: NDArray[np.bool_]) -> Iterator[NDArray[np.float32]]:
+            missing = itertools.compress(texts(), is_computed)
+            while some := list(itertools.islice(missing, _TEXTS_AT_ONCE)):
+                yield self._compute(some, progress)
+
+        return keys_of(content.encode("utf-8") for content in contents), compute
+
+    @cached_property
     def _scorer(self) -> Any:
         model = load_model(self._folder).to(self._device)
         return model_spec_of(self._recipe).adapter.scorer(model).eval()
 
-    def _compute(self, scorer: Any, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
+    def _compute(self, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
         """Return the logits of the texts, with progress."""
 
         def run(inputs: Arrays) -> Arrays:
             with torch.inference_mode():
                 outputs = run_scorer(
-                    scorer, {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
+                    self._scorer, {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
                 )
             progress.advance(len(inputs["input_ids"]))
             return {"logits": outputs["logits"].float().cpu().numpy()}
@@ -170,10 +143,3 @@ class Teacher:
         batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
         logits: NDArray[np.float32] = answer_rows(run, encoded, special_ids(self._tokenizer).pad, batches)["logits"]
         return logits
-
-
-def _text_keys(texts: Iterator[Text]) -> NDArray[np.uint64]:
-    """Return a hash of each text."""
-    contents = ((text if isinstance(text, str) else "\0".join(text)).encode("utf-8") for text in texts)
-    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)

@@ -44,12 +44,10 @@ def source_overrides(folder: Path, **model: Any) -> list[str]:
     return [*DATA, f"model={ {'architecture': ARCHITECTURE, **fields} }", f"tokenizer={tokenizer}"]
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random encoder as transformers saves it, with a tokenizer."""
+def write_source(folder: Path) -> Path:
+    """Write a random encoder as transformers saves it, with a tokenizer."""
     import transformers
 
-    folder = tmp_path_factory.mktemp("source")
     transformers.utils.logging.disable_progress_bar()
     config = transformers.BertConfig(**{key: value for key, value in ARCHITECTURE.items() if key != "model_type"})
     torch.manual_seed(3)
@@ -57,6 +55,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [text for rows in load_parts(load_recipe("quickstart", DATA).data).values() for text in rows.texts]
     train_tokenizer("wordpiece", 150, texts, []).save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")

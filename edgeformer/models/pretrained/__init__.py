@@ -18,6 +18,8 @@ from edgeformer.models import ModelSpec, text_client_config
 from edgeformer.models.pretrained.source import EncoderFile, open_source, weights_sha256
 
 Pooling = Literal["cls", "mean", "max"]
+_SELECT_BY = {"classification": "accuracy", "multi-label-classification": "f1"}
+"""Task → ``training.select_by`` of a recipe with a frozen start that does not state it."""
 
 
 class FoldConfig(Frozen):
@@ -56,7 +58,7 @@ class PretrainedConfig(ModelConfig):
     pooling: Pooling | None = Field(
         None, description="state of [CLS], or mean or maximum of the tokens' states; default: as in the source"
     )
-    normalize: bool = Field(False, description="scale embeddings to length 1")
+    normalize: bool = Field(False, description="scale embeddings, or the pooled vector of a classifier, to length 1")
     dimensions: PositiveInt | None = Field(
         None, description="keep only the first numbers of an embedding, so many; default: all"
     )
@@ -113,6 +115,10 @@ class PretrainedConfig(ModelConfig):
             raise ValueError(
                 "model.fold.weights: teacher needs training.teacher: a run that was fine-tuned from this source"
             )
+        if getattr(training, "start", "source") == "frozen" and self.pooling is None:
+            raise ValueError(
+                "training.start: frozen needs model.pooling, such as mean: the head reads the pooled vector"
+            )
 
 
 class Pretrained(ModelSpec):
@@ -132,10 +138,17 @@ class Pretrained(ModelSpec):
     )  # fmt: skip
 
     def complete(self, document: dict[str, Any]) -> None:
-        """Read tokenizer, architecture, sizes and checksum from the source, if the recipe omits them."""
-        model = document.get("model")
+        """Read tokenizer, architecture, sizes and checksum from the source, if the recipe omits them.
+
+        A frozen start has a head on vectors of length 1, pooled as in the source, and the task's metric to choose by.
+        """
+        model, training = document.get("model"), document.get("training")
         if not isinstance(model, dict) or not isinstance(model.get("source"), str):
             return
+        is_frozen = isinstance(training, dict) and training.get("start") == "frozen"
+        if isinstance(training, dict) and is_frozen and document.get("task") in _SELECT_BY:
+            training.setdefault("select_by", _SELECT_BY[document["task"]])
+            model.setdefault("normalize", True)
         name = model["source"]
         document.setdefault("tokenizer", {"kind": "source", "name": name})
         if "architecture" in model:
@@ -146,6 +159,8 @@ class Pretrained(ModelSpec):
         model.setdefault("vocab_size", embedding_rows(source.tokenizer))
         model.setdefault("max_positions", source.max_positions)
         model.setdefault("position_padding", source.sizes.position_padding)
+        if is_frozen:
+            model.setdefault("pooling", source.pooling or "mean")
 
     def loops(self, config: PretrainedConfig) -> int:
         return config.fold.iterations if config.fold is not None else config.sizes.depth

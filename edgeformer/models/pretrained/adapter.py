@@ -96,11 +96,15 @@ class PretrainedAdapter(ModelAdapter):
             folder = Path(recipe.training.teacher)
             teacher: Any = read_run_recipe(folder).model
             is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
-            is_same = is_same and teacher.position_padding == config.position_padding
+            is_same = is_same and (teacher.position_padding, teacher.normalize) == (
+                config.position_padding,
+                config.normalize,
+            )
             if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
                 raise RecipeError(
                     f"model.fold.weights: {folder} was not trained from this source without changes and with pooling "
-                    f"{config.pooling}; use such a teacher, or fold.weights: source"
+                    f"{config.pooling}, normalize {str(config.normalize).lower()}; use such a teacher, or "
+                    "fold.weights: source"
                 )
             unfolded = PretrainedEncoder(components, config.model_copy(update={"fold": None}), trained=True)
             load_weights(unfolded, folder / MODEL_FOLDER / WEIGHTS)  # also into the components, whose layers it shares
@@ -176,8 +180,8 @@ class PretrainedAdapter(ModelAdapter):
         return trimmed.train(model.training)
 
     def learning(self, model: PretrainedEncoder, training: TrainingConfig) -> Iterator[ParameterSettings]:
-        """Apply ``training.layer_decay``, the factor on the learning rate from each layer to the one before it."""
-        decay = float(getattr(training, "layer_decay", 1.0))
+        """Apply ``training.encoder_rate``, and ``training.layer_decay`` from each layer to the one before it."""
+        decay, encoder_rate = (float(getattr(training, name, 1.0)) for name in ("layer_decay", "encoder_rate"))
         depth = len(model.order)
         rates = dict.fromkeys(("embeddings", "layer_inputs"), decay ** (depth + 1))
         # The last application determines the rate of a shared layer.
@@ -185,7 +189,8 @@ class PretrainedAdapter(ModelAdapter):
         for name, parameter in model.named_parameters():
             module = ".".join(name.split(".")[: 2 if name.startswith("layers.") else 1])
             dimensions = parameter.ndim - _is_per_application(name, model)
-            yield ParameterSettings(parameter, rates.get(module, 1.0), decays=dimensions >= 2)
+            rate = 1.0 if module == "head" else encoder_rate * rates.get(module, 1.0)
+            yield ParameterSettings(parameter, rate, decays=dimensions >= 2)
 
 
 def _dropouts(config: PretrainedConfig) -> dict[str, float]:

@@ -44,7 +44,7 @@ Weights = Mapping[str, Tensor]
 
 
 class Head(nn.Module):
-    """States of a text → one vector: pooling, then a dense layer and classes if there are any.
+    """States of a text → one vector: pooling, then a dense layer, scaling to length 1, and classes if there are any.
 
     ``pooling`` ``tokens``: each token has an answer. ``dense_dropout`` comes before ``dense``, ``dropout``
     before ``out``. Without ``pools_prompt``, the mask has the value 2 for tokens that are read and not pooled.
@@ -87,10 +87,11 @@ class Head(nn.Module):
         if self.dense is not None:
             x = self.activation(self.dense(self.dense_dropout(x)))
             x = x if self.norm is None else self.norm(x)
+        if self.normalize:  # in float32: squares exceed FP16
+            x = F.normalize(x.float(), dim=-1).to(x.dtype if self.out is not None else torch.float32)
         if self.out is not None:
             x = self.out(self.dropout(x))
         x = x.float()
-        x = F.normalize(x, dim=-1) if self.normalize else x
         return x if self.dimensions is None else x[:, : self.dimensions]
 
 

