@@ -45,6 +45,9 @@ def command(
     coreml: bool = Option(
         False, "--coreml", help="Also write Core ML models for Apple devices, in FP16 and, with --int8, in INT8."
     ),
+    onnx_only: bool = advanced(
+        False, "--onnx-only", help="Write ONNX graphs alone: --int8 and --fp16 add no files of other runtimes."
+    ),
     build: list[str] | None = advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
@@ -121,7 +124,7 @@ def command(
                 build or [],
                 {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml},
             ),
-            joining=True,
+            joining=not onnx_only,
             exits=loops,
             target=target,
             vocab_trim=vocab_trim,

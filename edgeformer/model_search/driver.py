@@ -31,7 +31,7 @@ from edgeformer.system.lock import lock_folder
 from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
-_PRECISIONS = ("--int8", "--int4")
+_EXPORTED = ("--int8", "--int4", "--onnx-only", "--keep-going", "--replace")
 _PROMISING = 0.02
 """A larger model of a kind is tried if the smaller one is at most this much below the best score."""
 _DONE = (0, 3)
@@ -221,7 +221,7 @@ class _ModelSearch:
             return
         started = time.monotonic()
         try:
-            self._run("export", searched.run, *_PRECISIONS, "--keep-going", "--replace")
+            self._run("export", searched.run, *_EXPORTED)
             report = self._run(
                 "profile", searched.run, "--device", self._device, "--search", "--runtime", "onnxruntime"
             )

@@ -25,7 +25,8 @@ class ClassificationTraining(DistilledTraining, TextTraining):
     label_smoothing: Probability = Field(0.0, description="as label_smoothing of torch's cross_entropy")
     select_by: Literal["loss", "accuracy", "f1"] = Field(
         "loss",
-        description="validation metric that selects the epoch whose weights are kept, ties by loss; f1 for uneven labels",
+        description="validation metric that selects the epoch whose weights are kept, ties by loss; f1 suits uneven "
+        "labels",
     )
 
 
