@@ -162,7 +162,7 @@ TextColumn = Annotated[
 ]
 LabelColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the label.")]
 LabelNames = Annotated[
-    str | None, typer.Option("--labels", metavar="A,B…", help="Names of labels that are numbers, from the smallest.")
+    str | None, advanced("--labels", metavar="A,B…", help="Names of labels that are numbers, from the smallest.")
 ]
 PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the second text of a pair.")]
 Encoding = Annotated[

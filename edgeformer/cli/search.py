@@ -97,7 +97,7 @@ def command(
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
         if text or label or labels or encoding:
-            raise InputError("--text, --label, --labels, --encoding: are of a data file; a recipe states them itself")
+            raise InputError("--text, --label, --labels, --encoding: of a data file; a recipe names its columns itself")
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:

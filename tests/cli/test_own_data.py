@@ -81,9 +81,11 @@ def test_plan_tells_it_too_and_init_as_json(trained: tuple[Path, Outcome, Outcom
 
 
 def test_two_text_columns_and_numbered_labels(tmp_path: Path) -> None:
-    rows = [f'"{n % 2 + 1}","{("bright", "sombre")[n % 2]} news {n}","the text of number {n}"\n' for n in range(60)]
+    rows = [
+        f'"{n % 2 + 1}","{("bright", "sombre")[n % 2]} news item {n}","the text of number {n}"\n' for n in range(60)
+    ]
     (tmp_path / "news.csv").write_text("".join(rows), encoding="utf-8")
-    assert "to join them: --text 2,3" in run("init", "news.csv", "-o", "a.yaml", cwd=tmp_path).err
+    assert "to join them: --text 2,3" in run("init", "news.csv", "-o", "a.yaml", cwd=tmp_path).out
     written = run("init", "news.csv", "--text", "2,3", "--labels", "good,bad", cwd=tmp_path)
     assert "labels: good 30, bad 30" in written.out
     refused = run("init", "news.csv", "--labels", "good", "-o", "b.yaml", cwd=tmp_path, code=2)
@@ -101,8 +103,10 @@ def test_two_text_columns_and_numbered_labels(tmp_path: Path) -> None:
         answered = run("predict", location, "--file", "news.csv", "--format", "jsonl", cwd=tmp_path).out
         answers = [json.loads(line) for line in answered.splitlines()]
         assert [answer["label"] for answer in answers[:2]] == ["good", "bad"]
-        assert answers[0]["text"] == "bright news 0 the text of number 0"
-    (tmp_path / "named.csv").write_text("head,story,mood\nbright news,a text,good\nsombre news,,2\n", encoding="utf-8")
+        assert answers[0]["text"] == "bright news item 0 the text of number 0"
+    (tmp_path / "named.csv").write_text(
+        "head,story,mood\nbright news item,a text,good\nsombre news item,,2\n", encoding="utf-8"
+    )
     named = ("evaluate", "--data", "named.csv", "--text", "head,story", "--label", "mood", "--json")
     assert json.loads(run(*named, cwd=tmp_path).out)["rows"][0]["accuracy"] == 1.0
     wrong = run("predict", "--file", "named.csv", "--text", "head,storry", cwd=tmp_path, code=2).err

@@ -73,6 +73,9 @@ NOT_RUN: dict[str, str] = {
     "edgeformer import hf path/to/all-MiniLM-L6-v2": _IMPORTED,
     "edgeformer export --int8": "tests/export/test_int8.py runs it",
     "edgeformer init reviews.csv": _OWN,
+    "edgeformer init ag_news.csv --text 2,3 --labels World,Sports,Business,Sci/Tech": (
+        "needs that file; test_documented_commands.py runs it with a small one"
+    ),
     "edgeformer train reviews.yaml": _OWN,
     "edgeformer train reviews.yaml --set data.rows.train=0.1": "needs that file; tests/data/test_splits.py",
     'edgeformer predict "the soup was cold"': _OWN,
@@ -189,6 +192,7 @@ DATA = {
     "// Classifier.swift": "a class of an iOS app; the page says how it was checked",
     "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
+    "# two text columns, and names for numbers": "test_documented_commands.py drafts it",
     "# several labels per text": "test_documented_commands.py reads rows with it",
     "# a CoNLL file with other columns": "test_documented_commands.py reads rows with it",
     "# numbers instead of labels": "test_documented_commands.py reads rows with it",

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.documents import shipped_folder
 from edgeformer.cli import main
 from edgeformer.data.rows import label_sets
@@ -22,7 +23,7 @@ from edgeformer.data.sources import load_parts
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe
-from tests.docs.commands import RUN
+from tests.docs.commands import NOT_RUN, RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.models.crt_oracle import public_weights, small_config
 from tests.personal_data import sentences, write_jsonl
@@ -137,6 +138,23 @@ def test_two_tables_as_they_are(tmp_path: Path) -> None:
     parts = load_parts(built.data)
     assert parts["train"].texts == ["fine, really"] and parts["validation"].texts == ["warm", "dull"]
     assert parts["validation"].labels.tolist() == [1, 0]
+
+
+def test_two_text_columns_and_names_for_numbers(edgeformer: Edgeformer) -> None:
+    """The command of docs/guides/own-data.md writes the recipe that the page shows."""
+    rows = [f"{n % 4 + 1},Headline number {n},the text of number {n}\n" for n in range(80)]
+    Path("ag_news.csv").write_text("".join(rows), encoding="utf-8")
+    command = next(line for line in NOT_RUN if line.startswith("edgeformer init ag_news.csv"))
+    edgeformer(*command.split()[1:])
+    drafted: Any = load_recipe("ag_news.yaml")
+    stated = yaml.safe_load(block("docs/guides/own-data.md", "# two text columns, and names for numbers").text)["data"]
+    shown = DataConfig.model_validate({**stated, "split": "stratified"}, strict=False)
+    assert (shown.labels, shown.label_values) == (drafted.data.labels, drafted.data.label_values)
+    source, expected = drafted.data.parts["train"][0], shown.parts["train"][0]
+    for key in ("text", "label", "header"):
+        assert getattr(source, key) == getattr(expected, key)
+    texts = load_parts(drafted.data)["train"]
+    assert texts.texts[5] == "Headline number 5 the text of number 5" and texts.labels[:5].tolist() == [0, 1, 2, 3, 0]
 
 
 def test_streaming_from_three_files(edgeformer: Edgeformer) -> None:
