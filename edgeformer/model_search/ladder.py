@@ -19,7 +19,9 @@ from edgeformer.training.init import DraftOptions, draft
 TEACHER = "pretrained"
 """Model that teaches the others."""
 
-_WORDS = {"kind": "trained", "algorithm": "words"}
+_CHARACTERS = {"kind": "trained", "algorithm": "characters"}
+_CHARACTERS_OF_TEXT = 4096
+_NGRAMS = [1, 8]
 _WIDTHS: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "layers": 2, "iterations": 2, "heads": 4, "ffn_size": 512},
     "light": {"hidden_size": 256, "layers": 3, "iterations": 2, "heads": 4, "ffn_size": 1024},
@@ -120,8 +122,11 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
 
 def _ladder(scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None) -> list[LadderModel]:
     """Return all models; those that need a pretrained encoder only if there is one, or that have a teacher."""
-    data = {**scratch["data"], "max_length": max(scratch["data"].get("max_length", 128), 128)}
-    linear = {**scratch, "data": data, "tokenizer": _WORDS, "model": {"kind": "linear"}, "training": {}}
+    data = {**scratch["data"], "max_length": _CHARACTERS_OF_TEXT}
+    linear = {
+        **scratch, "data": data, "tokenizer": _CHARACTERS, "model": {"kind": "linear", "ngrams": _NGRAMS},
+        "training": {},
+    }  # fmt: skip
     can_distil = pretrained is not None and scratch["task"] == "classification"
 
     def models(
@@ -132,7 +137,7 @@ def _ladder(scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None) ->
         taught = LadderModel(f"{name}-distilled", f"{title}, taught", {**sections, "training": training}, True)
         return [LadderModel(name, title, _without_unlabelled(sections)), *([taught] if can_distil else [])]
 
-    ladder = models("linear", "words and word pairs, logistic regression", linear, _SOFT_LABELS)
+    ladder = models("linear", "n-grams of characters, logistic regression", linear, _SOFT_LABELS)
     for name, width in _WIDTHS.items():
         title = f"encoder of {width['layers']} shared layers × {width['iterations']}, width {width['hidden_size']}"
         encoder = {**scratch, "model": {**scratch["model"], **width}}

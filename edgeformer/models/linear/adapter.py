@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.optimize import minimize_scalar
 
 from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.recipe import FitConfig
@@ -34,6 +35,7 @@ _SPAN = 4
 """Iterations over which the decrease of the loss is averaged: a step without a history of others is often short."""
 _STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
 """Candidates of ``regularization: auto``, from the strongest penalty to the weakest."""
+_LOG_SCALES = (-3.0, 3.0)
 _BALANCE = 0.5
 """Candidate of ``class_balance: auto`` besides 0."""
 _COUNTED_TOGETHER = 2**24
@@ -138,14 +140,20 @@ class LinearAdapter(FittedAdapter):
                 data, weighted if is_single else targets, penalty / strength, start, tolerance, after_iteration
             )
             logits = validation @ weights + bias
-            if not is_single:
-                loss = F.binary_cross_entropy_with_logits(logits, expected.float())
-                return _Solution(weights, bias, float(loss), 0.0, strength, 0.0)
-            matches = torch.bincount(expected * classes + logits.argmax(1), minlength=classes**2).view(classes, classes)
-            f1 = 2 * matches.diagonal() / (matches.sum(0) + matches.sum(1)).clamp_min(1)
-            return _Solution(
-                weights, bias, float(F.cross_entropy(logits, expected)), float(f1.mean()), strength, balance
-            )
+
+            def loss_at(log_scale: float) -> float:
+                scaled = logits * math.exp(log_scale)
+                if is_single:
+                    return float(F.cross_entropy(scaled, expected))
+                return float(F.binary_cross_entropy_with_logits(scaled, expected.float()))
+
+            calibrated = minimize_scalar(loss_at, bounds=_LOG_SCALES, method="bounded")
+            f1 = 0.0
+            if is_single:
+                pairs = torch.bincount(expected * classes + logits.argmax(1), minlength=classes**2)
+                matches = pairs.view(classes, classes)
+                f1 = float((2 * matches.diagonal() / (matches.sum(0) + matches.sum(1)).clamp_min(1)).mean())
+            return _Solution(weights, bias, math.exp(calibrated.x), calibrated.fun, f1, strength, balance)
 
         best = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
         balance = 0.0 if training.class_balance == "auto" or not can_balance else training.class_balance
@@ -159,11 +167,13 @@ class LinearAdapter(FittedAdapter):
                 break
         if training.class_balance == "auto" and can_balance and count < iterations:
             balanced = fitted(best, best.strength, _BALANCE)
-            best = balanced if balanced.f1 > best.f1 else best
-        weights = best.weights * torch.from_numpy(idf).float()[:, None]
+            standard_error = math.sqrt(best.f1 * (1 - best.f1) / len(expected))
+            best = balanced if balanced.f1 > best.f1 + standard_error else best
+        scale = best.scale if training.regularization == "auto" else 1.0  # a stated C is that of scikit-learn
+        weights = best.weights * torch.from_numpy(scale * idf).float()[:, None]
         with torch.no_grad():
             model.weights.copy_(weights[:, 1:] - weights[:, :1] if is_single else weights)
-            model.readout.bias.copy_(best.bias)
+            model.readout.bias.copy_(scale * best.bias)
         return {"regularization": best.strength, "class_balance": best.balance}
 
     def fit_size(self, recipe: Any, rows: int, tokens: int) -> FitSize:
@@ -188,10 +198,14 @@ class LinearAdapter(FittedAdapter):
 
 @dataclass(frozen=True)
 class _Solution:
-    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and macro F1 of the validation rows."""
+    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and macro F1 of the validation rows.
+
+    ``scale``: factor on the logits with which the loss is lowest; a strong penalty makes probabilities too cautious.
+    """
 
     weights: torch.Tensor
     bias: torch.Tensor
+    scale: float = 1.0
     loss: float = math.inf
     f1: float = 0.0
     strength: float = 0.0
@@ -216,7 +230,7 @@ def _minimize(
     features, transposed = data
     weights, bias = (tensor.clone().requires_grad_() for tensor in (start.weights, start.bias))
     rows, classes = features.shape[0], len(bias)
-    optimizer = torch.optim.LBFGS(
+    optimizer: Any = torch.optim.LBFGS(
         [weights, bias], max_iter=1, max_eval=_LINE_SEARCH, history_size=_HISTORY, tolerance_grad=0, tolerance_change=0,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
@@ -313,10 +327,12 @@ def _scaled(counts: sparse.csr_array, idf: NDArray[np.float64]) -> sparse.csr_ar
 
 def _to_torch(table: sparse.csr_array) -> torch.Tensor:
     """Return a sparse tensor on a copy of the indices, whose products are faster than SciPy's."""
-    arrays = (torch.from_numpy(array) for array in (table.indptr.astype(np.int64), table.indices.astype(np.int64)))
+    rows, columns = (torch.from_numpy(array.astype(np.int64)) for array in (table.indptr, table.indices))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        return torch.sparse_csr_tensor(*arrays, torch.from_numpy(table.data), table.shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            rows, columns, torch.from_numpy(table.data), size=table.shape, check_invariants=False
+        )
 
 
 ADAPTER = LinearAdapter()
