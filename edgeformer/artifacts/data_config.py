@@ -226,10 +226,11 @@ class TrainedTokenizer(Frozen):
     """
 
     kind: Literal["trained"]
-    algorithm: Literal["wordpiece", "wordpiece-cased", "bpe", "words"] = Field(
+    algorithm: Literal["wordpiece", "wordpiece-cased", "bpe", "words", "characters"] = Field(
         "wordpiece",
-        description="wordpiece lowers texts and removes their accents, wordpiece-cased and bpe do not; words, for "
-        "linear models, takes whole words without punctuation; language models need bpe",
+        description="wordpiece lowers texts and removes their accents, wordpiece-cased and bpe do not; for "
+        "linear models, words takes whole words without punctuation, and characters single ones, lowered; language "
+        "models need bpe",
     )
 
 

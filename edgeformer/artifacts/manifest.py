@@ -355,6 +355,9 @@ class RunManifest(Frozen):
     effective_batch: int | None = Field(None, description="rows of an optimizer step")
     batch_size: int | None = Field(None, description="final micro-batch in rows; smaller than requested after an OOM")
     processes: int = Field(1, description="processes of data-parallel training")
+    chosen: dict[str, float] | None = Field(
+        None, description="linear models: values of section `training` that were chosen on the validation rows"
+    )
     skipped_steps: int = Field(0, description="steps without update: fp16 gradient overflow")
     versions: dict[str, str]
     code_version: str

@@ -19,10 +19,10 @@ from tokenizers.normalizers import Lowercase, Normalizer, Replace
 from edgeformer.data.rows import Text, text_parts
 
 # All characters that one of the three engines treats as white space, including U+FEFF (a stray byte order mark).
-_SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_URL_CHARACTER = f'[^{_SPACE}<>"]'
+SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_URL_CHARACTER = f'[^{SPACE}<>"]'
 # A full stop or bracket after a URL belongs to the sentence.
-_URL_END = f"""[^{_SPACE}<>"'.,;:!?)\\]}}]"""
+_URL_END = f"""[^{SPACE}<>"'.,;:!?)\\]}}]"""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def _rules(marks: str) -> tuple[Rule, ...]:
         Rule("Σ", "σ"),
         Rule(None),
         # HTML tags, then comments and doctypes. A tag needs a letter after "<": "i <3 you" and "a < b" stay.
-        Rule(f"</?[a-z][a-z0-9:-]*(?:[{_SPACE}/][^<>]*)?>", " "),
+        Rule(f"</?[a-z][a-z0-9:-]*(?:[{SPACE}/][^<>]*)?>", " "),
         Rule("<![a-z-][^<>]*>", " "),
         # Not after a letter: "awww.so cute" holds no URL.
         Rule(f"(?<![a-z0-9])(?:(?:https?|ftp)://|www\\.){_URL_CHARACTER}*{_URL_END}", " "),
         # A punctuation mark that is followed by the same mark.
         Rule(f"([{marks}])(?=\\1)", ""),
-        Rule(f"[{_SPACE}]+", " "),
+        Rule(f"[{SPACE}]+", " "),
         Rule("^ | $", ""),
     )
 

@@ -40,6 +40,8 @@ takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
+WORD_BOUNDARY = "▁"
+"""Around every word in the tokens of algorithm ``characters``."""
 _BETWEEN_WORDS = "[\\p{P}\\p{Z}\\p{C}]+"
 """Punctuation, spaces and control characters, by Unicode classes that Oniguruma and JavaScript both have."""
 _new_trainer = partial(trainers.BpeTrainer, show_progress=False)
@@ -310,7 +312,9 @@ def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:
 def train_tokenizer(
     algorithm: str, vocab_size: int, texts: Iterable[str], front: Sequence[normalizers.Normalizer]
 ) -> Tokenizer:
-    """Train a tokenizer of word pieces, bytes or whole words, [CLS] text [SEP], with at most ``vocab_size`` tokens.
+    """Train a tokenizer of word pieces, bytes, words or characters, with at most ``vocab_size`` tokens.
+
+    A text is [CLS] text [SEP]; that of characters is between word boundaries.
 
     ``front``: first normalizers (the cleaning). Raises DataError: ``vocab_size`` is too small for the special tokens.
     """
@@ -319,8 +323,27 @@ def train_tokenizer(
             f"model.vocab_size: {vocab_size} is too small for a trained tokenizer, which has "
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
+    begin, end = CLS, SEP
     if algorithm == "bpe":
         tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
+    elif algorithm == "characters":
+        begin = end = WORD_BOUNDARY
+        steps = [
+            normalizers.Replace("Σ", "σ"), normalizers.Lowercase(),  # Σ: see cleaning.py
+            normalizers.Replace(Regex(f"[{cleaning_rules.SPACE}]+"), " "), normalizers.Replace(Regex("^ | $"), ""),
+            normalizers.Replace(" ", WORD_BOUNDARY),
+        ]  # fmt: skip
+        normalizer = normalizers.Sequence([*front, *steps])
+        letters: Counter[str] = Counter()
+        for text in texts:
+            letters.update(normalizer.normalize_str(text))
+        del letters[WORD_BOUNDARY]
+        frequent = sorted(sorted(letters), key=letters.__getitem__, reverse=True)
+        tokens = [*SPECIAL_TOKENS, WORD_BOUNDARY, *frequent][:vocab_size]
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=UNK))  # without merges every character is a token
+        tokenizer.normalizer = normalizer
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(WORD_BOUNDARY, " "), decoders.Fuse()])
     else:
         whole_words = algorithm == "words"
         accents = False if whole_words else None  # None: with lowercase, they are removed
@@ -349,9 +372,9 @@ def train_tokenizer(
         tokenizer.pre_tokenizer = splitter
         tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
-    specials = [(CLS, tokenizer.token_to_id(CLS)), (SEP, tokenizer.token_to_id(SEP))]
+    specials = [(token, tokenizer.token_to_id(token)) for token in {begin, end, SEP}]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=specials
+        single=f"{begin} $A {end}", pair=f"{begin} $A {SEP} $B:1 {end}:1", special_tokens=sorted(specials)
     )
     return tokenizer
 

@@ -19,7 +19,16 @@ from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.training.init import LINEAR_TOKENIZER, DraftOptions, draft, encoder_training, fine_tuning, is_uneven
+from edgeformer.training.init import (
+    LINEAR_LENGTH,
+    LINEAR_MODEL,
+    LINEAR_TOKENIZER,
+    DraftOptions,
+    draft,
+    encoder_training,
+    fine_tuning,
+    is_uneven,
+)
 
 _FROZEN, _TEACHER = "frozen", "pretrained"
 _WIDTHS: dict[str, dict[str, Any]] = {
@@ -105,8 +114,8 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     if recipe.model.kind != "encoder":
         training = encoder_training(len(train), select_by)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
-    linear = {**scratch, "tokenizer": LINEAR_TOKENIZER, "model": {"kind": "linear"}, "training": {}}
-    linear["data"] = {**shared["data"], "max_length": max(shared["data"].get("max_length", 128), 128)}
+    data_section = {**shared["data"], "max_length": LINEAR_LENGTH}
+    linear = {**shared, "data": data_section, "tokenizer": LINEAR_TOKENIZER, "model": LINEAR_MODEL, "training": {}}
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}
@@ -127,7 +136,7 @@ def _ladder(
     """Return all models; those that need a pretrained encoder only if there is one, or that have a teacher."""
     sizes = {name: f"{width['layers']} layers × 2, width {width['hidden_size']}" for name, width in _WIDTHS.items()}
     encoders = {name: {**scratch, "model": {**scratch["model"], **width}} for name, width in _WIDTHS.items()}
-    ladder = [LadderModel("linear", "n-grams, logistic regression", _without_unlabelled(linear))]
+    ladder = [LadderModel("linear", "n-grams of characters, logistic regression", _without_unlabelled(linear))]
     if pretrained is not None:
         plain = _without_unlabelled(pretrained)
         training = {key: value for key, value in plain["training"].items() if key != "early_stopping"}
@@ -153,7 +162,9 @@ def _ladder(
     return [
         *ladder,
         LadderModel("folded", "the pretrained encoder folded into shared layers × 2", fold, (_TEACHER,)),
-        LadderModel("linear-distilled", "n-grams, taught", taught(linear, _SOFT_LABELS), teachers, "linear"),
+        LadderModel(
+            "linear-distilled", "n-grams of characters, taught", taught(linear, _SOFT_LABELS), teachers, "linear"
+        ),
         LadderModel(
             "light-distilled", "the light encoder, taught", taught(encoders["light"], _DISTILLATION), teachers, "light"
         ),

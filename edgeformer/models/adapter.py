@@ -141,10 +141,9 @@ class ModelAdapter(ABC):
 
 @dataclass(frozen=True)
 class FitSize:
-    """Size of a fit, as far as it is known: weights, multiplications of an iteration, and memory without reserve."""
+    """Size of a fit, as far as it is known: weights, and memory without reserve."""
 
     parameters: int
-    operations: int
     memory: MemoryBreakdown
 
 
@@ -158,8 +157,8 @@ class FittedAdapter(ModelAdapter):
     @abstractmethod
     def fit(
         self, model: Any, recipe: Any, prepared: Prepared, iterations: int, advance: Callable[[float], bool]
-    ) -> None:
-        """Set the weights, after at most so many iterations.
+    ) -> dict[str, float]:
+        """Set the weights, after at most so many iterations, and return the values of training keys that are ``auto``.
 
         ``advance`` gets the mean loss with penalties after each; the fit ends where it returns False.
         """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,13 +28,12 @@ from edgeformer.training.distributed import Processes
 from edgeformer.training.duration import TIMED_RANGE, planned_data
 from edgeformer.training.loop import MetricsLog
 from edgeformer.training.objective import Objective
+from edgeformer.training.teacher import without_teacher
 
 _RESERVE_BYTES = 96 << 20
 """Rows, tokenizer, and what SciPy copies: a fit of SST-2 took 194 MiB beyond the libraries, of which 106 predicted."""
-_PASS_S = 3e-8, 1e-7
-"""Seconds of an iteration per n-gram of the training text and label. Fits of SST-2 on one server CPU under load took
-about 33 ns of processor time and 80 to 92 ns of wall time; other machines were not checked."""
-_FEWEST_ITERATIONS = 50
+_SAMPLE = 8
+"""One of so many training rows is fitted to predict the time."""
 
 
 class Fit:
@@ -41,6 +42,8 @@ class Fit:
     checkpoints: Checkpoints
     device = torch.device("cpu")
     unused: tuple[str, ...] = ()
+    chosen: dict[str, float] | None = None
+    """Values of the keys of section ``training`` after the fit."""
 
     def __init__(self, objective: Objective, processes: Processes) -> None:
         if processes.count > 1:
@@ -76,21 +79,45 @@ class Fit:
             return not stop.is_set()
 
         with bar(progress, "Fitting", iterations, "iterations"):
-            adapter.fit(objective.model, objective.recipe, objective.prepared, iterations, advance)
+            chosen = adapter.fit(objective.model, objective.recipe, objective.prepared, iterations, advance)
         if stop.is_set():
             return False
+        objective.recipe = recipe = _with_values(objective.recipe, chosen)
+        self.chosen = chosen
+        values = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
         position.seconds = position.training_seconds = time.perf_counter() - started
         position.samples = position.step * len(objective.prepared.train)
         with bar(progress, "Scoring validation", len(objective.prepared.validation), "rows"):
             score = objective.evaluate(objective.model, "validation", advance=progress.advance)
         position.epoch = position.best_epoch = 1
-        position.best_value = objective.task.criterion(score, objective.recipe.training)
+        position.best_value = objective.task.criterion(score, recipe.training)
         position.validation = score.model_dump()
         if log is not None:
             log.record("epoch", position.step, 1.0, objective.task.record(score))
-        progress.message(f"{position.step} iterations: {objective.task.describe(score)}")
+        progress.message(f"{position.step} iterations, {values}: {objective.task.describe(score)}")
         self.checkpoints.save({WEIGHTS: objective.model.state_dict()}, None, position, best=True)
         return True
+
+
+def _with_values(recipe: Recipe, values: Mapping[str, float]) -> Recipe:
+    """Return the recipe with these values in section ``training``."""
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=dict(values))})
+
+
+def _predict_seconds(recipe: Recipe, cache: Path) -> float:
+    """Predict the seconds of a training without a teacher: of its preparation, and of a fit to a part of its rows."""
+    started = time.perf_counter()
+    has_teacher = getattr(recipe.training, "teacher", None) is not None
+    objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
+    prepared, training, adapter = objective.prepared, cast(Any, objective.recipe.training), objective.model_spec.adapter
+    prepared_s = time.perf_counter() - started
+    train: Any = prepared.train
+    numbers = np.arange(0, len(train), _SAMPLE)
+    loaded, places = train.loaded(numbers)
+    sample = replace(prepared, train=loaded.select(np.isin(np.arange(len(loaded)), places)))
+    started = time.perf_counter()
+    cast(Any, adapter).fit(objective.model, objective.recipe, sample, training.max_iterations, lambda loss: True)
+    return prepared_s + (time.perf_counter() - started) * len(train) / len(numbers)
 
 
 def check_fit_memory(objective: Objective, *, ignore_memory: bool) -> MemoryUse:
@@ -123,6 +150,10 @@ def plan_fit(recipe: Recipe, device: DeviceProfile, logits_cache: Path, progress
     adapter: Any = model_spec_of(recipe).adapter
     with TemporaryDirectory() as folder:
         data = planned_data(recipe, Path(folder), progress, logits_cache)
+        seconds = 0.0
+        if data.rows_from == "data":
+            with bar(progress, "Timing a fit of some rows", None, ""):
+                seconds = _predict_seconds(data.recipe, Path(folder)) + data.teacher_s
     memory = device.usable_memory_bytes or device.memory_bytes
     if device.kind == "cuda" or memory is None:
         budget, source = host_free_bytes()
@@ -133,17 +164,14 @@ def plan_fit(recipe: Recipe, device: DeviceProfile, logits_cache: Path, progress
     breakdown = size.memory.model_copy(update={"reserve": _RESERVE_BYTES})
     fits = breakdown.peak_bytes <= budget
     training: Any = recipe.training
-    iterations = training.max_iterations
-    fewest = min(_FEWEST_ITERATIONS, iterations)
     time_ = PlannedTime(
-        status="estimated", rows=data.rows, rows_from=data.rows_from, steps=iterations if data.steps else None,
-        low_s=size.operations * fewest * _PASS_S[0] + TIMED_RANGE[0] * data.teacher_s,
-        high_s=size.operations * iterations * _PASS_S[1] + TIMED_RANGE[1] * data.teacher_s,
-        basis=f"{fewest} to {iterations} iterations over {data.text}, at {_PASS_S[0] * 1e9:g} to {_PASS_S[1] * 1e9:g} "
-        f"ns per n-gram and label, from fits of SST-2 on one server CPU{data.teacher_text}",
+        status="estimated", rows=data.rows, rows_from=data.rows_from, steps=training.max_iterations,
+        low_s=TIMED_RANGE[0] * seconds, high_s=TIMED_RANGE[1] * seconds,
+        basis=f"a fit of one row in {_SAMPLE}, timed on this host; {data.text}{data.teacher_text}",
     )  # fmt: skip
-    if data.problem:
-        time_ = PlannedTime(status="unavailable", rows=data.rows, basis=data.problem)
+    if data.rows_from != "data":
+        reason = data.problem or f"only a fit of some rows tells the time, and the data was not read: {data.text}"
+        time_ = PlannedTime(status="unavailable", rows=data.rows, basis=reason)
     left = budget - breakdown.peak_bytes
     return Plan(
         recipe=recipe.name,

@@ -46,7 +46,10 @@ _UNCUT_SHARE = 0.98
 _PATIENCE = 4
 """Epochs without a better validation score that end a training of more than twice as many."""
 _COMPARED_ROWS = 2_000
-LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "words"}
+LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "characters"}
+LINEAR_MODEL = {"kind": "linear", "ngrams": [1, 8]}
+LINEAR_LENGTH = 4096
+"""``data.max_length`` of a linear model, in characters."""
 _LARGE_ROWS = 20_000
 """Rows from which on a wider model learns more."""
 _LINE_LENGTH = 100
@@ -153,7 +156,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         comparison = compare_families(data, options, progress)
         family = comparison[0].family
     if options.source is None and family == "linear":
-        trained, max_length, model, training = LINEAR_TOKENIZER, _MAX_LENGTH, {"kind": "linear"}, {}
+        trained, max_length, model, training = LINEAR_TOKENIZER, LINEAR_LENGTH, LINEAR_MODEL, {}
     elif options.source is None:
         max_length, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
         training = encoder_training(len(sets["train"]), select_by)

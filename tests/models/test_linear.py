@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,78 @@ def test_run_goes_through_every_command(run: Path) -> None:
 
 def test_plan_says_what_a_fit_takes() -> None:
     result = plan(linear_recipe(), load_profile("raspberry-pi-5"))
-    assert result.fits and result.time.status == "estimated" and "50 to 300 iterations" in result.time.basis
+    assert result.fits and result.time.status == "estimated" and "one row in 8" in result.time.basis
+    unread = plan(load_recipe("linear_sst2"), load_profile("host")).time
+    assert unread.status == "unavailable" and "hub" in unread.basis
     assert plan(linear_recipe(rows=9000), load_profile("host")).peak_bytes > result.peak_bytes
+
+
+def characters_recipe(*changes: str) -> Any:
+    return linear_recipe(
+        "data.max_length=512", "tokenizer.algorithm=characters", "model.ngrams=[1, 6]", "training={}", *changes
+    )
+
+
+def test_planned_time_is_that_of_the_fit(tmp_path: Path) -> None:
+    recipe = characters_recipe()
+    predicted = plan(recipe, load_profile("host")).time
+    started = time.perf_counter()
+    train(recipe, TrainOptions(tmp_path, name="timed"))
+    seconds = time.perf_counter() - started
+    assert predicted.low_s is not None and predicted.high_s is not None
+    assert predicted.low_s / 3 < seconds < 3 * predicted.high_s
+
+
+def test_values_are_chosen_and_a_graph_of_characters_answers_alike(tmp_path: Path) -> None:
+    folder = train(characters_recipe(), TrainOptions(tmp_path, name="letters"))
+    manifest = read_run(folder)
+    assert manifest.chosen is not None and manifest.chosen["regularization"] in (1, 4, 16, 64, 256)
+    assert manifest.chosen["class_balance"] in (0, 0.5)
+    assert read_run_recipe(folder).training.regularization == "auto"  # type: ignore[attr-defined]
+    export(folder, ExportOptions(int8=True))
+    assert verify(Bundle.open(folder / "bundle")).exit_code == 0
+    location = locate("letters", tmp_path)
+    scores = {row.artifact: row.accuracy for row in evaluate(location, EvaluateOptions(split="test")).rows}  # type: ignore[union-attr]
+    assert scores["onnx-fp32"] == manifest.test.accuracy  # type: ignore[union-attr]
+
+
+def test_long_ngrams_stay_in_a_word_and_the_most_frequent_are_kept(tmp_path: Path) -> None:
+    objective = Objective(characters_recipe("model.ngrams=[5, 5]"), tmp_path, SILENT)
+    model: Any = objective.model
+    tokenizer = objective.prepared.tokenizer
+    ids = torch.tensor([tokenizer.encode("the food is good").ids])
+    _, is_stored = model.look_up(*model.residues(ids, None))
+    texts = ["".join(tokenizer.id_to_token(number) for number in ids[0, start : start + 5]) for start in range(14)]
+    stored = {text for text, each in zip(texts, is_stored[0].tolist(), strict=False) if each}
+    assert not [text for text in stored if "▁" in text[1:-1]] and any("▁" in text[1:-1] for text in texts)
+    wide = Objective(characters_recipe("model.ngrams=[5, 5]", "model.crossing=5"), tmp_path, SILENT)
+    assert wide.model.slots > model.slots  # type: ignore[operator]
+    limited = Objective(characters_recipe("model.max_ngrams=1000"), tmp_path, SILENT)
+    assert 1000 <= limited.model.slots <= 1200  # type: ignore[operator]
+    by_weights = Objective(characters_recipe("model.max_weights=500"), tmp_path, SILENT)
+    assert 500 <= by_weights.model.slots <= 600  # type: ignore[operator]
+
+
+def test_rare_labels_weigh_more(tmp_path: Path) -> None:
+    """With equal weights of both labels, the mean probability of the rare one is higher."""
+    lines = [{"text": f"word{n % 7} filler", "label": "rare" if n % 10 == 0 else "often"} for n in range(400)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    data = {"parts": {"train": [{"kind": "file", "path": str(path)}]}, "split": "random-split",
+            "labels": ["often", "rare"]}  # fmt: skip
+    means = []
+    for balance in (0.0, 1.0):
+        recipe = load_recipe("linear_sst2", [f"data={data}", f"training.class_balance={balance}"])
+        objective = Objective(recipe, tmp_path / "cache", SILENT)
+        model: Any = objective.model
+        assert ADAPTER.fit(model, objective.recipe, objective.prepared, 500, lambda loss: True) == {
+            "regularization": 8.0, "class_balance": balance,
+        }  # fmt: skip
+        batch = collate(objective.prepared.train, np.arange(len(objective.prepared.train)), objective.prepared.pad)
+        with torch.inference_mode():
+            logits = model(*(torch.from_numpy(batch[name]) for name in ("input_ids", "attention_mask")))
+        means.append(float(logits.softmax(1)[:, 1].mean()))
+    assert means[0] == pytest.approx(0.1, abs=0.03) and means[1] == pytest.approx(0.5, abs=0.1)
 
 
 def test_interrupted_fit_begins_again(tmp_path: Path) -> None:
@@ -175,6 +246,14 @@ def test_words_are_whole() -> None:
     tokenizer = train_tokenizer("words", 100, texts, [])
     assert tokenizer.encode("SCHÖNE can't, 😡 schön").tokens == ["[CLS]", "schöne", "can", "t", "😡", "[UNK]", "[SEP]"]
     assert {"漢", "stop"}.isdisjoint(tokenizer.get_vocab())  # seen once
+
+
+def test_characters_are_lowered_and_words_have_boundaries() -> None:
+    tokenizer = train_tokenizer("characters", 100, ["Straße  in\tUlm", "ΣΑΣ 😡"], [])
+    encoding = tokenizer.encode(" ULM\n\u00a0ΣΑΣ x")
+    assert encoding.tokens == [*"▁ulm▁σασ▁", "[UNK]", "▁"]
+    assert tokenizer.decode(tokenizer.encode("Ulm in").ids) == " ulm in "
+    assert len(train_tokenizer("characters", 9, ["abcabd"], []).get_vocab()) == 9
 
 
 def test_prepared_is_unchanged(tmp_path: Path) -> None:

@@ -122,9 +122,11 @@ def test_other_artifacts_answer_as_predict_does_and_nothing_else_is_requested(si
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
-def test_linear_model_answers_as_predict_does(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["words", "characters"])
+def test_linear_model_answers_as_predict_does(algorithm: str, libraries: Path, tab: Tab, tmp_path: Path) -> None:
     """Words by Unicode classes, and integer arithmetic, in another library each."""
-    folder = train(load_recipe("linear_sst2", SMALL_LINEAR), TrainOptions(tmp_path, name="linear"))
+    changes = [*SMALL_LINEAR, f"tokenizer.algorithm={algorithm}"]
+    folder = train(load_recipe("linear_sst2", changes), TrainOptions(tmp_path, name="linear"))
     export(folder, ExportOptions(int8=True))
     publish(Bundle.open(folder / "bundle"), tmp_path / "site", PageOptions(libraries))
     texts = [*SENTENCES, "It broke… “Schöne” Grüße!!! 😡👍🏽 漢字 don't-buy <b>x</b>", "a\u00a0b\u2028c\u200bd e\u0301"]

@@ -1,4 +1,4 @@
-"""Linear classifier: TF-IDF of n-grams of tokens, and logistic regression. It is fitted in seconds on any CPU."""
+"""Linear classifier: TF-IDF of n-grams of words or characters, and logistic regression, fitted in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class LinearConfig(ModelConfig):
     """Weights of n-grams of tokens: ``ngrams`` [1, 2] are tokens and pairs of neighbours."""
 
     derived: ClassVar[tuple[str, ...]] = ("slots",)
+    later: ClassVar[tuple[str, ...]] = ("crossing", "max_ngrams", "max_weights")
 
     kind: Literal["linear"]
     vocab_size: PositiveInt = Field(30_000, description="number of tokens; the maximum for a trained tokenizer")
@@ -29,6 +30,11 @@ class LinearConfig(ModelConfig):
         (1, 2), description="fewest and most tokens of an n-gram"
     )
     minimum_count: PositiveInt = Field(2, description="training texts that an n-gram must occur in to get a weight")
+    crossing: Order = Field(
+        4, description="most characters of an n-gram with a word boundary inside; longer ones are parts of a word"
+    )
+    max_ngrams: PositiveInt = Field(180_000, description="most n-grams with weights; those in most texts are kept")
+    max_weights: PositiveInt = Field(1_400_000, description="most weights; an n-gram has one or more for each label")
     slots: PositiveInt | None = Field(None, description="rows of the table of weights; set when training starts")
 
     @model_validator(mode="after")
@@ -45,14 +51,23 @@ class LinearConfig(ModelConfig):
 
 
 class LinearTraining(DistilledTraining, FitConfig):
-    """Settings of the logistic regression, which L-BFGS solves over all rows at once."""
+    """Settings of the logistic regression, which L-BFGS solves over all rows, for each candidate of ``auto``."""
 
-    later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation")
+    later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation", "class_balance")
 
-    regularization: PositiveFloat = Field(
-        4.0, description="C of scikit-learn: inverse strength of the penalty on squared weights"
+    max_iterations: PositiveInt = Field(1000, description="iterations of all fits together, each a pass over all rows")
+    regularization: PositiveFloat | Literal["auto"] = Field(
+        "auto",
+        description="C of scikit-learn: inverse strength of the penalty on squared weights; auto: of 1, 4, 16, 64 and "
+        "256, that with the lowest loss on the validation rows, on which logits are then calibrated by a factor",
     )
-    tolerance: PositiveFloat = Field(1e-6, description="relative decrease of the loss at which the fit ends")
+    class_balance: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["auto"] = Field(
+        "auto",
+        description="rows weigh 1 / (rows of their label) to this power: 0 as they are, 1 labels weigh equally; auto: "
+        "0.5 if that raises macro F1 on the validation rows by more than its standard error, else 0; without effect "
+        "with several labels per text or a teacher",
+    )
+    tolerance: PositiveFloat = Field(1e-6, description="relative decrease of the loss at which a fit ends")
 
 
 class Linear(ModelSpec):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.optimize import minimize
-from scipy.special import expit, log_softmax, softmax
+from scipy.optimize import minimize_scalar
 
 from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.recipe import FitConfig
-from edgeformer.data.batching import IGNORED, collate, ordered_batches
+from edgeformer.data.batching import IGNORED, collate, cut_batches
+from edgeformer.data.tokenization import WORD_BOUNDARY
 from edgeformer.models.adapter import FitSize, FittedAdapter
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
 from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
@@ -25,6 +29,18 @@ _PLACES = np.array([_BASE**3, _BASE**2, _BASE, 1])
 """The four residues of an n-gram as digits of one number."""
 _HISTORY = 10
 """Steps that L-BFGS remembers: two vectors of the weights' size each."""
+_LINE_SEARCH = 25
+"""Evaluations of the loss in an iteration."""
+_SPAN = 4
+"""Iterations over which the decrease of the loss is averaged: a step without a history of others is often short."""
+_STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
+"""Candidates of ``regularization: auto``, from the strongest penalty to the weakest."""
+_LOG_SCALES = (-3.0, 3.0)
+_BALANCE = 0.5
+"""Candidate of ``class_balance: auto`` besides 0."""
+_COUNTED_TOGETHER = 2**24
+_NGRAMS_TOGETHER = 2**20
+"""Largest numbers of n-grams that are counted, and looked up, at once."""
 
 
 class LinearAdapter(FittedAdapter):
@@ -35,99 +51,142 @@ class LinearAdapter(FittedAdapter):
         return LinearClassifier(recipe.model, recipe.classes, recipe.classes - has_reference)
 
     def sized(self, recipe: Any, prepared: Prepared) -> tuple[Any, LinearClassifier]:
-        """Store the n-grams that occur in enough training texts."""
-        counter = LinearClassifier(recipe.model, recipe.classes, 1)
-        keys = []
-        for ids, mask, _, _ in _training_batches(prepared):
-            residues, is_real = (tensor.numpy().astype(np.int64) for tensor in counter.residues(ids, mask))
-            texts = np.sort(np.where(is_real, residues @ _PLACES, -1), axis=1)
+        """Store the n-grams that occur in enough training texts, and of too many those in most texts."""
+        config = recipe.model
+        counter = LinearClassifier(config, recipe.classes, 1)
+        is_characters = getattr(recipe.tokenizer, "algorithm", None) == "characters"
+        boundary = prepared.tokenizer.token_to_id(WORD_BOUNDARY) if is_characters else None
+        values, counts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        keys: list[NDArray[np.int64]] = []
+        for ids, mask, *_ in _batches(prepared.train, prepared.pad, config.ngrams):
+            residues, is_real = (tensor.numpy() for tensor in counter.residues(ids, mask))
+            if boundary is not None:
+                is_real = is_real & ~_crosses_words(ids.numpy() == boundary, config)
+            texts = np.sort(np.where(is_real, residues.astype(np.int64) @ _PLACES, -1), axis=1)
             is_first = np.diff(texts, axis=1, prepend=-1) != 0  # an n-gram counts once per text; -1 is padding
             keys.append(texts[is_first])
-        values, counts = np.unique(np.concatenate(keys), return_counts=True)
-        stored = values[counts >= min(recipe.model.minimum_count, len(prepared.train))]
+            if sum(map(len, keys)) > _COUNTED_TOGETHER:
+                values, counts = _add_counts(values, counts, keys)
+        values, counts = _add_counts(values, counts, keys)
+        is_frequent = counts >= min(config.minimum_count, len(prepared.train))
+        values, counts = values[is_frequent], counts[is_frequent]
+        columns = self.build(recipe).weights.shape[1]
+        limit = min(config.max_ngrams, config.max_weights // columns)
+        stored = np.sort(values[np.argsort(-counts, kind="stable")[:limit]])
         table = NgramTable.build(np.stack([stored // place % _BASE for place in _PLACES], axis=1))
-        model = recipe.model.model_copy(update={"slots": len(table.fingerprints)})
-        recipe = recipe.model_copy(update={"model": model})
+        recipe = recipe.model_copy(update={"model": config.model_copy(update={"slots": len(table.fingerprints)})})
         sized_model = self.build(recipe)
         sized_model.fill(table)
         return recipe, sized_model
 
     def fit(
         self, model: Any, recipe: Any, prepared: Prepared, iterations: int, advance: Callable[[float], bool]
-    ) -> None:
-        """Minimise Σ loss + ‖weights‖² / 2C over all rows with L-BFGS, in float64.
+    ) -> dict[str, float]:
+        """Minimise Σ loss + ‖weights‖² / 2C over all rows, for each candidate of C and of the labels' weights.
 
         The loss is the cross-entropy, or that of distillation as in
         :func:`~edgeformer.models.distillation.classification_loss`, less the entropy of the teacher's answers.
         Features are TF-IDF / √(n-grams of the text), scaled so that their mean square is that of unit vectors.
         """
-        counts, labels, order = _count_ngrams(model, prepared)
+        training, classes, is_single = recipe.training, recipe.classes, recipe.task == "classification"
+
+        # 1. Features of the training and the validation rows
+        counts, labels, order = _count_ngrams(model, recipe.model, prepared.train, prepared.pad)
         rows, slots = counts.shape
-        document_frequency = np.bincount(counts.indices, minlength=slots)
-        idf = np.log((1 + rows) / (1 + document_frequency)) + 1
+        idf = np.log((1 + rows) / (1 + np.bincount(counts.indices, minlength=slots))) + 1
         occurrences = counts.sum(axis=0)
         idf /= np.sqrt((occurrences @ idf**2) / max(1.0, occurrences.sum()))
-        scales = 1 / np.sqrt(np.maximum(counts.sum(axis=1), 1))
-        features = sparse.csr_array(sparse.diags_array(scales) @ counts @ sparse.diags_array(idf))
-        transposed = sparse.csr_array(features.T)
-        classes = recipe.classes
-        is_single = labels.ndim == 1
-        targets = labels.astype(np.float64)
-        losses: list[tuple[float, NDArray[np.float64]]] = []  # temperature, and weighted probabilities [rows, C]
+        features = _scaled(counts, idf)
+        data = _to_torch(features), _to_torch(sparse.csr_array(features.T))
+        counts, validation_labels, _ = _count_ngrams(model, recipe.model, prepared.validation, prepared.pad)
+        validation, expected = _to_torch(_scaled(counts, idf)), torch.from_numpy(validation_labels)
+
+        # 2. Targets: temperature of the logits, and probabilities float32 [rows, C] with the weight of their row
+        targets = torch.from_numpy(labels).float()
+        rows_of_label = np.ones(1)
         if is_single:
-            is_labelled = (labels != IGNORED)[:, None]
-            targets = np.where(is_labelled, np.eye(classes)[np.where(labels == IGNORED, 0, labels)], 0.0)
-            losses = [(1.0, targets)]
+            is_labelled = labels != IGNORED
+            rows_of_label = np.maximum(np.bincount(labels[is_labelled], minlength=classes), 1)
+            targets = torch.zeros(rows, classes)
+            targets[np.flatnonzero(is_labelled), labels[is_labelled]] = 1.0
+        answers = [(1.0, targets)]
         if prepared.teacher_logits is not None:
-            config = recipe.training.distillation
-            answers = softmax(prepared.teacher_logits[order].astype(np.float64) / config.temperature, axis=1)
-            losses = [(1.0, (1 - config.weight) * targets)] if config.weight < 1 else []
-            losses.append((config.temperature, np.where(is_labelled, config.weight, 1.0) * answers))
+            config = training.distillation
+            logits = torch.from_numpy(prepared.teacher_logits[order].astype(np.float32))
+            weight = torch.where(torch.from_numpy(is_labelled)[:, None], config.weight, 1.0)
+            answers = [(1.0, (1 - config.weight) * targets)] if config.weight < 1 else []
+            answers.append((config.temperature, weight * torch.softmax(logits / config.temperature, dim=1)))
+        can_balance = is_single and prepared.teacher_logits is None and rows_of_label.min() < rows_of_label.max()
+
+        # 3. Fits from the strongest to the weakest penalty, each from the solution of its predecessor
         # For two classes scikit-learn fits one vector: the difference of the two here, whose squares sum to half of it.
-        penalty = (2 if is_single and classes == 2 else 1) / (recipe.training.regularization * rows)
+        penalty = (2 if is_single and classes == 2 else 1) / rows
+        count = 0
 
-        def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            """Return the mean loss per row, and its gradient; values: weights [slots, C], then biases [C]."""
-            weights, bias = values[:-classes].reshape(slots, classes), values[-classes:]
-            logits = features @ weights + bias
+        def fitted(start: _Solution, strength: float, balance: float) -> _Solution:
+            row_weights = torch.from_numpy((rows_of_label / rows_of_label.max()) ** -balance).float()
+            weighted = answers
+            if balance:
+                row_weights *= rows / (targets @ row_weights).sum()
+                weighted = [(1.0, targets * row_weights)]
+
+            def after_iteration(loss: float) -> bool:
+                nonlocal count
+                count += 1
+                return advance(loss) and count < iterations
+
+            tolerance = training.tolerance
+            weights, bias = _minimize(
+                data, weighted if is_single else targets, penalty / strength, start, tolerance, after_iteration
+            )
+            logits = validation @ weights + bias
+
+            def loss_at(log_scale: float) -> float:
+                scaled = logits * math.exp(log_scale)
+                if is_single:
+                    return float(F.cross_entropy(scaled, expected))
+                return float(F.binary_cross_entropy_with_logits(scaled, expected.float()))
+
+            calibrated = minimize_scalar(loss_at, bounds=_LOG_SCALES, method="bounded")
+            f1 = 0.0
             if is_single:
-                loss, errors = 0.0, np.zeros_like(logits)
-                for temperature, weighted in losses:
-                    log_p = log_softmax(logits / temperature, axis=1)
-                    loss -= float((weighted * log_p).sum()) * temperature**2
-                    errors += (np.exp(log_p) * weighted.sum(axis=1, keepdims=True) - weighted) * temperature
-            else:
-                loss = float((np.logaddexp(0, logits) - targets * logits).sum()) / classes
-                errors = (expit(logits) - targets) / classes
-            gradient = transposed @ errors / rows + penalty * weights
-            total = loss / rows + penalty / 2 * float(np.vdot(weights, weights))
-            return total, np.concatenate([gradient.ravel(), errors.sum(axis=0) / rows])
+                pairs = torch.bincount(expected * classes + logits.argmax(1), minlength=classes**2)
+                matches = pairs.view(classes, classes)
+                f1 = float((2 * matches.diagonal() / (matches.sum(0) + matches.sum(1)).clamp_min(1)).mean())
+            return _Solution(weights, bias, math.exp(calibrated.x), calibrated.fun, f1, strength, balance)
 
-        def after_iteration(intermediate_result: Any) -> None:
-            if not advance(float(intermediate_result.fun)):
-                raise StopIteration
-
-        start = np.zeros((slots + 1) * classes)
-        options = {"maxiter": iterations, "ftol": recipe.training.tolerance, "gtol": 0.0, "maxcor": _HISTORY}
-        solution = minimize(objective, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options).x
-        weights, bias = solution[:-classes].reshape(slots, classes) * idf[:, None], solution[-classes:]
-        if is_single:
-            weights = weights[:, 1:] - weights[:, :1]
+        best = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
+        balance = 0.0 if training.class_balance == "auto" or not can_balance else training.class_balance
+        strengths = _STRENGTHS if training.regularization == "auto" else (training.regularization,)
+        for strength in strengths:
+            solution = fitted(best, strength, balance)
+            if solution.loss >= best.loss:
+                break
+            best = solution
+            if count >= iterations:
+                break
+        if training.class_balance == "auto" and can_balance and count < iterations:
+            balanced = fitted(best, best.strength, _BALANCE)
+            standard_error = math.sqrt(best.f1 * (1 - best.f1) / len(expected))
+            best = balanced if balanced.f1 > best.f1 + standard_error else best
+        scale = best.scale if training.regularization == "auto" else 1.0  # a stated C is that of scikit-learn
+        weights = best.weights * torch.from_numpy(scale * idf).float()[:, None]
         with torch.no_grad():
-            model.weights.copy_(torch.from_numpy(weights))
-            model.readout.bias.copy_(torch.from_numpy(bias))
+            model.weights.copy_(weights[:, 1:] - weights[:, :1] if is_single else weights)
+            model.readout.bias.copy_(scale * best.bias)
+        return {"regularization": best.strength, "class_balance": best.balance}
 
     def fit_size(self, recipe: Any, rows: int, tokens: int) -> FitSize:
         """Predict from the sizes of the arrays; until n-grams are counted, there are as many as tokens suffice for."""
-        shortest, longest = recipe.model.ngrams
-        ngrams = tokens * (longest - shortest + 1)
-        parameters = (recipe.model.slots or ngrams // recipe.model.minimum_count) * recipe.classes
-        vector = 8 * parameters
+        config = recipe.model
+        ngrams = tokens * (config.ngrams[1] - config.ngrams[0] + 1)
+        slots = config.slots or min(ngrams // config.minimum_count, 2 * config.max_ngrams)
+        vector = 4 * slots * recipe.classes
         memory = MemoryBreakdown(
-            weights=2 * vector, gradients=2 * vector, optimizer=2 * _HISTORY * vector,
-            activations=2 * 12 * ngrams + 6 * 8 * rows * recipe.classes, temporary=2 * 12 * ngrams, reserve=0,
+            weights=3 * vector, gradients=3 * vector, optimizer=(2 * _HISTORY + 4) * vector,
+            activations=2 * 12 * ngrams + 8 * 4 * rows * recipe.classes, temporary=2 * 12 * ngrams, reserve=0,
         )  # fmt: skip
-        return FitSize(parameters, ngrams * recipe.classes, memory)
+        return FitSize(slots * recipe.classes, memory)
 
     def trace(
         self, model: LinearClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
@@ -137,35 +196,143 @@ class LinearAdapter(FittedAdapter):
         return Graphs(export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs)))
 
 
-def _training_batches(
-    prepared: Prepared,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield token numbers and mask [B, S] of all training rows, their labels [B, …] and their numbers [B]."""
-    train: Any = prepared.train
-    for numbers in ordered_batches(train.sizes(np.arange(len(train))), FitConfig.effective_batch):
-        loaded, places = train.loaded(numbers)
-        arrays = collate(loaded, places, prepared.pad)
+@dataclass(frozen=True)
+class _Solution:
+    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and macro F1 of the validation rows.
+
+    ``scale``: factor on the logits with which the loss is lowest; a strong penalty makes probabilities too cautious.
+    """
+
+    weights: torch.Tensor
+    bias: torch.Tensor
+    scale: float = 1.0
+    loss: float = math.inf
+    f1: float = 0.0
+    strength: float = 0.0
+    balance: float = 0.0
+
+
+def _minimize(
+    data: tuple[torch.Tensor, torch.Tensor],
+    answers: list[tuple[float, torch.Tensor]] | torch.Tensor,
+    penalty: float,
+    start: _Solution,
+    tolerance: float,
+    after_iteration: Callable[[float], bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and biases that minimise mean loss + penalty / 2 · ‖weights‖², by L-BFGS.
+
+    Args:
+        data: features, sparse float32 [rows, slots], and their transpose.
+        answers: temperatures and weighted probabilities of a cross-entropy; a tensor: labels that are 0 or 1 each.
+        after_iteration: gets the loss; the fit ends where it returns False.
+    """
+    features, transposed = data
+    weights, bias = (tensor.clone().requires_grad_() for tensor in (start.weights, start.bias))
+    rows, classes = features.shape[0], len(bias)
+    optimizer: Any = torch.optim.LBFGS(
+        [weights, bias], max_iter=1, max_eval=_LINE_SEARCH, history_size=_HISTORY, tolerance_grad=0, tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+    evaluated: tuple[torch.Tensor, torch.Tensor, float] | None = None
+
+    @torch.no_grad()
+    def closure() -> float:
+        """Return the loss and set the gradients; a step begins where its predecessor ended, which is known already."""
+        nonlocal evaluated
+        if evaluated is not None and torch.equal(evaluated[1], bias) and torch.equal(evaluated[0], weights):
+            return evaluated[2]
+        logits = features @ weights + bias
+        if isinstance(answers, torch.Tensor):
+            loss = float((F.softplus(logits) - answers * logits).sum(dtype=torch.float64)) / classes
+            errors = (logits.sigmoid() - answers) / classes
+        else:
+            loss, errors = 0.0, torch.zeros_like(logits)
+            for temperature, weighted in answers:
+                log_p = F.log_softmax(logits / temperature, dim=1)
+                loss -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
+                errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
+        weights.grad = (transposed @ errors).div_(rows).add_(weights, alpha=penalty)
+        bias.grad = errors.sum(0) / rows
+        total = loss / rows + penalty / 2 * float(weights.square().sum(dtype=torch.float64))
+        evaluated = weights.clone(), bias.clone(), total
+        return total
+
+    losses = [closure()]
+    while True:
+        optimizer.step(closure)
+        losses.append(closure())
+        has_converged = len(losses) > _SPAN and losses[-1 - _SPAN] - losses[-1] <= _SPAN * tolerance * abs(losses[-1])
+        if not after_iteration(losses[-1]) or has_converged:
+            return weights.detach(), bias.detach()
+
+
+def _batches(rows: Any, pad: int, orders: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor, Any, Any]]:
+    """Yield token numbers and mask [B, S] of all rows, their labels [B, …] and their numbers [B]."""
+    tokens = _NGRAMS_TOGETHER // (orders[1] - orders[0] + 1)
+    for numbers in cut_batches(rows.sizes(np.arange(len(rows))), FitConfig.effective_batch, tokens):
+        loaded, places = rows.loaded(numbers)
+        arrays = collate(loaded, places, pad)
         ids, mask = (torch.from_numpy(arrays[name]) for name in ("input_ids", "attention_mask"))
         yield ids, mask, loaded.labels[places], numbers
 
 
+def _crosses_words(is_boundary: NDArray[np.bool_], config: Any) -> NDArray[np.bool_]:
+    """Return which n-grams, in the order of ``residues``, are longer than ``crossing`` and have a boundary inside."""
+    width = is_boundary.shape[1]
+    before = np.cumsum(np.pad(is_boundary, ((0, 0), (1, config.ngrams[1]))), axis=1)  # boundaries before a position
+    parts = []
+    for order in range(config.ngrams[0], config.ngrams[1] + 1):
+        inside = before[:, order - 1 : order - 1 + width] > before[:, 1 : 1 + width]
+        parts.append(inside if order > config.crossing else np.zeros_like(is_boundary))
+    return np.concatenate(parts, axis=1)
+
+
+def _add_counts(
+    values: NDArray[np.int64], counts: NDArray[np.int64], keys: list[NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count more occurrences of values, and empty the list of them."""
+    ones = sum(map(len, keys))
+    merged, places = np.unique(np.concatenate([values, *keys]), return_inverse=True)
+    keys.clear()
+    weights = np.concatenate([counts, np.ones(ones, dtype=np.int64)])
+    return merged, np.bincount(places, weights, len(merged)).astype(np.int64)
+
+
 def _count_ngrams(
-    model: LinearClassifier, prepared: Prepared
+    model: LinearClassifier, config: Any, rows: Any, pad: int
 ) -> tuple[sparse.csr_array, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the occurrences of each stored n-gram in each training row, and the rows' labels and numbers."""
-    rows, columns, labels, order = [], [], [], []
+    """Return the occurrences of each stored n-gram in each row, and the rows' labels and numbers."""
+    places, columns, labels, order = [], [], [], []
     done = 0
-    for ids, mask, batch_labels, numbers in _training_batches(prepared):
+    for ids, mask, batch_labels, numbers in _batches(rows, pad, config.ngrams):
         slots, is_stored = (tensor.numpy() for tensor in model.look_up(*model.residues(ids, mask)))
-        row, place = np.nonzero(is_stored)
-        rows.append((row + done).astype(np.int32))
-        columns.append(slots[row, place].astype(np.int32))
+        row, position = np.nonzero(is_stored)
+        places.append((row + done).astype(np.int32))
+        columns.append(slots[row, position].astype(np.int32))
         labels.append(batch_labels)
         order.append(numbers)
         done += len(ids)
-    places = np.concatenate(rows), np.concatenate(columns)
-    counts = sparse.coo_array((np.ones(len(places[0])), places), shape=(done, model.slots)).tocsr()
+    pairs = np.concatenate(places), np.concatenate(columns)
+    counts = sparse.coo_array((np.ones(len(pairs[0]), dtype=np.float32), pairs), shape=(done, model.slots)).tocsr()
     return counts, np.concatenate(labels), np.concatenate(order)
+
+
+def _scaled(counts: sparse.csr_array, idf: NDArray[np.float64]) -> sparse.csr_array:
+    """Return TF-IDF / √(n-grams of the row), float32."""
+    scales = 1 / np.sqrt(np.maximum(counts.sum(axis=1), 1))
+    features = sparse.diags_array(scales) @ counts @ sparse.diags_array(idf)
+    return sparse.csr_array(features, dtype=np.float32)
+
+
+def _to_torch(table: sparse.csr_array) -> torch.Tensor:
+    """Return a sparse tensor on a copy of the indices, whose products are faster than SciPy's."""
+    rows, columns = (torch.from_numpy(array.astype(np.int64)) for array in (table.indptr, table.indices))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        return torch.sparse_csr_tensor(
+            rows, columns, torch.from_numpy(table.data), size=table.shape, check_invariants=False
+        )
 
 
 ADAPTER = LinearAdapter()
