@@ -26,7 +26,7 @@ def command(
         help="Pretrained encoder (folder, name on the hub, or minilm): adds models that start from it. Default: minilm "
         "if it is installed.",
     ),
-    no_source: bool = Option(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
+    no_source: bool = advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
     min_accuracy: float | None = Option(
         None, metavar="X", min=0.0, max=1.0, help="Smallest score on the validation rows, e.g. 0.85."
     ),

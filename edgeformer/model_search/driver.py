@@ -122,8 +122,8 @@ class _ModelSearch:
             elif can_stop and self.result.picked is not None:
                 reason = f"not needed: {self.result.picked} keeps the limits (--all trains it too)"
                 self._update(model.name, status="skipped", reason=reason)
-            elif (reason := self._why_unpromising(model)) is not None and not self._options.models:
-                self._update(model.name, status="skipped", reason=f"{reason} (--all trains it all the same)")
+            elif (why := self._why_unpromising(model)) is not None and not self._options.models:
+                self._update(model.name, status="skipped", reason=f"{why} (--all trains it, too)")
             else:
                 self._try_model(model)
                 on_change(self.result, self._folder)

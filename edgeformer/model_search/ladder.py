@@ -162,9 +162,7 @@ def _ladder(
     return [
         *ladder,
         LadderModel("folded", "the pretrained encoder folded into shared layers × 2", fold, (_TEACHER,)),
-        LadderModel(
-            "linear-distilled", "n-grams of characters, taught", taught(linear, _SOFT_LABELS), teachers, "linear"
-        ),
+        LadderModel("linear-distilled", "characters, taught", taught(linear, _SOFT_LABELS), teachers, "linear"),
         LadderModel(
             "light-distilled", "the light encoder, taught", taught(encoders["light"], _DISTILLATION), teachers, "light"
         ),

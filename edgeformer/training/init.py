@@ -151,12 +151,14 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     trained = {"kind": "trained", **({"algorithm": "wordpiece-cased"} if spans is not None else {})}
     select_by = "f1" if spans is not None or is_uneven(detected.labels) else "accuracy"
     comparison: tuple[ComparedFamily, ...] = ()
-    family = "encoder" if spans is not None else options.family
+    family: str | None = "encoder" if spans is not None else options.family
     if options.source is None and family is None:
         comparison = compare_families(data, options, progress)
         family = comparison[0].family
+    model: dict[str, Any]
+    training: dict[str, Any] = {}
     if options.source is None and family == "linear":
-        trained, max_length, model, training = LINEAR_TOKENIZER, LINEAR_LENGTH, LINEAR_MODEL, {}
+        trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, LINEAR_MODEL
     elif options.source is None:
         max_length, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
         training = encoder_training(len(sets["train"]), select_by)
