@@ -68,7 +68,7 @@ def test_a_run_with_such_names_is_opened_by_every_command(tmp_path: Path) -> Non
         assert outcome.code == 0, outcome.err
         return outcome.out
 
-    run("init", "5e-3.csv")
+    run("init", "5e-3.csv", "--model", "encoder")
     small = ["model.hidden_size=16", "model.ffn_size=16", "training.epochs=1"]
     run("train", "5e-3.yaml", "--name", "5e-3", *(word for setting in small for word in ("--set", setting)))
     recipe, _ = parse_yaml((tmp_path / "artifacts/5e-3/recipe.yaml").read_text(encoding="utf-8"))

@@ -32,7 +32,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Ou
     """A folder with the table, the recipe and a run of it; and what init and train said."""
     folder = tmp_path_factory.mktemp("own")
     hostile_table(folder / "reviews.csv")
-    return folder, run("init", "reviews.csv", cwd=folder), run("train", "reviews.yaml", *SMALL, cwd=folder)
+    return (
+        folder,
+        run("init", "reviews.csv", "--model", "encoder", cwd=folder),
+        run("train", "reviews.yaml", *SMALL, cwd=folder),
+    )
 
 
 def test_init_and_train_tell_everything(trained: tuple[Path, Outcome, Outcome]) -> None:
@@ -73,7 +77,9 @@ def test_plan_tells_it_too_and_init_as_json(trained: tuple[Path, Outcome, Outcom
     other = run("plan", "reviews.yaml", *SMALL, "--data", "mine", "--device", "rtx4050", "--json", cwd=folder)
     assert "training would refuse this data" in json.loads(other.out)["notes"][0]
     assert "already exists" in run("init", "reviews.csv", cwd=folder, code=2).err
-    document = json.loads(run("init", "reviews.csv", "-o", "again.yaml", "--json", cwd=folder).out)
+    document = json.loads(
+        run("init", "reviews.csv", "--model", "encoder", "-o", "again.yaml", "--json", cwd=folder).out
+    )
     assert document["recipe"] == "again.yaml" and sum(document["labels"].values()) == 300
     assert list(document["labels"]) == ["gut", "schlecht", "unentschieden"] and document["labels"]["unentschieden"] == 6
     assert document["source"]["delimiter"] == ";" and document["source"]["text"] == TEXT

@@ -190,6 +190,8 @@ DATA = {
     "// Classifier.kt": "a class of an Android app; the page says how it was checked",
     '// inside predict(): ids from the tokenizer; module = Module.load("$bundle/engines/model.pte")': "lines of it",
     "// Classifier.swift": "a class of an iOS app; the page says how it was checked",
+    "# a linear model of characters, for most data": "sections of a recipe, as init and search write them",
+    "# a head on a frozen encoder": "sections of a recipe, as search writes them",
     "# three files, training rows streamed from disk": "test_documented_commands.py trains with it",
     "# two tables, each as it is": "test_documented_commands.py reads rows with it",
     "# two text columns, and names for numbers": "test_documented_commands.py drafts it",

@@ -57,8 +57,8 @@ def test_unusable_requests_are_refused(tmp_path: Path) -> None:
     (tmp_path / "names.conll").write_text("".join(sentence.format(number) for number in range(40)), encoding="utf-8")
     for arguments, message in (
         (("nowhere.csv",), "nowhere.csv"),
-        (("tickets.csv", "--models", "linaer"), "there is no linaer; available: linear, small, light"),
-        (("tickets.csv", "--models", "folded"), "those that need a pretrained encoder need --source"),
+        (("tickets.csv", "--no-source", "--models", "linaer"), "there is no linaer; available: linear, small, light"),
+        (("tickets.csv", "--no-source", "--models", "folded"), "those that need a pretrained encoder need --source"),
         (("tickets.csv", "--tokenizer", "tickets.csv"), "are of a recipe"),
         (("quickstart", "--text", "x"), "a recipe names its columns itself"),
         (

@@ -32,7 +32,7 @@ def test_what_is_shipped_passes(folder: Any, document: Document) -> None:
 
 def test_slips_in_a_recipe_do_not_pass() -> None:
     recipe, checks = read_yaml(find("recipes", "quickstart")).content, validator("recipe")
-    slips = {"training": {"epochs": 0, "epoch": 3, "layer_decay": "0.9"}, "model": {"kind": "encodr"}}
+    slips = {"training": {"epochs": -1, "epoch": 3, "layer_decay": "0.9"}, "model": {"kind": "encodr"}}
     for section, changes in {**slips, "data": {"split": "mine"}}.items():
         for key, value in changes.items():
             assert not checks.is_valid({**recipe, section: {**recipe[section], key: value}}), key

@@ -88,7 +88,7 @@ def test_spans_of_tags() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stream": True, "split": "given", "parts": GIVEN}, "stream: is not possible with labelled spans"),
+        ({"stream": True, "split": "given", "parts": GIVEN}, "stream, label_values: are not possible with labelled"),
         ({"balance": "label"}, "a text with several spans counts for each"),
         ({"tags": ["B-PER", "I-PER"]}, "one of them O"),
         ({"tags": ["O", "B-PER"]}, "labels must be those of labels, LOC, PER"),

@@ -132,7 +132,7 @@ def test_vectors_are_kept_when_interrupted(
 
 def test_fine_tuning_keeps_the_head_if_no_epoch_is_better(source: Path, head: Path, tmp_path: Path) -> None:
     messages = Messages()
-    recipe = frozen_recipe(source, "training.epochs=1", "training.optimizer.lr=1.0")
+    recipe = frozen_recipe(source, "training.epochs=1", "training.optimizer.lr=30.0")
     run = train(recipe, TrainOptions(tmp_path, name="ruined"), messages)
     manifest = read_run(run)
     assert (manifest.epochs, manifest.best_epoch) == (1, 0) and manifest.steps > 0
