@@ -124,7 +124,7 @@ class FrozenStart:
         """Predicted memory of :meth:`fit`: vectors, and logits, probabilities, targets and their temporary copies."""
 
     def fit(self, progress: Progress) -> None:
-        """Set the weights of the head: those of the value in ``training.regularization`` that validates best.
+        """Set the weights of the head: those of the value in :data:`STRENGTHS` that validates best.
 
         Rows without a label are left out. Raises InputError if the vectors do not fit into memory.
         """
