@@ -196,7 +196,7 @@ class FrozenStart:
 
 def fit_logistic(
     features: NDArray[np.float32], labels: NDArray[np.int64], classes: int, strength: float,
-    start: Tensor | None = None, *, most_iterations: int = _MOST_ITERATIONS,
+    start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Minimise Σ cross-entropy + ‖weights‖² / 2C with L-BFGS, as scikit-learn does; return weights and bias [C, d + 1].
 
@@ -213,7 +213,7 @@ def fit_logistic(
     weights = torch.zeros(classes, features.shape[1] + 1) if start is None else start.clone()
     weights.requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [weights], max_iter=most_iterations, history_size=10, tolerance_grad=0.0, tolerance_change=_TOLERANCE,
+        [weights], max_iter=_MOST_ITERATIONS, history_size=10, tolerance_grad=0.0, tolerance_change=_TOLERANCE,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 
