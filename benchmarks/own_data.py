@@ -78,7 +78,7 @@ def answer_test(folder: Path, run: str, artifact: str) -> list[str]:
     options = ("--file", "test.csv", "--text", "text", "--artifact", artifact, "--output", "answers.csv")
     subprocess.run([sys.executable, "-m", "edgeformer", "predict", run, *options], cwd=folder, check=True)
     with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
-        return [row["prediction"] for row in csv.DictReader(file)]
+        return [row["label"] for row in csv.DictReader(file)]
 
 
 def search(folder: Path, *options: str) -> dict[str, Any]:
