@@ -20,6 +20,7 @@ def command(
     labels: opt.LabelNames = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
+    test: opt.TestFile = None,
     source: str | None = Option(
         None, metavar="PATH|NAME", help="Pretrained encoder to start from: a folder, or a name on the hub."
     ),
@@ -47,7 +48,7 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    options = DraftOptions(out, Columns(text, pair, label, encoding, labels), source, model, name, force)
+    options = DraftOptions(out, Columns(text, pair, label, encoding, labels), source, model, name, force, test)
     recipe = draft(data, options, show_progress())
     if as_json:
         document = {

@@ -47,6 +47,7 @@ def command(
     label: opt.LabelColumn = None,
     labels: opt.LabelNames = None,
     encoding: opt.Encoding = None,
+    test: opt.TestFile = None,
     folder: opt.DataFolder = None,
     tokenizer: opt.TokenizerFile = None,
     artifacts: opt.Artifacts = Path("artifacts"),
@@ -96,15 +97,18 @@ def command(
     options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
-        if text or label or labels or encoding:
-            raise InputError("--text, --label, --labels, --encoding: of a data file; a recipe names its columns itself")
+        if text or label or labels or encoding or test:
+            raise InputError(
+                "--text, --label, --labels, --encoding, --test: of a data file; a recipe names these itself"
+            )
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:
         if folder or tokenizer:
             raise InputError("--data, --tokenizer: are of a recipe; for a data file leave them out")
         columns = Columns(text, None, label, encoding, labels)
-        search_name, ladder = name or recipe_name(data), ladder_of_file(data, columns, source, progress)
+        search_name = name or recipe_name(data)
+        ladder = ladder_of_file(data, columns, source, progress, test)
     result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)
     page = artifacts / f"{search_name}-search" / PAGE_FILE
     if as_json:

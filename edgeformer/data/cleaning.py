@@ -36,7 +36,7 @@ class Rule:
 _ASCII_MARKS = "!-/:-@\\[-`{-~"
 # Punctuation of other scripts and of print: full-width and CJK marks, quotes, dashes, bullets, the ellipsis; Spanish,
 # Greek, Arabic and Indic marks. No letters: "ー" lengthens a vowel and may be repeated.
-_MARKS = (
+MARKS = (
     f"{_ASCII_MARKS}\xa1\xa7\xab\xb6\xb7\xbb\xbf\u037e\u060c\u061b\u061f\u06d4\u0964\u0965\u2010-\u2027\u2030-\u205e"
     "\u3001-\u3003\u3008-\u3011\u3014-\u301f\u3030\u30fb\ufe10-\ufe19\ufe30-\ufe6b\uff01-\uff0f"
     "\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
@@ -61,7 +61,7 @@ def _rules(marks: str) -> tuple[Rule, ...]:
     )
 
 
-RULES = _rules(_MARKS)
+RULES = _rules(MARKS)
 VERSIONS = (RULES, _rules(_ASCII_MARKS))
 """Rules of this version and of earlier ones. Tokenizers of existing models begin with one of them."""
 _COMPILED = [[(rule, re.compile(rule.pattern) if rule.pattern else None) for rule in rules] for rules in VERSIONS]

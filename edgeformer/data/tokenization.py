@@ -328,8 +328,10 @@ def train_tokenizer(
         tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
     elif algorithm == "characters":
         begin = end = WORD_BOUNDARY
+        marks = cleaning_rules.MARKS
         steps = [
             normalizers.Replace("Σ", "σ"), normalizers.Lowercase(),  # Σ: see cleaning.py
+            normalizers.Replace(Regex(f"(?=[{marks}])|(?<=[{marks}])"), " "),  # a mark is a word of its own
             normalizers.Replace(Regex(f"[{cleaning_rules.SPACE}]+"), " "), normalizers.Replace(Regex("^ | $"), ""),
             normalizers.Replace(" ", WORD_BOUNDARY),
         ]  # fmt: skip

@@ -21,13 +21,13 @@ from edgeformer.data.splits import split
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.training.init import (
     LINEAR_LENGTH,
-    LINEAR_MODEL,
     LINEAR_TOKENIZER,
     DraftOptions,
     draft,
     encoder_training,
     fine_tuning,
     is_uneven,
+    linear_model,
 )
 
 _FROZEN, _TEACHER = "frozen", "pretrained"
@@ -65,17 +65,22 @@ class LadderModel:
     smaller: str | None = None
 
 
-def ladder_of_file(data: Path, columns: Columns, source: str | None, progress: Progress) -> list[LadderModel]:
-    """Return the models for a file of labelled texts as for ``init``.
+def ladder_of_file(
+    data: Path, columns: Columns, source: str | None, progress: Progress, test: Path | None = None
+) -> list[LadderModel]:
+    """Return the models for a file of labelled texts as for ``init``; ``test``: further rows for the test.
 
     Raises InputError: unusable data or source, or labels that are no classes of whole texts.
     """
     with TemporaryDirectory() as folder:
 
         def drafted(family: Literal["linear", "encoder"], start: str | None = None) -> dict[str, Any]:
-            options = DraftOptions(Path(folder) / f"{family}-{start is None}.yaml", columns, start, family, "search")
+            options = DraftOptions(
+                Path(folder) / f"{family}-{start is None}.yaml", columns, start, family, "search", False, test
+            )
             sections = dict(read_yaml(draft(data, options, progress).path).content)
-            sections["data"]["parts"]["train"][0]["path"] = str(data.resolve())
+            for part, file in sections["data"]["parts"].items():
+                file[0]["path"] = str((data if part == "train" or test is None else test).resolve())
             return sections
 
         scratch = drafted("encoder")
@@ -115,7 +120,8 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
         training = encoder_training(len(train), select_by)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
     data_section = {**shared["data"], "max_length": LINEAR_LENGTH}
-    linear = {**shared, "data": data_section, "tokenizer": LINEAR_TOKENIZER, "model": LINEAR_MODEL, "training": {}}
+    linear = {**shared, "data": data_section, "tokenizer": LINEAR_TOKENIZER, "training": {}}
+    linear["model"] = linear_model(len(data.labels))
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}
@@ -148,6 +154,8 @@ def _ladder(
     ]
     if pretrained is None:
         return ladder
+    if "pooling" in plain["model"]:
+        plain = {**plain, "training": {**plain["training"], "start": "frozen"}}
     ladder.append(LadderModel(_TEACHER, "the pretrained encoder, fine-tuned", plain))
     if scratch["task"] != "classification":
         return ladder

@@ -47,9 +47,10 @@ _PATIENCE = 4
 """Epochs without a better validation score that end a training of more than twice as many."""
 _COMPARED_ROWS = 2_000
 LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "characters"}
-LINEAR_MODEL = {"kind": "linear", "ngrams": [1, 8]}
 LINEAR_LENGTH = 4096
 """``data.max_length`` of a linear model, in characters."""
+_MANY_LABELS = 30
+"""Labels from which on the table of weights has no room for long n-grams beside the short ones."""
 _LARGE_ROWS = 20_000
 """Rows from which on a wider model learns more."""
 _LINE_LENGTH = 100
@@ -65,6 +66,7 @@ class DraftOptions:
     family: Literal["linear", "encoder"] | None = "encoder"  # without a source; None: the better one of a comparison
     name: str | None = None  # of the recipe; None: the name of the data file
     force: bool = False  # replace an existing file
+    test: Path | None = None  # file of test rows, with the same columns; None: a tenth of the data
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,15 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         if spans is not None and options.columns.label_names is not None:
             raise InputError(f"{data}: --labels names the labels of whole texts; leave it out for spans")
         detected = spans or detect_columns(data, options.columns)
-        source: Any = detected.source.model_copy(update={"path": str(data.resolve())})
+        source: Any = detected.source
         data_type = DataConfig if spans is None else SpanData
         labels: dict[str, Any] = {"labels": [*detected.labels], "label_values": [*detected.label_values] or None}
-        config = data_type(parts={"train": (source,)}, split="stratified", **labels)
+        files = {"train": data, **({} if options.test is None else {"test": options.test})}
+        protocol: Any = "stratified" if options.test is None else "given"
+        sources: Any = {
+            part: (source.model_copy(update={"path": str(file.resolve())}),) for part, file in files.items()
+        }
+        config = data_type(parts=sources, split=protocol, **labels)
         parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
@@ -158,7 +165,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     model: dict[str, Any]
     training: dict[str, Any] = {}
     if options.source is None and family == "linear":
-        trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, LINEAR_MODEL
+        trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, linear_model(len(detected.labels))
     elif options.source is None:
         max_length, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
         training = encoder_training(len(sets["train"]), select_by)
@@ -173,13 +180,14 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
             model["pairs"] = True
     # Users see which columns are read, also by default.
-    keys = {"path": _path_from(data, out), "text": detected.source.text, "label": detected.source.label}
+    keys = {"text": source.text, "label": source.label}
+    shown = source.model_dump(exclude_defaults=True)
     sections: dict[str, Any] = {
         "name": name,
         "task": "classification" if spans is None else "token-classification",
         "data": {
-            "parts": {"train": [{**detected.source.model_dump(exclude_defaults=True), **keys}]},
-            "split": "stratified",
+            "parts": {part: [{**shown, "path": _path_from(file, out), **keys}] for part, file in files.items()},
+            "split": protocol,
             **{key: value for key, value in labels.items() if value is not None},
             **({"cleaning": "none"} if options.source is not None and spans is None else {}),
             "max_length": max_length,
@@ -188,10 +196,11 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         "model": model,
         **({"training": training} if training else {}),
     }
+    split_text = "for validation" if options.test else "of each label for validation, another tenth for the test"
     body = to_yaml(sections, _LINE_LENGTH, inline=True)
     text = (
         f"# {len(parts['train']):,} rows with {len(detected.labels)} labels; drafted by edgeformer init, change it as "
-        "you like\n# split: a tenth of the texts of each label for validation, another tenth for the test\n# "
+        f"you like\n# split: a tenth of the texts {split_text}\n# "
         f"max_length: tokens; longer texts are {'cut' if spans is None else 'read in windows'}\n{body}"
     )
     with replacing(out) as temporary:
@@ -224,6 +233,11 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
 def is_uneven(labels: Mapping[str, int]) -> bool:
     """Return whether there are more than two labels, and the rarest has less than half of an even share of the rows."""
     return len(labels) > 2 and min(labels.values()) < sum(labels.values()) / len(labels) / 2
+
+
+def linear_model(labels: int) -> dict[str, Any]:
+    """Return the model section of a linear classifier of that many labels."""
+    return {"kind": "linear", "ngrams": [1, 8 if labels < _MANY_LABELS else 5]}
 
 
 def encoder_training(rows: int, select_by: str) -> dict[str, Any]:

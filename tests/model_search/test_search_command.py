@@ -60,7 +60,7 @@ def test_unusable_requests_are_refused(tmp_path: Path) -> None:
         (("tickets.csv", "--no-source", "--models", "linaer"), "there is no linaer; available: linear, small, light"),
         (("tickets.csv", "--no-source", "--models", "folded"), "those that need a pretrained encoder need --source"),
         (("tickets.csv", "--tokenizer", "tickets.csv"), "are of a recipe"),
-        (("quickstart", "--text", "x"), "a recipe names its columns itself"),
+        (("quickstart", "--text", "x"), "a recipe names these itself"),
         (
             ("crt_mini",),
             "crt_mini: is data of the task language-modeling, and search trains classifiers of whole texts",

@@ -14,7 +14,9 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from sklearn.svm import LinearSVC
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError, InterruptedRun, RecipeError
@@ -29,7 +31,7 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.linear import LinearConfig
-from edgeformer.models.linear.adapter import ADAPTER
+from edgeformer.models.linear.adapter import ADAPTER, _minimize, _Solution, _squared_hinge, _to_torch
 from edgeformer.models.linear.model import PRIMES, LinearClassifier, NgramTable
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
@@ -160,7 +162,7 @@ def test_values_are_chosen_and_a_graph_of_characters_answers_alike(tmp_path: Pat
     folder = train(characters_recipe(), TrainOptions(tmp_path, name="letters"))
     manifest = read_run(folder)
     assert manifest.chosen is not None and manifest.chosen["regularization"] in (1, 4, 16, 64, 256)
-    assert manifest.chosen["class_balance"] in (0, 0.5)
+    assert manifest.chosen["svm_share"] in (0, 0.5, 1)
     assert read_run_recipe(folder).training.regularization == "auto"  # type: ignore[attr-defined]
     export(folder, ExportOptions(int8=True))
     assert verify(Bundle.open(folder / "bundle")).exit_code == 0
@@ -186,26 +188,31 @@ def test_long_ngrams_stay_in_a_word_and_the_most_frequent_are_kept(tmp_path: Pat
     assert 500 <= by_weights.model.slots <= 600  # type: ignore[operator]
 
 
-def test_rare_labels_weigh_more(tmp_path: Path) -> None:
-    """With equal weights of both labels, the mean probability of the rare one is higher."""
-    lines = [{"text": f"word{n % 7} filler", "label": "rare" if n % 10 == 0 else "often"} for n in range(400)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    data = {"parts": {"train": [{"kind": "file", "path": str(path)}]}, "split": "random-split",
-            "labels": ["often", "rare"]}  # fmt: skip
-    means = []
-    for balance in (0.0, 1.0):
-        recipe = load_recipe("linear_sst2", [f"data={data}", f"training.class_balance={balance}"])
-        objective = Objective(recipe, tmp_path / "cache", SILENT)
-        model: Any = objective.model
-        assert ADAPTER.fit(model, objective.recipe, objective.prepared, 500, lambda loss: True) == {
-            "regularization": 8.0, "class_balance": balance,
-        }  # fmt: skip
-        batch = collate(objective.prepared.train, np.arange(len(objective.prepared.train)), objective.prepared.pad)
-        with torch.inference_mode():
-            logits = model(*(torch.from_numpy(batch[name]) for name in ("input_ids", "attention_mask")))
-        means.append(float(logits.softmax(1)[:, 1].mean()))
-    assert means[0] == pytest.approx(0.1, abs=0.03) and means[1] == pytest.approx(0.5, abs=0.1)
+@pytest.mark.parametrize("classes", (2, 3))
+def test_support_vector_machine_is_that_of_scikit_learn(classes: int) -> None:
+    draw = np.random.default_rng(classes)
+    labels = draw.choice(classes, 300, p=[0.7, 0.3] if classes == 2 else [0.6, 0.3, 0.1])
+    features = (draw.standard_normal((300, 8)) + np.eye(8)[labels]).astype(np.float32)
+    table = sparse.csr_array(features)
+    zeros = _Solution(torch.zeros(8, classes), torch.zeros(classes))
+    loss = _squared_hinge(torch.eye(classes)[torch.from_numpy(labels)])
+    data = _to_torch(table), _to_torch(sparse.csr_array(table.T))
+    weights, bias = _minimize(data, loss, 1 / 300, zeros, 1e-9, lambda value: True)
+    logits = features @ weights.numpy() + bias.numpy()
+    # Its intercept is part of the penalty; the factor makes that part small.
+    reference = LinearSVC(class_weight="balanced", intercept_scaling=1000, tol=1e-6, max_iter=100_000)
+    expected = reference.fit(features, labels).decision_function(features)
+    found = (logits[:, 1] - logits[:, 0]) / 2 if classes == 2 else logits
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_a_stated_share_of_the_support_vector_machine_is_taken(tmp_path: Path) -> None:
+    objective = Objective(characters_recipe("training.svm_share=1"), tmp_path, SILENT)
+    fit = ADAPTER.fit(objective.model, objective.recipe, objective.prepared, 500, lambda loss: True)
+    assert fit["svm_share"] == 1
+    stated = Objective(characters_recipe("training.regularization=4"), tmp_path, SILENT)
+    fit = ADAPTER.fit(stated.model, stated.recipe, stated.prepared, 500, lambda loss: True)
+    assert fit == {"regularization": 4, "svm_share": 0}
 
 
 def test_interrupted_fit_begins_again(tmp_path: Path) -> None:

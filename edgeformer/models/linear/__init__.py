@@ -53,7 +53,7 @@ class LinearConfig(ModelConfig):
 class LinearTraining(DistilledTraining, FitConfig):
     """Settings of the logistic regression, which L-BFGS solves over all rows, for each candidate of ``auto``."""
 
-    later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation", "class_balance")
+    later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation", "svm_share")
 
     max_iterations: PositiveInt = Field(1000, description="iterations of all fits together, each a pass over all rows")
     regularization: PositiveFloat | Literal["auto"] = Field(
@@ -61,11 +61,11 @@ class LinearTraining(DistilledTraining, FitConfig):
         description="C of scikit-learn: inverse strength of the penalty on squared weights; auto: of 1, 4, 16, 64 and "
         "256, that with the lowest loss on the validation rows, on which logits are then calibrated by a factor",
     )
-    class_balance: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["auto"] = Field(
+    svm_share: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["auto"] = Field(
         "auto",
-        description="rows weigh 1 / (rows of their label) to this power: 0 as they are, 1 labels weigh equally; auto: "
-        "0.5 if that raises macro F1 on the validation rows by more than its standard error, else 0; without effect "
-        "with several labels per text or a teacher",
+        description="share of a support vector machine (squared hinge, C 1, labels weigh equally) in the weights, the "
+        "rest is logistic regression; auto: of 0, 0.5 and 1, that with the best accuracy on the validation rows, and 0 "
+        "for a stated C; without effect with several labels per text or a teacher",
     )
     tolerance: PositiveFloat = Field(1e-6, description="relative decrease of the loss at which a fit ends")
 

@@ -36,8 +36,10 @@ _SPAN = 4
 _STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
 """Candidates of ``regularization: auto``, from the strongest penalty to the weakest."""
 _LOG_SCALES = (-3.0, 3.0)
-_BALANCE = 0.5
-"""Candidate of ``class_balance: auto`` besides 0."""
+_SVM_SHARES = (0.5, 1.0)
+"""Candidates of ``svm_share: auto`` besides 0."""
+Loss = Callable[[torch.Tensor], tuple[float, torch.Tensor]]
+"""Logits float32 [rows, C] → loss summed over the rows, and its derivatives [rows, C]."""
 _COUNTED_TOGETHER = 2**24
 _NGRAMS_TOGETHER = 2**20
 """Largest numbers of n-grams that are counted, and looked up, at once."""
@@ -82,10 +84,11 @@ class LinearAdapter(FittedAdapter):
     def fit(
         self, model: Any, recipe: Any, prepared: Prepared, iterations: int, advance: Callable[[float], bool]
     ) -> dict[str, float]:
-        """Minimise Σ loss + ‖weights‖² / 2C over all rows, for each candidate of C and of the labels' weights.
+        """Minimise Σ loss + ‖weights‖² / 2C over all rows.
 
         The loss is the cross-entropy, or that of distillation as in
-        :func:`~edgeformer.models.distillation.classification_loss`, less the entropy of the teacher's answers.
+        :func:`~edgeformer.models.distillation.classification_loss`, less the entropy of the teacher's answers; for a
+        support vector machine see :func:`_squared_hinge`.
         Features are TF-IDF / √(n-grams of the text), scaled so that their mean square is that of unit vectors.
         """
         training, classes, is_single = recipe.training, recipe.classes, recipe.task == "classification"
@@ -103,10 +106,8 @@ class LinearAdapter(FittedAdapter):
 
         # 2. Targets: temperature of the logits, and probabilities float32 [rows, C] with the weight of their row
         targets = torch.from_numpy(labels).float()
-        rows_of_label = np.ones(1)
         if is_single:
             is_labelled = labels != IGNORED
-            rows_of_label = np.maximum(np.bincount(labels[is_labelled], minlength=classes), 1)
             targets = torch.zeros(rows, classes)
             targets[np.flatnonzero(is_labelled), labels[is_labelled]] = 1.0
         answers = [(1.0, targets)]
@@ -116,29 +117,18 @@ class LinearAdapter(FittedAdapter):
             weight = torch.where(torch.from_numpy(is_labelled)[:, None], config.weight, 1.0)
             answers = [(1.0, (1 - config.weight) * targets)] if config.weight < 1 else []
             answers.append((config.temperature, weight * torch.softmax(logits / config.temperature, dim=1)))
-        can_balance = is_single and prepared.teacher_logits is None and rows_of_label.min() < rows_of_label.max()
 
-        # 3. Fits from the strongest to the weakest penalty, each from the solution of its predecessor
+        # 3. Logistic regression from the strongest to the weakest penalty, each from the solution of its predecessor
         # For two classes scikit-learn fits one vector: the difference of the two here, whose squares sum to half of it.
         penalty = (2 if is_single and classes == 2 else 1) / rows
         count = 0
 
-        def fitted(start: _Solution, strength: float, balance: float) -> _Solution:
-            row_weights = torch.from_numpy((rows_of_label / rows_of_label.max()) ** -balance).float()
-            weighted = answers
-            if balance:
-                row_weights *= rows / (targets @ row_weights).sum()
-                weighted = [(1.0, targets * row_weights)]
+        def after_iteration(loss: float) -> bool:
+            nonlocal count
+            count += 1
+            return advance(loss) and count < iterations
 
-            def after_iteration(loss: float) -> bool:
-                nonlocal count
-                count += 1
-                return advance(loss) and count < iterations
-
-            tolerance = training.tolerance
-            weights, bias = _minimize(
-                data, weighted if is_single else targets, penalty / strength, start, tolerance, after_iteration
-            )
+        def calibrated(weights: torch.Tensor, bias: torch.Tensor, strength: float, svm_share: float = 0.0) -> _Solution:
             logits = validation @ weights + bias
 
             def loss_at(log_scale: float) -> float:
@@ -147,34 +137,41 @@ class LinearAdapter(FittedAdapter):
                     return float(F.cross_entropy(scaled, expected))
                 return float(F.binary_cross_entropy_with_logits(scaled, expected.float()))
 
-            calibrated = minimize_scalar(loss_at, bounds=_LOG_SCALES, method="bounded")
-            f1 = 0.0
-            if is_single:
-                pairs = torch.bincount(expected * classes + logits.argmax(1), minlength=classes**2)
-                matches = pairs.view(classes, classes)
-                f1 = float((2 * matches.diagonal() / (matches.sum(0) + matches.sum(1)).clamp_min(1)).mean())
-            return _Solution(weights, bias, math.exp(calibrated.x), calibrated.fun, f1, strength, balance)
+            found = minimize_scalar(loss_at, bounds=_LOG_SCALES, method="bounded")
+            hits = float((logits.argmax(1) == expected).float().mean()) if is_single else 0.0
+            return _Solution(weights, bias, math.exp(found.x), found.fun, hits, strength, svm_share)
 
-        best = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
-        balance = 0.0 if training.class_balance == "auto" or not can_balance else training.class_balance
-        strengths = _STRENGTHS if training.regularization == "auto" else (training.regularization,)
-        for strength in strengths:
-            solution = fitted(best, strength, balance)
+        is_chosen = training.regularization == "auto"
+        zeros = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
+        best, loss = zeros, _cross_entropy(answers) if is_single else _binary_cross_entropy(targets)
+        for strength in _STRENGTHS if is_chosen else (training.regularization,):
+            fitted = _minimize(data, loss, penalty / strength, best, training.tolerance, after_iteration)
+            solution = calibrated(*fitted, strength)
             if solution.loss >= best.loss:
                 break
             best = solution
             if count >= iterations:
                 break
-        if training.class_balance == "auto" and can_balance and count < iterations:
-            balanced = fitted(best, best.strength, _BALANCE)
-            standard_error = math.sqrt(best.f1 * (1 - best.f1) / len(expected))
-            best = balanced if balanced.f1 > best.f1 + standard_error else best
-        scale = best.scale if training.regularization == "auto" else 1.0  # a stated C is that of scikit-learn
+
+        # 4. A support vector machine, and the mean of both
+        shares = (0.0, *(_SVM_SHARES if is_chosen else ())) if training.svm_share == "auto" else (training.svm_share,)
+        if is_single and prepared.teacher_logits is None and any(shares) and count < iterations:
+            fitted = _minimize(data, _squared_hinge(targets), 1 / rows, zeros, training.tolerance, after_iteration)
+            machine = calibrated(*fitted, 1.0)
+            candidates = [
+                calibrated(
+                    torch.lerp(best.scale * best.weights, machine.scale * machine.weights, share),
+                    torch.lerp(best.scale * best.bias, machine.scale * machine.bias, share), best.strength, share,
+                )
+                for share in shares
+            ]  # fmt: skip
+            best = max(candidates, key=lambda candidate: (candidate.accuracy, -candidate.loss))
+        scale = best.scale if is_chosen or best.svm_share else 1.0  # a stated C is that of scikit-learn
         weights = best.weights * torch.from_numpy(scale * idf).float()[:, None]
         with torch.no_grad():
             model.weights.copy_(weights[:, 1:] - weights[:, :1] if is_single else weights)
             model.readout.bias.copy_(scale * best.bias)
-        return {"regularization": best.strength, "class_balance": best.balance}
+        return {"regularization": best.strength, "svm_share": best.svm_share}
 
     def fit_size(self, recipe: Any, rows: int, tokens: int) -> FitSize:
         """Predict from the sizes of the arrays; until n-grams are counted, there are as many as tokens suffice for."""
@@ -183,7 +180,7 @@ class LinearAdapter(FittedAdapter):
         slots = config.slots or min(ngrams // config.minimum_count, 2 * config.max_ngrams)
         vector = 4 * slots * recipe.classes
         memory = MemoryBreakdown(
-            weights=3 * vector, gradients=3 * vector, optimizer=(2 * _HISTORY + 4) * vector,
+            weights=5 * vector, gradients=3 * vector, optimizer=(2 * _HISTORY + 4) * vector,
             activations=2 * 12 * ngrams + 8 * 4 * rows * recipe.classes, temporary=2 * 12 * ngrams, reserve=0,
         )  # fmt: skip
         return FitSize(slots * recipe.classes, memory)
@@ -198,7 +195,7 @@ class LinearAdapter(FittedAdapter):
 
 @dataclass(frozen=True)
 class _Solution:
-    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and macro F1 of the validation rows.
+    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and accuracy of the validation rows.
 
     ``scale``: factor on the logits with which the loss is lowest; a strong penalty makes probabilities too cautious.
     """
@@ -207,14 +204,58 @@ class _Solution:
     bias: torch.Tensor
     scale: float = 1.0
     loss: float = math.inf
-    f1: float = 0.0
+    accuracy: float = 0.0
     strength: float = 0.0
-    balance: float = 0.0
+    svm_share: float = 0.0
+
+
+def _cross_entropy(answers: list[tuple[float, torch.Tensor]]) -> Loss:
+    """Return the loss of temperatures and weighted probabilities [rows, C], summed over these pairs."""
+
+    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
+        total, errors = 0.0, torch.zeros_like(logits)
+        for temperature, weighted in answers:
+            log_p = F.log_softmax(logits / temperature, dim=1)
+            total -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
+            errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
+        return total, errors
+
+    return loss
+
+
+def _binary_cross_entropy(labels: torch.Tensor) -> Loss:
+    """Return the mean loss of the labels of a row, which are 0 or 1 each, [rows, C]."""
+
+    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
+        classes = labels.shape[1]
+        total = float((F.softplus(logits) - labels * logits).sum(dtype=torch.float64)) / classes
+        return total, (logits.sigmoid() - labels) / classes
+
+    return loss
+
+
+def _squared_hinge(labels: torch.Tensor) -> Loss:
+    """Return Σ max(0, 1 − logit)² for the label of a row and Σ max(0, 1 + logit)² for the others, labels [rows, C].
+
+    As in scikit-learn's LinearSVC with balanced labels: a row weighs rows / (C · rows of its label) for its own label,
+    and 1 for the others, unless there is only one.
+    """
+    rows, classes = labels.shape
+    own = labels @ (rows / (classes * labels.sum(0).clamp_min(1)))[:, None]
+    weights = own.expand(rows, classes) if classes == 2 else torch.where(labels > 0, own, 1.0)
+    signs = 2 * labels - 1
+
+    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
+        gaps = (1 - signs * logits).clamp_min(0)
+        weighted = weights * gaps
+        return float((weighted * gaps).sum(dtype=torch.float64)), -2 * weighted * signs
+
+    return loss
 
 
 def _minimize(
     data: tuple[torch.Tensor, torch.Tensor],
-    answers: list[tuple[float, torch.Tensor]] | torch.Tensor,
+    loss: Loss,
     penalty: float,
     start: _Solution,
     tolerance: float,
@@ -224,12 +265,11 @@ def _minimize(
 
     Args:
         data: features, sparse float32 [rows, slots], and their transpose.
-        answers: temperatures and weighted probabilities of a cross-entropy; a tensor: labels that are 0 or 1 each.
         after_iteration: gets the loss; the fit ends where it returns False.
     """
     features, transposed = data
     weights, bias = (tensor.clone().requires_grad_() for tensor in (start.weights, start.bias))
-    rows, classes = features.shape[0], len(bias)
+    rows = features.shape[0]
     optimizer: Any = torch.optim.LBFGS(
         [weights, bias], max_iter=1, max_eval=_LINE_SEARCH, history_size=_HISTORY, tolerance_grad=0, tolerance_change=0,
         line_search_fn="strong_wolfe",
@@ -243,18 +283,10 @@ def _minimize(
         if evaluated is not None and torch.equal(evaluated[1], bias) and torch.equal(evaluated[0], weights):
             return evaluated[2]
         logits = features @ weights + bias
-        if isinstance(answers, torch.Tensor):
-            loss = float((F.softplus(logits) - answers * logits).sum(dtype=torch.float64)) / classes
-            errors = (logits.sigmoid() - answers) / classes
-        else:
-            loss, errors = 0.0, torch.zeros_like(logits)
-            for temperature, weighted in answers:
-                log_p = F.log_softmax(logits / temperature, dim=1)
-                loss -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
-                errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
+        total, errors = loss(logits)
         weights.grad = (transposed @ errors).div_(rows).add_(weights, alpha=penalty)
         bias.grad = errors.sum(0) / rows
-        total = loss / rows + penalty / 2 * float(weights.square().sum(dtype=torch.float64))
+        total = total / rows + penalty / 2 * float(weights.square().sum(dtype=torch.float64))
         evaluated = weights.clone(), bias.clone(), total
         return total
 
