@@ -1,15 +1,15 @@
 """Sets as users bring them: what `edgeformer search` recommends, beside ten lines of scikit-learn and frozen MiniLM.
 
     python -m benchmarks.own_data measure FOLDER --json FILE [--sets sms,gnad] [--systems search,words] [--device NAME]
-    python -m benchmarks.own_data table FILE
+    python -m benchmarks.own_data table|rungs FILE
     python -m benchmarks.own_data figure OUT.png FILE
 
 measure: writes each set as a training and a test file into FOLDER, and adds the results to FILE; what FILE has is not
-measured again. Every system learns from the training file alone; edgeformer keeps a tenth of it for validation, and gets
-the test file for its one score. ``search`` has no source, ``search --source minilm`` the
-encoder of the extra minilm, ``init`` trains the recipe that init drafts. Baselines: logistic regression and linear SVM
-on TF-IDF of words and word pairs, or of words and characters, and logistic regression on the vectors of
-all-MiniLM-L6-v2. SetFit joins where it is installed.
+measured again. Every system learns from the training file alone; edgeformer keeps a tenth of it for validation and gets
+the test file for its one score. ``search`` has no source, ``search --source minilm`` the encoder of the extra minilm,
+``init`` trains the recipe that init drafts. Baselines: logistic regression and linear SVM on TF-IDF of words and word
+pairs, or of words and characters, and logistic regression on the vectors of all-MiniLM-L6-v2. SetFit joins where it is
+installed. FILE has labels and answers as numbers in the order of ``names``.
 """
 
 from __future__ import annotations
@@ -191,10 +191,13 @@ def measure(folder: Path, file: Path, sets: list[str], systems: list[str]) -> No
         for part, rows in (("train.csv", train), ("test.csv", test)):
             with (place / part).open("w", encoding="utf-8", newline="") as target:
                 csv.writer(target).writerows([("text", "label"), *rows])
-        labels = [label for _, label in test]
-        results = record["sets"].setdefault(name, {"train": len(train), "labels": labels, "systems": {}})["systems"]
+        names = sorted({label for _, label in test})
+        labels = [names.index(label) for _, label in test]
+        entry = {"train": len(train), "names": names, "labels": labels, "systems": {}}
+        results = record["sets"].setdefault(name, entry)["systems"]
         for system in (system for system in systems if system not in results):
             result = SYSTEMS[system](place, train, test)
+            result["answers"] = [names.index(label) if label in names else -1 for label in result["answers"]]
             results[system] = result
             hits = np.mean([a == b for a, b in zip(result["answers"], labels, strict=True)])
             print(f"{name}, {system}: {hits:.4f}, {result['minutes']:.1f} min", flush=True)
@@ -272,7 +275,7 @@ def figure(out: Path, record: dict[str, Any]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("measure", "table", "figure"))
+    parser.add_argument("action", choices=("measure", "table", "rungs", "figure"))
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))
@@ -282,10 +285,10 @@ def main() -> None:
         measure(arguments.paths[0], arguments.json, arguments.sets.split(","), arguments.systems.split(";"))
         return
     record = json.loads(arguments.paths[-1].read_text(encoding="utf-8"))
-    if arguments.action == "table":
-        print(f"{table(record)}\n\n{rungs(record)}")
-    else:
+    if arguments.action == "figure":
         figure(arguments.paths[0], record)
+    else:
+        print({"table": table, "rungs": rungs}[arguments.action](record))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import statistics
 
 import yaml
 
+from benchmarks.own_data import figures
 from benchmarks.results_page.bench import machines, met
 from benchmarks.results_page.studies import questions
 from benchmarks.results_page.tables import FOLDER, result
@@ -23,7 +24,7 @@ def facts() -> dict[str, str]:
         **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(),
         **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(),
         **claims(),
-        **last_epoch(),
+        **last_epoch(), **own_data(),
     }  # fmt: skip
 
 
@@ -82,6 +83,26 @@ def last_epoch() -> dict[str, str]:
             scores = [run["random-split"] for name, run in documents.items() if name.startswith(f"{model}, all rows")]
             said[f"{which}_epoch_{model}"] = f"{statistics.mean(score[which]['accuracy'] for score in scores):.4f}"
     return said
+
+
+def own_data() -> dict[str, str]:
+    """Size of the largest recommended model without a source, and on how many sets searches keep their targets."""
+    record = result("2026-11-29-own-data")
+    rows = [*figures(record)]
+    kept = {"search": 0, "search --source minilm": 0}
+    for name in record["sets"]:
+        of_set = {row["system"]: row for row in rows if row["set"] == name}
+        baselines = [row for system, row in of_set.items() if system not in (*kept, "init")]
+        for system in kept:
+            rivals = [row for row in baselines if "MiniLM" not in row["system"] or "minilm" in system]
+            best = max(rivals, key=lambda row: row["accuracy"])
+            kept[system] += of_set[system]["accuracy"] >= best["accuracy"] - best["error"]
+    largest = max(row["bytes"] for row in rows if row["system"] == "search")
+    counts = {key: f"{count} of {len(record['sets'])}" for key, count in kept.items()}
+    return {
+        "own_data_mb": f"{largest / 1e6:.1f}", "own_data_kept": counts["search"],
+        "own_data_kept_source": counts["search --source minilm"],
+    }  # fmt: skip
 
 
 def ladder() -> dict[str, str]:

@@ -74,7 +74,6 @@ def command(
         )
     path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
     say(f"\n{recipe.text}\nrecipe  {recipe.path}")
-    if "task: classification" in recipe.text:  # search has no models for spans
-        file = f'"{data}"' if " " in str(data) else data
-        opt.say_next(f"edgeformer search {file}", "trains and compares models within minutes, and recommends one")
+    files = " --test ".join(f'"{file}"' if " " in str(file) else str(file) for file in (data, test) if file is not None)
+    opt.say_next(f"edgeformer search {files}", "trains and compares models within minutes, and recommends one")
     opt.say_next(f"edgeformer train {path}")

@@ -31,6 +31,7 @@ from edgeformer.training.init import (
 )
 
 _FROZEN, _TEACHER = "frozen", "pretrained"
+_SPANS = "token-classification"
 _WIDTHS: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "layers": 2, "iterations": 2, "heads": 4, "ffn_size": 512},
     "light": {"hidden_size": 256, "layers": 3, "iterations": 2, "heads": 4, "ffn_size": 1024},
@@ -70,7 +71,7 @@ def ladder_of_file(
 ) -> list[LadderModel]:
     """Return the models for a file of labelled texts as for ``init``; ``test``: further rows for the test.
 
-    Raises InputError: unusable data or source, or labels that are no classes of whole texts.
+    Raises InputError: unusable data or source, or labels of a task without a ladder.
     """
     with TemporaryDirectory() as folder:
 
@@ -89,15 +90,14 @@ def ladder_of_file(
         if source is not None:
             pretrained = drafted("encoder", source)
             pretrained["model"]["source"] = _absolute(source)
-        return _ladder(drafted("linear"), scratch, pretrained)
+        return _ladder(None if scratch["task"] == _SPANS else drafted("linear"), scratch, pretrained)
 
 
 def _require_classifier(task: str, place: str, remedy: str) -> None:
     """Raise InputError if a model of that task has no ladder."""
-    if task not in ("classification", "multi-label-classification"):
+    if task not in ("classification", "multi-label-classification", _SPANS):
         raise InputError(
-            f"{place}: is data of the task {task}, and search trains classifiers of whole texts only; train one model: "
-            f"{remedy}"
+            f"{place}: is data of the task {task}, and search trains classifiers; train one model: {remedy}"
         )
 
 
@@ -119,9 +119,10 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     if recipe.model.kind != "encoder":
         training = encoder_training(len(train), select_by)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
-    data_section = {**shared["data"], "max_length": LINEAR_LENGTH}
-    linear = {**shared, "data": data_section, "tokenizer": LINEAR_TOKENIZER, "training": {}}
-    linear["model"] = linear_model(len(data.labels))
+    linear = None
+    if recipe.task != _SPANS:
+        linear = {**shared, "data": {**shared["data"], "max_length": LINEAR_LENGTH}, "tokenizer": LINEAR_TOKENIZER}
+        linear |= {"model": linear_model(len(data.labels)), "training": {}}
     pretrained = None
     if recipe.model.kind == "pretrained":
         model = {key: value for key, value in content["model"].items() if key != "fold"}
@@ -137,14 +138,16 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
 
 
 def _ladder(
-    linear: Mapping[str, Any], scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None
+    linear: Mapping[str, Any] | None, scratch: Mapping[str, Any], pretrained: Mapping[str, Any] | None
 ) -> list[LadderModel]:
-    """Return all models; those that need a pretrained encoder only if there is one, or that have a teacher."""
+    """Return all models; those that need a pretrained encoder only if there is one. ``linear``: None for spans."""
     sizes = {name: f"{width['layers']} layers × 2, width {width['hidden_size']}" for name, width in _WIDTHS.items()}
     encoders = {name: {**scratch, "model": {**scratch["model"], **width}} for name, width in _WIDTHS.items()}
-    ladder = [LadderModel("linear", "n-grams of characters, logistic regression", _without_unlabelled(linear))]
-    if pretrained is not None:
-        plain = _without_unlabelled(pretrained)
+    ladder = []
+    if linear is not None:
+        ladder.append(LadderModel("linear", "n-grams of characters, a linear model", _without_unlabelled(linear)))
+    plain = None if pretrained is None else _without_unlabelled(pretrained)
+    if plain is not None and linear is not None and "pooling" in plain["model"]:
         training = {key: value for key, value in plain["training"].items() if key != "early_stopping"}
         frozen = {**plain, "training": {**training, "epochs": 0, "start": "frozen"}}
         ladder.append(LadderModel(_FROZEN, "logistic regression on the pretrained encoder's vectors", frozen))
@@ -152,12 +155,12 @@ def _ladder(
         LadderModel(name, f"encoder of {sizes[name]}", _without_unlabelled(sections), smaller=smaller)
         for (name, sections), smaller in zip(encoders.items(), (None, "small"), strict=True)
     ]
-    if pretrained is None:
+    if pretrained is None or plain is None:
         return ladder
-    if "pooling" in plain["model"]:
+    if linear is not None and "pooling" in plain["model"]:
         plain = {**plain, "training": {**plain["training"], "start": "frozen"}}
     ladder.append(LadderModel(_TEACHER, "the pretrained encoder, fine-tuned", plain))
-    if scratch["task"] != "classification":
+    if scratch["task"] != "classification" or linear is None:
         return ladder
 
     def taught(sections: Mapping[str, Any], distillation: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

@@ -96,12 +96,6 @@ class PlannedData:
     teacher_s: float = 0.0  # of this host for the teacher's logits; 0: there are none to compute, or it is unknown
     start_s: float = 0.0  # of this host for a frozen start, and for scoring its head if there are no epochs
     start_bytes: int = 0  # of a frozen start
-    encoded_rows: int = 0  # rows whose vectors a frozen start computes, without a cache
-
-    @property
-    def computed_rows(self) -> float:
-        """``rows``, and a part of those whose vectors are computed, which pass the encoder forward only."""
-        return self.rows + _FORWARD_SHARE * self.encoded_rows
 
     @property
     def teacher_text(self) -> str:
@@ -175,7 +169,7 @@ def planned_data(
                 start_s, start_bytes = start.seconds(), start.fit_bytes
         return PlannedData(
             fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes),
-            teacher_s=teacher_s, start_s=start_s, start_bytes=start_bytes, encoded_rows=rows * has_frozen_start,
+            teacher_s=teacher_s, start_s=start_s, start_bytes=start_bytes,
         )  # fmt: skip
     if is_small and len(files) == len(sources):
         try:
@@ -189,8 +183,7 @@ def planned_data(
         return PlannedData(recipe, tokens=tokens, text=text, problem=problem, notes=tuple(notes))
     text = f"{epochs_text} of {count:,} {row_text}; number of rows as in data.expected_rows: {reason}"
     steps = -(-count // training.effective_batch) * epochs
-    encoded, warnings = count * has_frozen_start, tuple(notes)
-    return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=warnings, encoded_rows=encoded)
+    return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=tuple(notes))
 
 
 def planned_time(
@@ -220,6 +213,8 @@ def planned_time(
             fields: dict[str, Any] = {"low_s": low, "high_s": high}
             timed = f"{timed_steps} steps timed on this host; " if timed_steps else ""
             fields["basis"] = f"{timed}{data.text}{data.teacher_text}"
+        elif not recipe.training.epochs:
+            raise InputError("training.epochs: 0: the time of a frozen start is known for --device host only")
         elif device.kind == "cuda":
             fields = gpu_time(data, work, device, precision)
         else:
@@ -230,7 +225,7 @@ def planned_time(
                 raise InputError(f"the rates of {device.title} are unknown: {remedy}")
             rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
             filled = data.tokens / recipe.data.tokens_at_once
-            operations = filled * work.operations * data.computed_rows / recipe.training.batch_size
+            operations = filled * work.operations * data.rows / recipe.training.batch_size
             fields = {
                 "low_s": operations / (rate * speedup * SHARE_OF_PEAK[1]),
                 "high_s": operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION,
@@ -264,7 +259,7 @@ def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision
         peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
     launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
     filled = data.tokens / data.recipe.data.tokens_at_once
-    micro_batches = data.computed_rows / training.batch_size
+    micro_batches = data.rows / training.batch_size
     passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
     seconds: dict[str, float] = {}
     reasons: dict[str, str] = {}

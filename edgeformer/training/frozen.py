@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -24,6 +25,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import IGNORED, collate, ordered_batches
 from edgeformer.models.adapter import run_scorer, sharing_copy
+from edgeformer.models.linear.fitting import binary_cross_entropy, cross_entropy, minimize
 from edgeformer.system.memory import host_free_bytes
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.scoring import BATCH_ROWS
@@ -207,27 +209,18 @@ def fit_logistic(
         strength: C.
         start: weights and bias; None: zeros.
     """
-    is_single, inputs, targets = labels.ndim == 1, torch.from_numpy(features), torch.from_numpy(labels)
-    # scikit-learn fits one vector for two classes: the difference of the two here, whose squares sum to half of it.
-    penalty = (2 if is_single and classes == 2 else 1) / (2 * strength)
-    weights = torch.zeros(classes, features.shape[1] + 1) if start is None else start.clone()
-    weights.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weights], max_iter=_MOST_ITERATIONS, history_size=10, tolerance_grad=0.0, tolerance_change=_TOLERANCE,
-        line_search_fn="strong_wolfe",
+    is_single, inputs = labels.ndim == 1, torch.from_numpy(features)
+    targets = torch.from_numpy(labels)
+    if is_single:
+        inputs, targets = inputs[targets != IGNORED], F.one_hot(targets[targets != IGNORED], classes)
+    loss = cross_entropy([(1.0, targets.float())]) if is_single else binary_cross_entropy(targets.float())
+    # scikit-learn fits one vector for two classes: the difference of the two here, whose squares sum to half of it. The
+    # binary cross-entropy is a mean over the labels.
+    penalty = (2 if is_single and classes == 2 else 1) / (strength * len(inputs) * (1 if is_single else classes))
+    weights = torch.zeros(classes, features.shape[1] + 1) if start is None else start
+    count = itertools.count(1)
+    fitted = minimize(
+        (inputs, inputs.T), loss, penalty, (weights[:, :-1].T, weights[:, -1]), _TOLERANCE,
+        lambda loss: next(count) < _MOST_ITERATIONS,
     )  # fmt: skip
-
-    def loss() -> float:
-        """Compute the mean loss of a row, and its gradient."""
-        optimizer.zero_grad()
-        logits = torch.addmm(weights[:, -1], inputs, weights[:, :-1].T)
-        if is_single:
-            total = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-        else:
-            total = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="sum")
-        total = (total + penalty * weights[:, :-1].square().sum()) / len(features)
-        total.backward()  # type: ignore[no-untyped-call]
-        return total.item()
-
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach()
+    return torch.cat([fitted[0].T, fitted[1][:, None]], dim=1)

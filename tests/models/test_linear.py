@@ -31,7 +31,8 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.linear import LinearConfig
-from edgeformer.models.linear.adapter import ADAPTER, _minimize, _Solution, _squared_hinge, _to_torch
+from edgeformer.models.linear.adapter import ADAPTER, _to_torch
+from edgeformer.models.linear.fitting import minimize, squared_hinge
 from edgeformer.models.linear.model import PRIMES, LinearClassifier, NgramTable
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
@@ -194,10 +195,10 @@ def test_support_vector_machine_is_that_of_scikit_learn(classes: int) -> None:
     labels = draw.choice(classes, 300, p=[0.7, 0.3] if classes == 2 else [0.6, 0.3, 0.1])
     features = (draw.standard_normal((300, 8)) + np.eye(8)[labels]).astype(np.float32)
     table = sparse.csr_array(features)
-    zeros = _Solution(torch.zeros(8, classes), torch.zeros(classes))
-    loss = _squared_hinge(torch.eye(classes)[torch.from_numpy(labels)])
+    zeros = torch.zeros(8, classes), torch.zeros(classes)
+    loss = squared_hinge(torch.eye(classes)[torch.from_numpy(labels)])
     data = _to_torch(table), _to_torch(sparse.csr_array(table.T))
-    weights, bias = _minimize(data, loss, 1 / 300, zeros, 1e-9, lambda value: True)
+    weights, bias = minimize(data, loss, 1 / 300, zeros, 1e-9, lambda value: True)
     logits = features @ weights.numpy() + bias.numpy()
     # Its intercept is part of the penalty; the factor makes that part small.
     reference = LinearSVC(class_weight="balanced", intercept_scaling=1000, tol=1e-6, max_iter=100_000)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from edgeformer.artifacts.recipe import FitConfig
 from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.tokenization import WORD_BOUNDARY
 from edgeformer.models.adapter import FitSize, FittedAdapter
+from edgeformer.models.linear.fitting import HISTORY, binary_cross_entropy, cross_entropy, minimize, squared_hinge
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
 from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.tasks import Prepared
@@ -27,19 +27,11 @@ from edgeformer.tasks import Prepared
 _BASE = 2**12
 _PLACES = np.array([_BASE**3, _BASE**2, _BASE, 1])
 """The four residues of an n-gram as digits of one number."""
-_HISTORY = 10
-"""Steps that L-BFGS remembers: two vectors of the weights' size each."""
-_LINE_SEARCH = 25
-"""Evaluations of the loss in an iteration."""
-_SPAN = 4
-"""Iterations over which the decrease of the loss is averaged: a step without a history of others is often short."""
 _STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
 """Candidates of ``regularization: auto``, from the strongest penalty to the weakest."""
 _LOG_SCALES = (-3.0, 3.0)
 _SVM_SHARES = (0.5, 1.0)
 """Candidates of ``svm_share: auto`` besides 0."""
-Loss = Callable[[torch.Tensor], tuple[float, torch.Tensor]]
-"""Logits float32 [rows, C] → loss summed over the rows, and its derivatives [rows, C]."""
 _COUNTED_TOGETHER = 2**24
 _NGRAMS_TOGETHER = 2**20
 """Largest numbers of n-grams that are counted, and looked up, at once."""
@@ -88,7 +80,7 @@ class LinearAdapter(FittedAdapter):
 
         The loss is the cross-entropy, or that of distillation as in
         :func:`~edgeformer.models.distillation.classification_loss`, less the entropy of the teacher's answers; for a
-        support vector machine see :func:`_squared_hinge`.
+        support vector machine see :func:`~edgeformer.models.linear.fitting.squared_hinge`.
         Features are TF-IDF / √(n-grams of the text), scaled so that their mean square is that of unit vectors.
         """
         training, classes, is_single = recipe.training, recipe.classes, recipe.task == "classification"
@@ -143,9 +135,9 @@ class LinearAdapter(FittedAdapter):
 
         is_chosen = training.regularization == "auto"
         zeros = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
-        best, loss = zeros, _cross_entropy(answers) if is_single else _binary_cross_entropy(targets)
+        best, loss = zeros, cross_entropy(answers) if is_single else binary_cross_entropy(targets)
         for strength in _STRENGTHS if is_chosen else (training.regularization,):
-            fitted = _minimize(data, loss, penalty / strength, best, training.tolerance, after_iteration)
+            fitted = minimize(data, loss, penalty / strength, best[:2], training.tolerance, after_iteration)
             solution = calibrated(*fitted, strength)
             if solution.loss >= best.loss:
                 break
@@ -156,7 +148,7 @@ class LinearAdapter(FittedAdapter):
         # 4. A support vector machine, and the mean of both
         shares = (0.0, *(_SVM_SHARES if is_chosen else ())) if training.svm_share == "auto" else (training.svm_share,)
         if is_single and prepared.teacher_logits is None and any(shares) and count < iterations:
-            fitted = _minimize(data, _squared_hinge(targets), 1 / rows, zeros, training.tolerance, after_iteration)
+            fitted = minimize(data, squared_hinge(targets), 1 / rows, zeros[:2], training.tolerance, after_iteration)
             machine = calibrated(*fitted, 1.0)
             candidates = [
                 calibrated(
@@ -180,7 +172,7 @@ class LinearAdapter(FittedAdapter):
         slots = config.slots or min(ngrams // config.minimum_count, 2 * config.max_ngrams)
         vector = 4 * slots * recipe.classes
         memory = MemoryBreakdown(
-            weights=5 * vector, gradients=3 * vector, optimizer=(2 * _HISTORY + 4) * vector,
+            weights=5 * vector, gradients=3 * vector, optimizer=(2 * HISTORY + 4) * vector,
             activations=2 * 12 * ngrams + 8 * 4 * rows * recipe.classes, temporary=2 * 12 * ngrams, reserve=0,
         )  # fmt: skip
         return FitSize(slots * recipe.classes, memory)
@@ -193,8 +185,7 @@ class LinearAdapter(FittedAdapter):
         return Graphs(export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs)))
 
 
-@dataclass(frozen=True)
-class _Solution:
+class _Solution(NamedTuple):
     """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and accuracy of the validation rows.
 
     ``scale``: factor on the logits with which the loss is lowest; a strong penalty makes probabilities too cautious.
@@ -207,96 +198,6 @@ class _Solution:
     accuracy: float = 0.0
     strength: float = 0.0
     svm_share: float = 0.0
-
-
-def _cross_entropy(answers: list[tuple[float, torch.Tensor]]) -> Loss:
-    """Return the loss of temperatures and weighted probabilities [rows, C], summed over these pairs."""
-
-    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
-        total, errors = 0.0, torch.zeros_like(logits)
-        for temperature, weighted in answers:
-            log_p = F.log_softmax(logits / temperature, dim=1)
-            total -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
-            errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
-        return total, errors
-
-    return loss
-
-
-def _binary_cross_entropy(labels: torch.Tensor) -> Loss:
-    """Return the mean loss of the labels of a row, which are 0 or 1 each, [rows, C]."""
-
-    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
-        classes = labels.shape[1]
-        total = float((F.softplus(logits) - labels * logits).sum(dtype=torch.float64)) / classes
-        return total, (logits.sigmoid() - labels) / classes
-
-    return loss
-
-
-def _squared_hinge(labels: torch.Tensor) -> Loss:
-    """Return Σ max(0, 1 − logit)² for the label of a row and Σ max(0, 1 + logit)² for the others, labels [rows, C].
-
-    As in scikit-learn's LinearSVC with balanced labels: a row weighs rows / (C · rows of its label) for its own label,
-    and 1 for the others, unless there is only one.
-    """
-    rows, classes = labels.shape
-    own = labels @ (rows / (classes * labels.sum(0).clamp_min(1)))[:, None]
-    weights = own.expand(rows, classes) if classes == 2 else torch.where(labels > 0, own, 1.0)
-    signs = 2 * labels - 1
-
-    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
-        gaps = (1 - signs * logits).clamp_min(0)
-        weighted = weights * gaps
-        return float((weighted * gaps).sum(dtype=torch.float64)), -2 * weighted * signs
-
-    return loss
-
-
-def _minimize(
-    data: tuple[torch.Tensor, torch.Tensor],
-    loss: Loss,
-    penalty: float,
-    start: _Solution,
-    tolerance: float,
-    after_iteration: Callable[[float], bool],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and biases that minimise mean loss + penalty / 2 · ‖weights‖², by L-BFGS.
-
-    Args:
-        data: features, sparse float32 [rows, slots], and their transpose.
-        after_iteration: gets the loss; the fit ends where it returns False.
-    """
-    features, transposed = data
-    weights, bias = (tensor.clone().requires_grad_() for tensor in (start.weights, start.bias))
-    rows = features.shape[0]
-    optimizer: Any = torch.optim.LBFGS(
-        [weights, bias], max_iter=1, max_eval=_LINE_SEARCH, history_size=_HISTORY, tolerance_grad=0, tolerance_change=0,
-        line_search_fn="strong_wolfe",
-    )  # fmt: skip
-    evaluated: tuple[torch.Tensor, torch.Tensor, float] | None = None
-
-    @torch.no_grad()
-    def closure() -> float:
-        """Return the loss and set the gradients; a step begins where its predecessor ended, which is known already."""
-        nonlocal evaluated
-        if evaluated is not None and torch.equal(evaluated[1], bias) and torch.equal(evaluated[0], weights):
-            return evaluated[2]
-        logits = features @ weights + bias
-        total, errors = loss(logits)
-        weights.grad = (transposed @ errors).div_(rows).add_(weights, alpha=penalty)
-        bias.grad = errors.sum(0) / rows
-        total = total / rows + penalty / 2 * float(weights.square().sum(dtype=torch.float64))
-        evaluated = weights.clone(), bias.clone(), total
-        return total
-
-    losses = [closure()]
-    while True:
-        optimizer.step(closure)
-        losses.append(closure())
-        has_converged = len(losses) > _SPAN and losses[-1 - _SPAN] - losses[-1] <= _SPAN * tolerance * abs(losses[-1])
-        if not after_iteration(losses[-1]) or has_converged:
-            return weights.detach(), bias.detach()
 
 
 def _batches(rows: Any, pad: int, orders: tuple[int, int]) -> Iterator[tuple[torch.Tensor, torch.Tensor, Any, Any]]:
