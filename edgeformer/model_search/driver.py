@@ -45,8 +45,8 @@ class ModelSearchOptions:
     Attributes:
         limits: what a candidate must keep.
         minimize: quantity of which the recommended artifact has least.
-        budget_s: seconds for this call. A model is skipped if its training, export and measurement may take longer than
-            what is left; the first model is never skipped.
+        budget_s: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
+            export and measurement, and skipped if not even one may; the first model is never skipped.
         tries_all: also train models that come after one that keeps the limits, or that promise no better score.
         models: names of the ladder; empty: all.
     """
@@ -271,7 +271,16 @@ class _ModelSearch:
         if self._options.budget_s is not None and searched.predicted_high_s is not None and self._reports:
             left_s = self._options.budget_s - (time.monotonic() - self._started)
             deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
-            if searched.predicted_high_s + deploy_s > left_s:
+            epochs = model.sections.get("training", {}).get("epochs", 1)
+            fewer = int(epochs * (left_s - deploy_s) / searched.predicted_high_s)
+            if 1 <= fewer < epochs and "--resume" not in arguments:
+                self._progress.message(f"{model.name}: {fewer} of {epochs} epochs, because of the budget")
+                arguments += ["--set", f"training.epochs={fewer}"]
+                shares = {
+                    key: getattr(searched, key) * fewer / epochs for key in ("predicted_low_s", "predicted_high_s")
+                }
+                self._update(model.name, **shares)
+            elif searched.predicted_high_s + deploy_s > left_s:
                 reason = (
                     f"training may take {format_duration(searched.predicted_high_s)}, export and measurement "
                     f"{format_duration(deploy_s)}, and {format_duration(max(0.0, left_s))} of the budget is left"

@@ -63,9 +63,9 @@ class LinearTraining(DistilledTraining, FitConfig):
     )
     svm_share: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["auto"] = Field(
         "auto",
-        description="share of a support vector machine (squared hinge, C 1, labels weigh equally) in the weights, the "
-        "rest is logistic regression; auto: of 0, 0.5 and 1, that with the best accuracy on the validation rows, and 0 "
-        "for a stated C; without effect with several labels per text or a teacher",
+        description="share of a support vector machine (squared hinge, C of 0.3, 1 or 3, labels weigh equally) in the "
+        "weights; the rest is logistic regression; auto: of 0, 0.5 and 1, that with the best accuracy on the "
+        "validation rows, and 0 for a stated C; without effect with several labels per text or a teacher",
     )
     tolerance: PositiveFloat = Field(1e-6, description="relative decrease of the loss at which a fit ends")
 

@@ -19,7 +19,7 @@ from edgeformer.artifacts.recipe import FitConfig
 from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.tokenization import WORD_BOUNDARY
 from edgeformer.models.adapter import FitSize, FittedAdapter
-from edgeformer.models.linear.fitting import HISTORY, binary_cross_entropy, cross_entropy, minimize, squared_hinge
+from edgeformer.models.linear.fitting import HISTORY, Loss, binary_cross_entropy, cross_entropy, minimize, squared_hinge
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
 from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.tasks import Prepared
@@ -30,6 +30,7 @@ _PLACES = np.array([_BASE**3, _BASE**2, _BASE, 1])
 _STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)
 """Candidates of ``regularization: auto``, from the strongest penalty to the weakest."""
 _LOG_SCALES = (-3.0, 3.0)
+_SVM_STRENGTHS = (0.3, 1.0, 3.0)
 _SVM_SHARES = (0.5, 1.0)
 """Candidates of ``svm_share: auto`` besides 0."""
 _COUNTED_TOGETHER = 2**24
@@ -133,23 +134,26 @@ class LinearAdapter(FittedAdapter):
             hits = float((logits.argmax(1) == expected).float().mean()) if is_single else 0.0
             return _Solution(weights, bias, math.exp(found.x), found.fun, hits, strength, svm_share)
 
+        def chosen(loss: Loss, penalty: float, strengths: Sequence[float]) -> _Solution:
+            best = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
+            for strength in strengths:
+                fitted = minimize(data, loss, penalty / strength, best[:2], training.tolerance, after_iteration)
+                solution = calibrated(*fitted, strength)
+                if solution.loss >= best.loss:
+                    break
+                best = solution
+                if count >= iterations:
+                    break
+            return best
+
         is_chosen = training.regularization == "auto"
-        zeros = _Solution(torch.zeros(slots, classes), torch.zeros(classes))
-        best, loss = zeros, cross_entropy(answers) if is_single else binary_cross_entropy(targets)
-        for strength in _STRENGTHS if is_chosen else (training.regularization,):
-            fitted = minimize(data, loss, penalty / strength, best[:2], training.tolerance, after_iteration)
-            solution = calibrated(*fitted, strength)
-            if solution.loss >= best.loss:
-                break
-            best = solution
-            if count >= iterations:
-                break
+        loss = cross_entropy(answers) if is_single else binary_cross_entropy(targets)
+        best = chosen(loss, penalty, _STRENGTHS if is_chosen else (training.regularization,))
 
         # 4. A support vector machine, and the mean of both
         shares = (0.0, *(_SVM_SHARES if is_chosen else ())) if training.svm_share == "auto" else (training.svm_share,)
         if is_single and prepared.teacher_logits is None and any(shares) and count < iterations:
-            fitted = minimize(data, squared_hinge(targets), 1 / rows, zeros[:2], training.tolerance, after_iteration)
-            machine = calibrated(*fitted, 1.0)
+            machine = chosen(squared_hinge(targets), 1 / rows, _SVM_STRENGTHS)
             candidates = [
                 calibrated(
                     torch.lerp(best.scale * best.weights, machine.scale * machine.weights, share),
