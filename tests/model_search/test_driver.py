@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
+from edgeformer.artifacts.progress import SILENT
 from edgeformer.model_search.driver import ModelSearchOptions, _ModelSearch
 from edgeformer.model_search.ladder import LadderModel
 
@@ -43,3 +46,34 @@ def test_models_that_promise_no_better_score_are_skipped(
     (entry,) = (entry for entry in LADDER if entry.name == model)
     skipped_for = search._why_unpromising(entry)
     assert (skipped_for is None) == (reason is None) and (reason or "") in str(skipped_for)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "expected"), [(3000, []), (100, ["--set", "training.epochs=3"]), (30, None)], ids=("all", "3", "none")
+)
+def test_epochs_that_fit_into_the_budget_are_trained(
+    budget_s: float, expected: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LadderModel("small", "", {"training": {"epochs": 10}})
+    search = _ModelSearch("x", [model], "host", tmp_path, tmp_path, ModelSearchOptions(budget_s=budget_s), SILENT)
+    entries = (
+        SearchedModel(name="linear", description="", run="x-linear", status="measured", deploy_s=9.0),
+        SearchedModel(
+            name="small", description="", run="x-small", status="waiting", predicted_low_s=150.0, predicted_high_s=300.0
+        ),
+    )
+    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=entries)
+    search._reports["linear"] = None  # type: ignore[assignment]
+    commands: list[tuple[str, ...]] = []
+
+    def run(*arguments: str) -> dict[str, Any]:
+        commands.append(arguments)
+        raise EdgeformerError("ends here")
+
+    monkeypatch.setattr(search, "_run", run)
+    search._train(model, for_model="small")
+    if expected is None:
+        assert not commands and search._searched("small").status == "skipped"
+    else:
+        assert [*commands[0][4:]] == expected
+        assert search._searched("small").predicted_high_s == (300.0 if not expected else 90.0)
