@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -664,12 +665,23 @@ class Detect(nn.Module):
     depthwise separable, and ``extra`` numbers further outputs per position (points of a pose, mask coefficients).
     """
 
-    def __init__(self, widths: Sequence[int], light: bool, bins: int = 16, classes: int = 80, extra: int = 0) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int],
+        light: bool,
+        bins: int = 16,
+        classes: int = 80,
+        extra: int = 0,
+        groups: int = 1,
+    ) -> None:
         super().__init__()
         box, score = max(16, widths[0] // 4, bins * 4), max(widths[0], min(classes, 100))
         self.bins, self.classes = bins, classes
         self.boxes = nn.ModuleList(
-            nn.Sequential(silu(width, box, 3), silu(box, box, 3), nn.Conv2d(box, 4 * bins, 1)) for width in widths
+            nn.Sequential(
+                silu(width, box, 3), silu(box, box, 3, 1, groups), nn.Conv2d(box, 4 * bins, 1, groups=groups)
+            )
+            for width in widths
         )
         self.scores = nn.ModuleList(
             nn.Sequential(
@@ -1017,7 +1029,7 @@ def yolo_v9(size: str) -> nn.Module:
     first = block(small, net.upsample(), levels[1])
     second = block(medium, net.block(halve, down[0]), middle)
     third = block(large, net.block(halve, down[1]), top)
-    return detector(net, Detect, first, second, third, light=False)
+    return detector(net, Detect, first, second, third, light=False, groups=4)
 
 
 def elan_v7(
@@ -1140,9 +1152,9 @@ def yolo_v4_tiny() -> nn.Module:
         net.join(whole, lateral)
         net.add(nn.MaxPool2d(2), 2 * width)
     net.block(leaky, 512, 3)
-    narrow_ = net.block(leaky, 256)
+    thin = net.block(leaky, 256)
     large = net.block(leaky, 512, 3)
-    net.block(leaky, 128, source=narrow_)
+    net.block(leaky, 128, source=thin)
     net.join(net.upsample(), lateral)
     small = net.block(leaky, 256, 3)
     return detector(net, Scores, large, small)
@@ -1158,9 +1170,9 @@ def yolo_v3_tiny() -> nn.Module:
     net.block(leaky, 512, 3)
     net.add(nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(2, 1)), 512)
     net.block(leaky, 1024, 3)
-    narrow_ = net.block(leaky, 256)
+    thin = net.block(leaky, 256)
     large = net.block(leaky, 512, 3)
-    net.block(leaky, 128, source=narrow_)
+    net.block(leaky, 128, source=thin)
     net.join(net.upsample(), lateral)
     small = net.block(leaky, 256, 3)
     return detector(net, Scores, large, small)
@@ -1218,6 +1230,32 @@ def ssd_mobilenet_v1(classes: int = 91, caffe: bool = False, width: float = 1.0)
     """[B, 3, 300, 300] → boxes [B, 1917, 4] and scores [B, 1917, classes]."""
     widths = (int(512 * width), int(1024 * width))
     return ssd_mobilenet(mobilenet_v1_stages(width), widths, 11, 512, classes, caffe=caffe)
+
+
+def ssd_mobilenet_v2(light: bool) -> nn.Module:
+    """[B, 3, 300, 300] → boxes [B, 1917, 4] and scores [B, 1917, 91]; ``light`` (SSDLite) predicts separably."""
+
+    def predictor(inputs: int, outputs: int) -> nn.Module:
+        if light:
+            return nn.Sequential(conv(inputs, inputs, 3, 1, inputs, nn.ReLU6), nn.Conv2d(inputs, outputs, 1))
+        return nn.Conv2d(inputs, outputs, 3, 1, 1)
+
+    blocks, last = mobilenet_v2_stages(1.0)
+    # The first level is the widened input of the last strided block.
+    split = list(blocks[14].children())
+    net = Net()
+    net.add(nn.Sequential(*blocks[:14], split[0]), 576)
+    net.add(nn.Sequential(*split[1:], *blocks[15:]), last)
+    levels = [1, 2]
+    for outputs in (512, 256, 256, 128):
+        net.block(lambda i, o: conv(i, o, act=nn.ReLU6), outputs // 2)
+        levels.append(net.block(lambda i, o: separable(i, o, 3, 2, nn.ReLU6), outputs))
+    heads = []
+    for index, level in enumerate(levels):
+        anchors, width = 3 if index == 0 else 6, net.width[level]
+        heads.append((predictor(width, 4 * anchors), predictor(width, 91 * anchors)))
+    net.add(SsdHead(heads, 91, nn.Sigmoid()), 0, *levels)
+    return net
 
 
 def ssd_resnet34() -> nn.Module:
@@ -1356,3 +1394,214 @@ def vit(hidden: int, layers: int, heads: int, patch: int, image: int) -> nn.Modu
         patch_size=patch, image_size=image, num_labels=1000, attn_implementation="eager",
     )  # fmt: skip
     return Logits(ViTForImageClassification(config))
+
+
+class MixerBlock(nn.Module):
+    """[B, tokens, hidden] → the same shape: a feed-forward pair across the tokens, one across the channels."""
+
+    def __init__(self, tokens: int, hidden: int, inner: int, outer: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.across = nn.Sequential(nn.Linear(tokens, inner), nn.GELU(), nn.Linear(inner, tokens))
+        self.within = nn.Sequential(nn.Linear(hidden, outer), nn.GELU(), nn.Linear(outer, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.across(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        y: Tensor = x + self.within(self.norm2(x))
+        return y
+
+
+class Tokens(nn.Module):
+    """[B, C, H, W] → [B, H·W, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+class TokenMean(nn.Module):
+    """[B, tokens, C] → [B, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def mixer() -> nn.Module:
+    """MLP-Mixer B/16: [B, 3, 224, 224] → [B, 1000]."""
+    blocks = (MixerBlock(196, 768, 384, 3072) for _ in range(12))
+    return nn.Sequential(
+        nn.Conv2d(3, 768, 16, 16), Tokens(), *blocks, nn.LayerNorm(768), TokenMean(), nn.Linear(768, 1000)
+    )
+
+
+# The table of networks
+
+
+RECIPES: dict[str, Recipe] = {
+    "resnet18": lambda: resnet((2, 2, 2, 2), False),
+    "resnet34": lambda: resnet((3, 4, 6, 3), False),
+    "resnet50": lambda: resnet((3, 4, 6, 3)),
+    "resnet50v1": lambda: resnet((3, 4, 6, 3), first=True),
+    "resnet101": lambda: resnet((3, 4, 23, 3)),
+    "wideresnet50-2": lambda: resnet((3, 4, 6, 3), base=128),
+    "densenet121": densenet121,
+    "mobilenetv1": mobilenet_v1,
+    "mobilenetv1-0.5": lambda: mobilenet_v1(0.5),
+    "mobilenetv1-0.25": lambda: mobilenet_v1(0.25),
+    "mobilenetv2": mobilenet_v2,
+    "mobilenetv2-0.5": lambda: mobilenet_v2(0.5),
+    "mobilenetv2-1.4": lambda: mobilenet_v2(1.4),
+    "mobilenetv3large": lambda: mobilenet_v3(V3_LARGE, 1280),
+    "mobilenetv3small": lambda: mobilenet_v3(V3_SMALL, 1024),
+    "mobilenetv3largeminimalistic": lambda: mobilenet_v3(V3_LARGE, 1280, True),
+    "efficientnetb0": lambda: efficientnet(EFFICIENT, 1.0, 1.0, nn.SiLU, True, False),
+    "efficientnetlite0": lambda: lite(1.0, 1.0),
+    "efficientnetlite1": lambda: lite(1.0, 1.1),
+    "efficientnetlite2": lambda: lite(1.1, 1.2),
+    "efficientnetlite3": lambda: lite(1.2, 1.4),
+    "efficientnetlite4": lambda: lite(1.4, 1.8),
+    "mnasnet": lambda: efficientnet(MNAS, 1.0, 1.0, nn.ReLU, False, True),
+    "shufflenetv2": shufflenet_v2,
+    "squeezenet1.0": lambda: squeezenet("1.0"),
+    "squeezenet1.1": lambda: squeezenet("1.1"),
+    "vgg16": vgg16,
+    "alexnet": alexnet,
+    "googlenet": lambda: googlenet(5),
+    "inceptionv1": lambda: googlenet(3),
+    "inceptionv3": inception_v3,
+    "mobilenetssd": lambda: ssd_mobilenet_v1(21, True),
+    "ssdmobilenetv1": ssd_mobilenet_v1,
+    "ssdmobilenetv2": lambda: ssd_mobilenet_v2(False),
+    "ssdlitemobilenetv2": lambda: ssd_mobilenet_v2(True),
+    "ssdresnet34": ssd_resnet34,
+    "retinanetresnext50": lambda: RetinaNet(32, 128, 264),
+    "retinanetresnet50": lambda: RetinaNet(1, 64, 91),
+    "nanodetm": NanoDet,
+    "yolov3tiny": yolo_v3_tiny,
+    "yolov4tiny": yolo_v4_tiny,
+    "yolov5n": lambda: yolo_v5(0.33, 0.25),
+    "yolov5s": lambda: yolo_v5(0.33, 0.5),
+    "yolov7": yolo_v7,
+    "yolov7tiny": yolo_v7_tiny,
+    "yolov8n": lambda: yolo_v8(0.33, 0.25, 1024),
+    "yolov8s": lambda: yolo_v8(0.33, 0.5, 1024),
+    "yolov8m": lambda: yolo_v8(0.67, 0.75, 768),
+    "yoloxnano": lambda: yolo_x(0.33, 0.25, True),
+    "yoloxtiny": lambda: yolo_x(0.33, 0.375),
+    "yoloxs": lambda: yolo_x(0.33, 0.5),
+    "yoloxm": lambda: yolo_x(0.67, 0.75),
+    **{f"yolov9{size}": partial(yolo_v9, size) for size in "tsm"},
+    **{f"yolov10{size}": partial(yolo_v10, size) for size in "nsm"},
+    **{f"yolo11{size}": partial(yolo_11, size) for size in "nsmlx"},
+    **{f"yolo11{size}pose": partial(yolo_11, size, "pose") for size in "nsmlx"},
+    **{f"yolo11{size}seg": partial(yolo_11, size, "segment") for size in "nsmlx"},
+    **{f"yolo11{size}cls": partial(yolo_11, size, "classify") for size in "nsmlx"},
+    **{f"yolo26{size}": partial(yolo_11, size, later=True) for size in "nsmlx"},
+    "convnexttiny": lambda: convnext((3, 3, 9, 3), (96, 192, 384, 768)),
+    "convnextbase": lambda: convnext((3, 3, 27, 3), (128, 256, 512, 1024)),
+    "swintiny": swin_tiny,
+    "vittiny16-224": lambda: vit(192, 12, 3, 16, 224),
+    "vitsmall16-224": lambda: vit(384, 12, 6, 16, 224),
+    "vitbase16-224": lambda: vit(768, 12, 12, 16, 224),
+    "vitbase16-384": lambda: vit(768, 12, 12, 16, 384),
+    "vitbase32-224": lambda: vit(768, 12, 12, 32, 224),
+    "vitbase32-384": lambda: vit(768, 12, 12, 32, 384),
+    "vitlarge16-224": lambda: vit(1024, 24, 16, 16, 224),
+    "mixerb16": mixer,
+}
+
+# Other spellings, in the form that ``normalised`` gives them.
+ALIASES = {
+    "resnet50v1.5": "resnet50",
+    "mobilenetv11.0": "mobilenetv1",
+    "mobilenetv10.5": "mobilenetv1-0.5",
+    "mobilenetv10.25": "mobilenetv1-0.25",
+    "mobilenetv21.0": "mobilenetv2",
+    "mobilenetv2100": "mobilenetv2",
+    "mobilenetv20.5": "mobilenetv2-0.5",
+    "mobilenetv21.4": "mobilenetv2-1.4",
+    "mobilenetv3largex10": "mobilenetv3large",
+    "mobilenetv3large100": "mobilenetv3large",
+    "mobilenetv3smallx10": "mobilenetv3small",
+    "mnasnet1.0": "mnasnet",
+    "shufflenetv21.0x": "shufflenetv2",
+    "squeezenet": "squeezenet1.0",
+    "squeezenetv1.0": "squeezenet1.0",
+    "squeezenetv1.1": "squeezenet1.1",
+    "wideresnet502": "wideresnet50-2",
+    "swintinypatch4window7224": "swintiny",
+    "deittiny": "vittiny16-224",
+    "vittinypatch16224": "vittiny16-224",
+    "vitsmallpatch16224": "vitsmall16-224",
+    "vitbasepatch16224": "vitbase16-224",
+    "vitbasepatch16384": "vitbase16-384",
+    "vitbasepatch32224": "vitbase32-224",
+    "vitbase/32384": "vitbase32-384",
+    "vitlargepatch16224": "vitlarge16-224",
+    "mixerb16224": "mixerb16",
+}
+
+# Millions of parameters and GMAC at the usual input, from the papers and the pages of the libraries that ship the
+# weights; where those state floating-point operations, half of them. EfficientNet-Lite's count normalisation too.
+# The pages state YOLO11's classifiers with ten classes; these are the same graphs with 1000, under the later name
+# YOLO26, less the linear layer that their count takes 49 times instead of once.
+PUBLISHED: dict[str, tuple[float, float]] = {
+    "ResNet-18": (11.69, 1.81), "ResNet-34": (21.80, 3.66), "ResNet-50 v1.5": (25.56, 4.09),
+    "ResNet-50 v1": (25.56, 3.86), "resnet101": (44.55, 7.80), "Wide ResNet-50-2": (68.88, 11.40),
+    "densenet121": (7.98, 2.83), "MobileNetV1": (4.23, 0.569), "MobileNetV1 0.5": (1.33, 0.149),
+    "MobileNetV1 0.25": (0.47, 0.041), "MobileNetV2": (3.50, 0.300), "MobileNetV2 0.5": (1.95, 0.097),
+    "MobileNetV2 1.4": (6.11, 0.582), "MobileNetV3-Large": (5.48, 0.219), "MobileNetV3-Small": (2.54, 0.0565),
+    "MobileNetV3-Large minimalistic": (3.9, 0.209),
+    "EfficientNet-B0": (5.29, 0.39), "EfficientNet-Lite0": (4.65, 0.40), "EfficientNet-Lite1": (5.42, 0.631),
+    "EfficientNet-Lite2": (6.09, 0.899), "EfficientNet-Lite3": (8.20, 1.44), "EfficientNet-Lite4": (13.0, 2.64),
+    "MnasNet 1.0": (4.38, 0.314), "ShuffleNetV2 1.0x": (2.28, 0.146), "SqueezeNet 1.0": (1.25, 0.82),
+    "SqueezeNet v1.1": (1.24, 0.35), "VGG-16": (138.36, 15.47), "AlexNet": (60.97, 0.724),
+    "GoogLeNet": (6.999, 1.58), "Inception v1": (6.62, 1.50), "Inception v3": (23.83, 5.71),
+    "MobileNet-SSD": (5.783, 1.158), "SSD-MobileNetV1": (6.807, 1.247), "SSD MobileNetV2": (16.818, 1.888),
+    "SSDLite Mobilenet v2": (4.475, 0.763), "SSD-ResNet34": (20.058, 216.7), "NanoDet-m": (0.95, 0.36),
+    "RetinaNet ResNet50": (34.01, 151.54), "YOLOv3-tiny": (8.85, 2.78), "YOLOv4-tiny": (6.06, 3.45),
+    "YOLOv5n": (1.9, 2.25), "YOLOv5s": (7.2, 8.25), "YOLOv7": (36.9, 52.35), "YOLOv7-tiny": (6.2, 6.9),
+    "YOLOv8n": (3.2, 4.35), "YOLOv8s": (11.2, 14.3), "YOLOv8m": (25.9, 39.45), "YOLOv9t": (2.0, 3.85),
+    "YOLOv9s": (7.2, 13.35), "YOLOv9m": (20.1, 38.4), "YOLOv10n": (2.3, 3.35), "YOLOv10s": (7.2, 10.8),
+    "YOLOv10m": (15.4, 29.55), "YOLOX-Nano": (0.91, 0.54), "YOLOX-Tiny": (5.06, 3.225), "YOLOX-S": (9.0, 13.4),
+    "YOLOX-M": (25.3, 36.9), "YOLO11n": (2.6, 3.25), "YOLO11s": (9.4, 10.75), "YOLO11m": (20.1, 34.0),
+    "YOLO11l": (25.3, 43.45), "YOLO11x": (56.9, 97.45), "YOLO26n": (2.4, 2.7), "YOLO26s": (9.5, 10.35),
+    "YOLO26m": (20.4, 34.1), "YOLO26l": (24.8, 43.2), "YOLO26x": (55.7, 96.95), "YOLO11n-pose": (2.9, 3.8),
+    "YOLO11s-pose": (9.9, 11.6), "YOLO11m-pose": (20.9, 35.85), "YOLO11l-pose": (26.2, 45.35),
+    "YOLO11x-pose": (58.8, 101.65), "YOLO11n-seg": (2.9, 4.85), "YOLO11s-seg": (10.1, 16.5),
+    "YOLO11m-seg": (22.4, 56.6), "YOLO11l-seg": (27.6, 66.1), "YOLO11x-seg": (62.1, 148.2),
+    "YOLO11n-cls": (2.8, 0.189), "YOLO11s-cls": (6.7, 0.739), "YOLO11m-cls": (11.6, 2.389),
+    "YOLO11l-cls": (14.1, 3.039), "YOLO11x-cls": (29.6, 6.759), "convnext_tiny": (28.6, 4.5), "ConvNeXt-Base": (88.6, 15.4),
+    "Swin-Tiny": (28.3, 4.5), "vit_tiny_patch16_224": (5.72, 1.26), "vit_small_patch16_224": (22.05, 4.61),
+    "vit_base_patch16_224": (86.57, 17.58), "vit_base_patch16_384": (86.86, 55.54),
+    "vit_base_patch32_224": (88.22, 4.41), "ViT-Base/32-384": (88.30, 13.06),
+    "vit_large_patch16_224": (304.33, 61.60), "mixer_b16_224": (59.88, 12.62),
+}  # fmt: skip
+
+# Height and width that the published GMAC hold for, where they are not 224.
+SIZES: dict[str, tuple[int, int]] = {
+    "EfficientNet-Lite1": (240, 240), "EfficientNet-Lite2": (260, 260), "EfficientNet-Lite3": (280, 280),
+    "EfficientNet-Lite4": (300, 300), "AlexNet": (227, 227), "Inception v3": (299, 299),
+    "MobileNet-SSD": (300, 300), "SSD-MobileNetV1": (300, 300), "SSD MobileNetV2": (300, 300),
+    "SSDLite Mobilenet v2": (300, 300), "SSD-ResNet34": (1200, 1200), "NanoDet-m": (320, 320),
+    "RetinaNet ResNet50": (800, 800), "YOLOv3-tiny": (416, 416), "YOLOv4-tiny": (416, 416),
+    "YOLOX-Nano": (416, 416), "YOLOX-Tiny": (416, 416), "vit_base_patch16_384": (384, 384),
+    "ViT-Base/32-384": (384, 384),
+    **{name: (640, 640) for name in PUBLISHED if re.fullmatch(r"YOLO(v\d+[nstm]?|v7-tiny|X-[SM]|\d+[nsmlx](-pose|-seg)?)", name)},
+}  # fmt: skip
+
+
+def normalised(model: str) -> str:
+    """A name without case, spaces, hyphens, underscores and what stands in parentheses."""
+    return re.sub(r"\(.*?\)|[\s_-]", "", model.lower())
+
+
+NAMES = {normalised(name): name for name in RECIPES} | ALIASES
+
+
+def build(model: str) -> nn.Module | None:
+    """Return the network that the column ``model`` names, on the meta device, in eval mode; None: it is not rebuilt."""
+    name = NAMES.get(normalised(model))
+    if name is None:
+        return None
+    with torch.device("meta"):
+        return RECIPES[name]().eval()
