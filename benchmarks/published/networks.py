@@ -7,6 +7,7 @@ unless a docstring says otherwise, and ``forward`` takes one image batch [B, 3, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -164,7 +165,12 @@ def basic(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 def resnet_stages(
-    layers: Sequence[int], deep: bool, groups: int = 1, base: int = 64, first: bool = False
+    layers: Sequence[int],
+    deep: bool,
+    groups: int = 1,
+    base: int = 64,
+    first: bool = False,
+    strides: Sequence[int] = (1, 2, 2, 2),
 ) -> list[nn.Module]:
     """The stem and the stages of a ResNet; ``base`` is the width of the first stage's 3x3."""
     stages: list[nn.Module] = [nn.Sequential(conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1))]
@@ -173,7 +179,7 @@ def resnet_stages(
         blocks: list[nn.Module] = []
         outputs = 64 * 2**stage * (4 if deep else 1)
         for index in range(count):
-            stride = 2 if index == 0 and stage else 1
+            stride = strides[stage] if index == 0 else 1
             if deep:
                 blocks.append(bottleneck(inputs, base * 2**stage, outputs, stride, groups, first, index == 0))
             else:
@@ -314,22 +320,33 @@ MNAS = (
 )  # fmt: skip
 
 
-def efficientnet(
+def efficientnet_stages(
     plan: Sequence[tuple[int, ...]], width: float, depth: float, act: Activation, squeeze: bool, lite: bool
-) -> nn.Module:
-    """[B, 3, H, W] → [B, 1000]; ``lite`` keeps the stem, the last 1x1 and the outer stages' depth unscaled."""
+) -> tuple[list[nn.Module], list[int]]:
+    """The stem and the stages, and the channels of each; ``lite`` leaves the stem and the outer stages' depth alone."""
     channels = 32 if lite else divisible(32 * width)
-    blocks = [conv(3, channels, 3, 2, act=act)]
+    stages, widths = [conv(3, channels, 3, 2, act=act)], [channels]
     for stage, (factor, outputs, count, kernel, stride) in enumerate(plan):
         outputs = divisible(outputs * width)
         outer = lite and stage in (0, len(plan) - 1)
-        for index in range(count if outer else -int(-count * depth // 1)):
+        blocks = []
+        for index in range(count if outer else math.ceil(count * depth)):
             middle = channels * factor
             gate = Squeeze(middle, max(1, channels // 4), act, nn.Sigmoid) if squeeze else None
             blocks.append(inverted(channels, middle, outputs, kernel, stride if index == 0 else 1, act, gate))
             channels = outputs
+        stages.append(nn.Sequential(*blocks))
+        widths.append(channels)
+    return stages, widths
+
+
+def efficientnet(
+    plan: Sequence[tuple[int, ...]], width: float, depth: float, act: Activation, squeeze: bool, lite: bool
+) -> nn.Module:
+    """[B, 3, H, W] → [B, 1000]; ``lite`` does not scale the last 1x1 either."""
+    stages, widths = efficientnet_stages(plan, width, depth, act, squeeze, lite)
     last = 1280 if lite else divisible(1280 * width)
-    return nn.Sequential(*blocks, conv(channels, last, act=act), *classifier(last))
+    return nn.Sequential(*stages, conv(widths[-1], last, act=act), *classifier(last))
 
 
 def lite(width: float, depth: float) -> nn.Module:
@@ -576,9 +593,7 @@ def c2f(inputs: int, outputs: int, count: int, shortcut: bool) -> C2f:
     return C2f(inputs, outputs, count, lambda part: narrow(part, part, (3, 3), shortcut), outputs // 2)
 
 
-def c3k2(
-    inputs: int, outputs: int, count: int, deep: bool, ratio: float = 0.5, attend: bool = False
-) -> C2f:
+def c3k2(inputs: int, outputs: int, count: int, deep: bool, ratio: float = 0.5, attend: bool = False) -> C2f:
     """YOLO11's block: the inner blocks are narrow bottlenecks or, with ``deep``, C3k; YOLO26 also has attention."""
 
     def inner(part: int) -> nn.Module:
@@ -678,9 +693,7 @@ class Detect(nn.Module):
         box, score = max(16, widths[0] // 4, bins * 4), max(widths[0], min(classes, 100))
         self.bins, self.classes = bins, classes
         self.boxes = nn.ModuleList(
-            nn.Sequential(
-                silu(width, box, 3), silu(box, box, 3, 1, groups), nn.Conv2d(box, 4 * bins, 1, groups=groups)
-            )
+            nn.Sequential(silu(width, box, 3), silu(box, box, 3, 1, groups), nn.Conv2d(box, 4 * bins, 1, groups=groups))
             for width in widths
         )
         self.scores = nn.ModuleList(
@@ -1261,10 +1274,7 @@ def ssd_mobilenet_v2(light: bool) -> nn.Module:
 def ssd_resnet34() -> nn.Module:
     """MLPerf's SSD: [B, 3, 1200, 1200] → boxes [B, 15130, 4] and scores [B, 15130, 81]."""
     net = Net()
-    for index, stage in enumerate(resnet_stages((3, 4, 6), False)):
-        if index == 3:  # the third stage keeps the resolution
-            first = stage[0]
-            first.body[0][0].stride = first.shortcut.stride = (1, 1)
+    for index, stage in enumerate(resnet_stages((3, 4, 6), False, strides=(1, 2, 1))):
         net.add(stage, (64, 64, 128, 256)[index])
     levels = [len(net.width) - 1]
     for middle, outputs, stride, padding in (
@@ -1352,6 +1362,93 @@ class RetinaNet(nn.Module):
         maps.append(self.more[0](maps[-1]))
         maps.append(self.more[1](maps[-1].relu()))
         return self.head(*maps)
+
+
+class Fuse(nn.Module):
+    """Sums maps of one size, then an activation and a separable convolution: n times [B, C, H, W] → [B, C, H, W]."""
+
+    def __init__(self, channels: int, act: Activation) -> None:
+        super().__init__()
+        self.after = nn.Sequential(act(), plain_separable(channels, channels))
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        total = maps[0]
+        for other in maps[1:]:
+            total = total + other
+        y: Tensor = self.after(total)
+        return y
+
+
+def plain_separable(inputs: int, outputs: int) -> nn.Module:
+    """A depthwise 3x3 without bias and a pointwise convolution, with no activation between or after."""
+    return nn.Sequential(nn.Conv2d(inputs, inputs, 3, 1, 1, groups=inputs, bias=False), nn.Conv2d(inputs, outputs, 1))
+
+
+class BiFpn(nn.Module):
+    """One cell of EfficientDet's pyramid: five maps, finest first, down and up again.
+
+    The first cell (``widths`` given) brings the backbone's three maps to ``channels`` and takes two of them twice.
+    The weights of the weighted sums are constants at inference and folded here.
+    """
+
+    def __init__(self, channels: int, act: Activation, widths: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(width, channels, 1) for width in widths)
+        self.again = nn.ModuleList(nn.Conv2d(width, channels, 1) for width in widths[1:])
+        self.down = nn.ModuleList(Fuse(channels, act) for _ in range(4))
+        self.up = nn.ModuleList(Fuse(channels, act) for _ in range(4))
+        self.pool = nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, levels: Sequence[Tensor]) -> list[Tensor]:
+        first, second = list(levels), list(levels)
+        for index, layer in enumerate(self.lateral):
+            first[index] = layer(levels[index])
+        for index, layer in enumerate(self.again, 1):
+            second[index] = layer(levels[index])
+        middle = list(first)
+        for index in range(3, -1, -1):
+            size = first[index].shape[-2:]
+            middle[index] = self.down[index](first[index], functional.interpolate(middle[index + 1], size=size))
+        results = [middle[0]]
+        for index in range(1, 5):
+            parts = [second[index], middle[index]] if index < 4 else [second[index]]
+            results.append(self.up[index - 1](*parts, self.pool(results[-1])))
+        return results
+
+
+class EfficientDet(nn.Module):
+    """[B, 3, H, W] → boxes [B, N, 4] and scores [B, N, 90], nine anchors at each position of five levels.
+
+    The levels share the convolutions of the heads; each has its own normalisation, which is folded.
+    """
+
+    def __init__(self, width: float, depth: float, channels: int, cells: int, repeats: int, lite: bool) -> None:
+        super().__init__()
+        act: Activation = nn.ReLU6 if lite else nn.SiLU
+        stages, widths = efficientnet_stages(EFFICIENT, width, depth, act, not lite, lite)
+        self.stages = nn.ModuleList(stages)
+        self.sixth = nn.Conv2d(widths[7], channels, 1)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        maps = (widths[3], widths[5], widths[7])
+        self.cells = nn.ModuleList(BiFpn(channels, act, () if index else maps) for index in range(cells))
+
+        def chain(outputs: int) -> nn.Module:
+            layers = [layer for _ in range(repeats) for layer in (plain_separable(channels, channels), act())]
+            return nn.Sequential(*layers, plain_separable(channels, outputs))
+
+        self.head = SsdHead([(chain(36), chain(810))] * 5, 90, nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Any:
+        results = []
+        for stage in self.stages:
+            x = stage(x)
+            results.append(x)
+        levels = [results[3], results[5], results[7]]
+        levels.append(self.pool(self.sixth(x)))
+        levels.append(self.pool(levels[-1]))
+        for cell in self.cells:
+            levels = cell(levels)
+        return self.head(*levels)
 
 
 # Transformers and modern convolutional networks, from the library that defines them
@@ -1476,6 +1573,9 @@ RECIPES: dict[str, Recipe] = {
     "retinanetresnext50": lambda: RetinaNet(32, 128, 264),
     "retinanetresnet50": lambda: RetinaNet(1, 64, 91),
     "nanodetm": NanoDet,
+    "efficientdetd0": lambda: EfficientDet(1.0, 1.0, 64, 3, 3, False),
+    "efficientdetlite0": lambda: EfficientDet(1.0, 1.0, 64, 3, 3, True),
+    "efficientdetlite2": lambda: EfficientDet(1.1, 1.2, 112, 5, 3, True),
     "yolov3tiny": yolo_v3_tiny,
     "yolov4tiny": yolo_v4_tiny,
     "yolov5n": lambda: yolo_v5(0.33, 0.25),
@@ -1558,10 +1658,11 @@ PUBLISHED: dict[str, tuple[float, float]] = {
     "GoogLeNet": (6.999, 1.58), "Inception v1": (6.62, 1.50), "Inception v3": (23.83, 5.71),
     "MobileNet-SSD": (5.783, 1.158), "SSD-MobileNetV1": (6.807, 1.247), "SSD MobileNetV2": (16.818, 1.888),
     "SSDLite Mobilenet v2": (4.475, 0.763), "SSD-ResNet34": (20.058, 216.7), "NanoDet-m": (0.95, 0.36),
-    "RetinaNet ResNet50": (34.01, 151.54), "YOLOv3-tiny": (8.85, 2.78), "YOLOv4-tiny": (6.06, 3.45),
+    "RetinaNet ResNet50": (34.01, 151.54), "EfficientDet-D0": (3.88, 2.5), "EfficientDet-lite0": (3.24, math.nan), "EfficientDet-lite2": (5.25, math.nan),
+    "YOLOv3-tiny": (8.85, 2.78), "YOLOv4-tiny": (6.06, 3.45),
     "YOLOv5n": (1.9, 2.25), "YOLOv5s": (7.2, 8.25), "YOLOv7": (36.9, 52.35), "YOLOv7-tiny": (6.2, 6.9),
     "YOLOv8n": (3.2, 4.35), "YOLOv8s": (11.2, 14.3), "YOLOv8m": (25.9, 39.45), "YOLOv9t": (2.0, 3.85),
-    "YOLOv9s": (7.2, 13.35), "YOLOv9m": (20.1, 38.4), "YOLOv10n": (2.3, 3.35), "YOLOv10s": (7.2, 10.8),
+    "YOLOv9s": (7.1, 13.2), "YOLOv9m": (20.0, 38.15), "YOLOv10n": (2.3, 3.35), "YOLOv10s": (7.2, 10.8),
     "YOLOv10m": (15.4, 29.55), "YOLOX-Nano": (0.91, 0.54), "YOLOX-Tiny": (5.06, 3.225), "YOLOX-S": (9.0, 13.4),
     "YOLOX-M": (25.3, 36.9), "YOLO11n": (2.6, 3.25), "YOLO11s": (9.4, 10.75), "YOLO11m": (20.1, 34.0),
     "YOLO11l": (25.3, 43.45), "YOLO11x": (56.9, 97.45), "YOLO26n": (2.4, 2.7), "YOLO26s": (9.5, 10.35),
@@ -1583,10 +1684,14 @@ SIZES: dict[str, tuple[int, int]] = {
     "EfficientNet-Lite4": (300, 300), "AlexNet": (227, 227), "Inception v3": (299, 299),
     "MobileNet-SSD": (300, 300), "SSD-MobileNetV1": (300, 300), "SSD MobileNetV2": (300, 300),
     "SSDLite Mobilenet v2": (300, 300), "SSD-ResNet34": (1200, 1200), "NanoDet-m": (320, 320),
-    "RetinaNet ResNet50": (800, 800), "YOLOv3-tiny": (416, 416), "YOLOv4-tiny": (416, 416),
+    "RetinaNet ResNet50": (800, 800), "EfficientDet-D0": (512, 512), "EfficientDet-lite0": (320, 320),
+    "EfficientDet-lite2": (448, 448), "YOLOv3-tiny": (416, 416), "YOLOv4-tiny": (416, 416),
     "YOLOX-Nano": (416, 416), "YOLOX-Tiny": (416, 416), "vit_base_patch16_384": (384, 384),
     "ViT-Base/32-384": (384, 384),
-    **{name: (640, 640) for name in PUBLISHED if re.fullmatch(r"YOLO(v\d+[nstm]?|v7-tiny|X-[SM]|\d+[nsmlx](-pose|-seg)?)", name)},
+    **{
+        name: (640, 640) for name in PUBLISHED
+        if re.match(r"YOLO(v\d+[nstm]|v7|X-[SM]|\d)", name) and not name.endswith("-cls")
+    },
 }  # fmt: skip
 
 
