@@ -74,8 +74,10 @@ class Residual(nn.Module):
         self.body, self.shortcut, self.act = body, shortcut, act
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x) + (x if self.shortcut is None else self.shortcut(x))
-        return y if self.act is None else self.act(y)
+        y: Tensor = self.body(x) + (x if self.shortcut is None else self.shortcut(x))
+        if self.act is not None:
+            y = self.act(y)
+        return y
 
 
 class Squeeze(nn.Module):
@@ -88,7 +90,8 @@ class Squeeze(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
+        y: Tensor = x * self.gate(x)
+        return y
 
 
 class Net(nn.Module):
@@ -511,19 +514,21 @@ def inception_v3() -> nn.Module:
     def wide(inputs: int) -> nn.Module:
         return Branches(conv(inputs, 320), fork(inputs, (384,)), fork(inputs, (448,), (384, 3)), mean(inputs, 192))
 
-    shrink = {"stride": 2, "padding": 0}
+    def halved(inputs: int, outputs: int) -> nn.Module:
+        return conv(inputs, outputs, 3, 2, padding=0)
+
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), conv(32, 64, 3), nn.MaxPool2d(3, 2),
         conv(64, 80), nn.Conv2d(80, 192, 3), nn.ReLU(), nn.MaxPool2d(3, 2), small(192, 32), small(256, 64),
         small(288, 64),
         Branches(
-            conv(288, 384, 3, **shrink), nn.Sequential(conv(288, 64), conv(64, 96, 3), conv(96, 96, 3, **shrink)),
+            halved(288, 384), nn.Sequential(conv(288, 64), conv(64, 96, 3), halved(96, 96)),
             nn.MaxPool2d(3, 2),
         ),
         long(128), long(160), long(160), long(192),
         Branches(
-            nn.Sequential(conv(768, 192), conv(192, 320, 3, **shrink)),
-            nn.Sequential(chain(768, (192,), (192, (1, 7)), (192, (7, 1))), conv(192, 192, 3, **shrink)),
+            nn.Sequential(conv(768, 192), halved(192, 320)),
+            nn.Sequential(chain(768, (192,), (192, (1, 7)), (192, (7, 1))), halved(192, 192)),
             nn.MaxPool2d(3, 2),
         ),
         wide(1280), wide(2048), *classifier(2048),
@@ -816,8 +821,9 @@ def c2f_cib(inputs: int, outputs: int, count: int, shortcut: bool, large: bool) 
 
     def inner(part: int) -> nn.Module:
         body = nn.Sequential(
-            silu(part, part, 3, 1, part), silu(part, 2 * part), silu(2 * part, 2 * part, 7 if large else 3, 1, 2 * part),
-            silu(2 * part, part), silu(part, part, 3, 1, part),
+            silu(part, part, 3, 1, part), silu(part, 2 * part),
+            silu(2 * part, 2 * part, 7 if large else 3, 1, 2 * part), silu(2 * part, part),
+            silu(part, part, 3, 1, part),
         )  # fmt: skip
         return Residual(body) if shortcut else body
 
@@ -1470,27 +1476,28 @@ def convnext(depths: Sequence[int], widths: Sequence[int]) -> nn.Module:
     """[B, 3, H, W] → [B, 1000]."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    return Logits(
-        ConvNextForImageClassification(ConvNextConfig(depths=list(depths), hidden_sizes=list(widths), num_labels=1000))
-    )
+    options: dict[str, Any] = {"depths": list(depths), "hidden_sizes": list(widths), "num_labels": 1000}
+    return Logits(ConvNextForImageClassification(ConvNextConfig(**options)))
 
 
 def swin_tiny() -> nn.Module:
     """[B, 3, 224, 224] → [B, 1000]."""
     from transformers import SwinConfig, SwinForImageClassification
 
-    return Logits(SwinForImageClassification(SwinConfig(num_labels=1000)))
+    options: dict[str, Any] = {"num_labels": 1000}  # the defaults are Swin-T
+    return Logits(SwinForImageClassification(SwinConfig(**options)))
 
 
 def vit(hidden: int, layers: int, heads: int, patch: int, image: int) -> nn.Module:
     """[B, 3, image, image] → [B, 1000]."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * hidden,
-        patch_size=patch, image_size=image, num_labels=1000, attn_implementation="eager",
-    )  # fmt: skip
-    return Logits(ViTForImageClassification(config))
+    options: dict[str, Any] = {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden, "patch_size": patch, "image_size": image, "num_labels": 1000,
+        "attn_implementation": "eager",  # the products of the attention appear as operators of their own
+    }  # fmt: skip
+    return Logits(ViTForImageClassification(ViTConfig(**options)))
 
 
 class MixerBlock(nn.Module):
@@ -1643,7 +1650,8 @@ ALIASES = {
 # Millions of parameters and GMAC at the usual input, from the papers and the pages of the libraries that ship the
 # weights; where those state floating-point operations, half of them. EfficientNet-Lite's count normalisation too.
 # The pages state YOLO11's classifiers with ten classes; these are the same graphs with 1000, under the later name
-# YOLO26, less the linear layer that their count takes 49 times instead of once.
+# YOLO26, less the linear layer that their count takes 49 times instead of once. NaN: no source states the GMAC, and
+# the same code rebuilds a sibling that has both (EfficientDet-D0).
 PUBLISHED: dict[str, tuple[float, float]] = {
     "ResNet-18": (11.69, 1.81), "ResNet-34": (21.80, 3.66), "ResNet-50 v1.5": (25.56, 4.09),
     "ResNet-50 v1": (25.56, 3.86), "resnet101": (44.55, 7.80), "Wide ResNet-50-2": (68.88, 11.40),
@@ -1658,7 +1666,8 @@ PUBLISHED: dict[str, tuple[float, float]] = {
     "GoogLeNet": (6.999, 1.58), "Inception v1": (6.62, 1.50), "Inception v3": (23.83, 5.71),
     "MobileNet-SSD": (5.783, 1.158), "SSD-MobileNetV1": (6.807, 1.247), "SSD MobileNetV2": (16.818, 1.888),
     "SSDLite Mobilenet v2": (4.475, 0.763), "SSD-ResNet34": (20.058, 216.7), "NanoDet-m": (0.95, 0.36),
-    "RetinaNet ResNet50": (34.01, 151.54), "EfficientDet-D0": (3.88, 2.5), "EfficientDet-lite0": (3.24, math.nan), "EfficientDet-lite2": (5.25, math.nan),
+    "RetinaNet ResNet50": (34.01, 151.54),
+    "EfficientDet-D0": (3.88, 2.5), "EfficientDet-lite0": (3.24, math.nan), "EfficientDet-lite2": (5.25, math.nan),
     "YOLOv3-tiny": (8.85, 2.78), "YOLOv4-tiny": (6.06, 3.45),
     "YOLOv5n": (1.9, 2.25), "YOLOv5s": (7.2, 8.25), "YOLOv7": (36.9, 52.35), "YOLOv7-tiny": (6.2, 6.9),
     "YOLOv8n": (3.2, 4.35), "YOLOv8s": (11.2, 14.3), "YOLOv8m": (25.9, 39.45), "YOLOv9t": (2.0, 3.85),
@@ -1671,7 +1680,8 @@ PUBLISHED: dict[str, tuple[float, float]] = {
     "YOLO11x-pose": (58.8, 101.65), "YOLO11n-seg": (2.9, 4.85), "YOLO11s-seg": (10.1, 16.5),
     "YOLO11m-seg": (22.4, 56.6), "YOLO11l-seg": (27.6, 66.1), "YOLO11x-seg": (62.1, 148.2),
     "YOLO11n-cls": (2.8, 0.189), "YOLO11s-cls": (6.7, 0.739), "YOLO11m-cls": (11.6, 2.389),
-    "YOLO11l-cls": (14.1, 3.039), "YOLO11x-cls": (29.6, 6.759), "convnext_tiny": (28.6, 4.5), "ConvNeXt-Base": (88.6, 15.4),
+    "YOLO11l-cls": (14.1, 3.039), "YOLO11x-cls": (29.6, 6.759),
+    "convnext_tiny": (28.6, 4.5), "ConvNeXt-Base": (88.6, 15.4),
     "Swin-Tiny": (28.3, 4.5), "vit_tiny_patch16_224": (5.72, 1.26), "vit_small_patch16_224": (22.05, 4.61),
     "vit_base_patch16_224": (86.57, 17.58), "vit_base_patch16_384": (86.86, 55.54),
     "vit_base_patch32_224": (88.22, 4.41), "ViT-Base/32-384": (88.30, 13.06),
