@@ -444,24 +444,28 @@ def vgg16() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """CaffeNet, with two groups in three convolutions: [B, 3, 227, 227] → [B, 1000]."""
+    """Caffe's AlexNet, with two groups in three convolutions: [B, 3, 227, 227] → [B, 1000]."""
     norm = nn.LocalResponseNorm(5)
     return nn.Sequential(
-        conv(3, 96, 11, 4, padding=0), nn.MaxPool2d(3, 2), norm, conv(96, 256, 5, 1, 2), nn.MaxPool2d(3, 2), norm,
+        conv(3, 96, 11, 4, padding=0), norm, nn.MaxPool2d(3, 2), conv(96, 256, 5, 1, 2), norm, nn.MaxPool2d(3, 2),
         conv(256, 384, 3), conv(384, 384, 3, 1, 2), conv(384, 256, 3, 1, 2), nn.MaxPool2d(3, 2), nn.Flatten(),
         nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
     )  # fmt: skip
 
 
 def googlenet(large: int) -> nn.Module:
-    """[B, 3, H, W] → [B, 1000]; ``large`` is the kernel of the third branch, 5 (Caffe) or 3 (TensorFlow)."""
+    """[B, 3, H, W] → [B, 1000]; ``large`` is the kernel of the third branch, 5 (Caffe) or 3 (TensorFlow).
+
+    Caffe's has local response normalisation, TensorFlow's batch normalisation, which is folded.
+    """
     plan: tuple[tuple[int, ...] | None, ...] = (
         (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), None,
         (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
         (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128), None,
         (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
     )  # fmt: skip
-    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), conv(64, 64), conv(64, 192, 3)]
+    norm = [nn.LocalResponseNorm(5)] if large == 5 else []
+    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), *norm, conv(64, 64), conv(64, 192, 3), *norm]
     layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
     inputs = 192
     for widths in plan:
