@@ -1,0 +1,1 @@
+"""What others measured and published, and the public networks behind it."""
