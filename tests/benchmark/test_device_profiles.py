@@ -22,9 +22,10 @@ load_profile = cache(documents.load_profile)  # reading YAML is most of what the
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "devices.md"
 MIB, GIB = 2**20, 2**30
 NAMES = (
-    "a100-80gb", "apple-m4", "gtx1650", "h100", "h200", "host", "intel-n100", "jetson-agx-orin-64gb",
-    "jetson-orin-nano-8gb", "jetson-orin-nx-16gb", "l4", "raspberry-pi-5", "rtx3050-6gb", "rtx4050",
-    "rtx4060-laptop", "t4",
+    "a100-80gb", "amd-ryzen-5-5625u", "amd-ryzen-5700g", "apple-m1", "apple-m4", "gtx1650", "h100", "h200", "host",
+    "intel-n100", "intel-n5105", "jetson-agx-orin-64gb", "jetson-orin-nano-8gb", "jetson-orin-nx-16gb", "l4",
+    "raspberry-pi-4", "raspberry-pi-5", "rk3588", "rtx3050-6gb", "rtx4050", "rtx4060-laptop", "snapdragon-8-gen-2",
+    "t4",
 )  # fmt: skip
 DEVICES = tuple(name for name in NAMES if name != "host")
 NEEDED = (
@@ -231,9 +232,14 @@ def test_jetsons_are_told_apart_by_their_part_number(
     [
         ("model name\t: Intel(R) N100\n", None, "intel-n100"),
         ("CPU part\t: 0xd0b\n", "Raspberry Pi 5 Model B Rev 1.1", "raspberry-pi-5"),
-        ("CPU part\t: 0xd08\n", "Raspberry Pi 4 Model B Rev 1.5", None),
+        ("CPU part\t: 0xd08\n", "Raspberry Pi 4 Model B Rev 1.5", "raspberry-pi-4"),
+        ("CPU part\t: 0xd08\n", "Raspberry Pi 400 Rev 1.0", None),
         ("CPU part\t: 0xd0b\n", "Raspberry Pi 500 Rev 1.0", None),
         ("model name\t: Apple M4\n", None, "apple-m4"),
+        ("model name\t: Apple M1\n", None, "apple-m1"),
+        ("model name\t: Apple M1 Max\n", None, None),
+        ("model name\t: AMD Ryzen 7 5700G with Radeon Graphics\n", None, "amd-ryzen-5700g"),
+        ("model name\t: Intel(R) Celeron(R) N5105 @ 2.00GHz\n", None, "intel-n5105"),
         ("model name\t: Apple M4 Pro\n", None, None),
         ("model name\t: Intel(R) N1000\n", None, None),
     ],
