@@ -121,7 +121,7 @@ class Bundle(bundles.Bundle):
 
         location = self._location
         artifacts = location.run.parent if location.run is not None else Path(ARTIFACTS)
-        profile = _load_device(device or self.manifest.target, artifacts)
+        profile = _load_device(device or self.manifest.target or "host", artifacts)
         options.setdefault("estimate_error", known_error(profile, _load_device("host", artifacts)))
         return profile_bundle(location, profile, ProfileOptions(**options))
 

@@ -6,7 +6,7 @@ Rows that a browser or another machine measured are judged here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,16 +97,18 @@ class ProfileInterrupted(KeyboardInterrupt):
 
 
 def profile_bundle(
-    location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress = SILENT
-) -> Report:
+    location: Location, device: DeviceProfile, options: ProfileOptions, progress: Progress = SILENT,
+    on_estimates: Callable[[Report], object] = lambda report: None,
+) -> Report:  # fmt: skip
     """Measure the bundle's artifacts on this host and judge them for a device.
 
-    All files are checked before anything is measured. A failure after that (an artifact that crashes its process, a
-    shape that it refuses) becomes a row with the reason; the other rows are kept.
+    For a device that is not this host, they are estimated first, and ``on_estimates`` gets a report of the estimates
+    before anything is measured. All files are checked first. A failure after that (an artifact that crashes its
+    process, a shape that it refuses) becomes a row with the reason; the other rows are kept.
 
     Raises:
         ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: an unknown artifact, or a shape that the model cannot take.
+        InputError: an unknown artifact, a shape that the model cannot take, or ``no_host`` for this host.
         ProfileInterrupted: Ctrl-C; it has a report of what was measured before.
     """
     bundle = location.open_bundle()
@@ -120,24 +122,36 @@ def profile_bundle(
     places = _places(jobs, time.monotonic())
     profiling = _Profiling(bundle, device, find_target(device), options, request, progress, places)
     target, notes = profiling.target, profiling.notes
+    if target.present and options.no_host:
+        raise InputError(f"--no-host: {device.title} is this host, so nothing would be left; leave the option out")
     try:
+        checked = [check_artifact(bundle, artifact) for artifact in measured_artifacts]
+        estimated: dict[str, list[Row]] = {}
+        if not target.present:
+            for files in checked:
+                estimated[files.artifact.id] = _estimate(profiling, files.artifact, items[files.artifact.id])
+            every = [row for rows_of_one in estimated.values() for row in rows_of_one]
+            report = _report(profiling, every, every)
+            if options.no_host:
+                return report
+            on_estimates(report)
+            notes.clear()
         rows: list[Row] = []
         device_rows: list[Row] = []
-        for files in [check_artifact(bundle, artifact) for artifact in measured_artifacts]:
+        for files in checked:
             artifact = files.artifact
             measured = _measure(profiling, files, items[artifact.id])
             rows += measured
-            artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else []
-            if not artifact_device_rows:
-                if target.present:
-                    reason = next((row.latency_ms.reason for row in measured if row.latency_ms.reason), "not measured")
-                    provider = next((row.provider for row in measured if row.latency_ms.status == "measured"), None)
-                    if provider is not None:
-                        reason = f"{target.reason}, but {provider} measured the rows, and this device needs "
-                        reason += f"{default_provider(device.kind)}"
-                    notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
-                with bar(profiling.progress, f"Estimating {artifact.id} on {device.name}", None):
-                    artifact_device_rows = estimate(bundle, artifact, device, items[artifact.id])
+            artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else estimated[artifact.id]
+            if target.present and not artifact_device_rows:
+                reason = next((row.latency_ms.reason for row in measured if row.latency_ms.reason), "not measured")
+                provider = next((row.provider for row in measured if row.latency_ms.status == "measured"), None)
+                if provider is not None:
+                    reason = f"{target.reason}, but {provider} measured the rows, and this device needs "
+                    reason += f"{default_provider(device.kind)}"
+                notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
+                artifact_device_rows = _estimate(profiling, artifact, items[artifact.id])
+            if not target.present or artifact_device_rows[0].where == "device":
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
         notes += card_notes(device, target, rows)
@@ -149,6 +163,12 @@ def profile_bundle(
             f"{len(request.artifacts)} artifacts; there is no verdict"
         )
         raise ProfileInterrupted(_report(profiling, rows, None)) from None
+
+
+def _estimate(profiling: _Profiling, artifact: ArtifactManifest, items: tuple[Item, ...]) -> list[Row]:
+    """Return the rows of one artifact that are estimated for the device."""
+    with bar(profiling.progress, f"Estimating {artifact.id} on {profiling.device.name}", None):
+        return estimate(profiling.bundle, artifact, profiling.device, items)
 
 
 def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...]) -> list[Row]:
@@ -241,7 +261,8 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
     if not target.present:
         estimates = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
-        notes.append(f"{target.reason}: the measured times are those of this host, {estimates}")
+        measured = "nothing was measured" if options.no_host else "the measured times are those of this host"
+        notes.append(f"{target.reason}: {measured}, {estimates}")
     for reason in dict.fromkeys(left_out.values()):
         names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
         notes.append(f"left out of the verdict, because no {device.title} can run it: {names}: {reason}")

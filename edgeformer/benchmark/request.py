@@ -51,6 +51,7 @@ class ProfileOptions:
         allow_leak: also measure a language model that looks ahead; the report says so.
         search: also name the artifact to deploy.
         estimate_error: validated error of estimates, for the report.
+        no_host: for a device that is not this host: estimate only.
     """
 
     batches: tuple[int, ...] | None = None
@@ -69,6 +70,7 @@ class ProfileOptions:
     allow_leak: bool = False
     search: SearchOptions | None = None
     estimate_error: EstimateError | None = None
+    no_host: bool = False
 
 
 @dataclass(frozen=True)

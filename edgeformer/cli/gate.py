@@ -109,7 +109,8 @@ def command(
     )
     gate_options = GateOptions(**limits, eval_data=eval_data)  # type: ignore[arg-type]
     if on is None:
-        profile = resolve_device(device or candidate.manifest.target, own_profiles(artifacts), progress.message)
+        name = device or candidate.manifest.target or "host"
+        profile = resolve_device(name, own_profiles(artifacts), progress.message)
         gate = gate_bundles(location, baseline, profile, options, gate_options, progress, notes)
     else:
         from edgeformer.devices.measure import find_targets, gate_on, load_device

@@ -60,7 +60,7 @@ MeasuredDevice = Annotated[
     typer.Option(
         "--device",
         help="Device profile (edgeformer list devices), or auto: the one that names the machine. Default: the recipe's "
-        "target; with --on: auto.",
+        "target, else host; with --on: auto.",
     ),
 ]
 On = Annotated[

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Minimize = Literal["latency", "size", "memory", "energy"]
 _MEASURING = (
     "on", "batch", "seq", "threads", "runtime", "phase", "strict", "search", "allow_leak", "shape",
-    "value_range", "inputs",
+    "value_range", "inputs", "no_host",
 )  # fmt: skip
 """Parameters that have no effect on a report."""
 _LIMITS = ("max_latency", "max_vram", "max_size", "max_energy")
@@ -98,6 +98,9 @@ def command(
         None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
     strict: opt.Strict = False,
+    no_host: bool = advanced(
+        False, "--no-host", help="For a device that is not this host: estimate it within seconds, and measure nothing."
+    ),
     allow_leak: opt.AllowLeak = False,
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
@@ -108,7 +111,8 @@ def command(
     """Measure a bundle on this host and judge it for a [b]device[/b].
 
     Each artifact runs in a fresh process on real inputs. For another device, times and memory are estimated as ranges
-    and marked as estimates; an estimate passes a limit only with its whole range. The budget of a device states limits
+    and marked as estimates, and the verdict is printed before this host is measured (--no-host: not at all); an
+    estimate passes a limit only with its whole range. The budget of a device states limits
     and a shape (batch size and tokens), which profile measures; --batch and --seq add shapes, at which the limits of
     the command line are judged. Exit code 3: a limit is not met, --artifact names an artifact that export rejected, or
     --search chose nothing.
@@ -126,7 +130,7 @@ def command(
     profile judges its rows for --device.
 
     Examples:
-      edgeformer profile --device rtx4050
+      edgeformer profile --device rtx4050 --no-host
       edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
       edgeformer profile --on pi@raspberrypi --on local --max-latency 20ms
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
@@ -139,7 +143,7 @@ def command(
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
-    from edgeformer.report.documents import print_report, write_interrupted, write_report
+    from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
     from edgeformer.run import locate
     from edgeformer.tasks import all_tasks
 
@@ -161,7 +165,7 @@ def command(
         opt.refuse_options(context, (*_MEASURING, *searching), reason)
         bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
-        profile = load_profile(device or target, profiles, progress.message)
+        profile = load_profile(device or target or "host", profiles, progress.message)
         judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)
         if as_json:
             opt.print_json(judged)
@@ -182,9 +186,11 @@ def command(
     else:
         opt.refuse_options(context, searching, "is an option of a search; add --search")
     if on:
+        if no_host:
+            raise InputError("--no-host, --on: contradict each other; give one of them")
         _profile_on_devices(context, on, location, artifact_ids, searching)
         return
-    profile = resolve_device(device or bundle.manifest.target, profiles, progress.message)
+    profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
     options = ProfileOptions(
         opt.integers(batch, "--batch") or None,
         opt.integers(seq, "--seq"),
@@ -197,9 +203,19 @@ def command(
         allow_leak=allow_leak,
         search=search_options,
         estimate_error=known_error(profile, load_profile("host", profiles)),
+        no_host=no_host,
     )
+
+    shown = []
+
+    def show(estimates: Report) -> None:
+        if not as_json and not search:
+            print_verdict(estimates, opt.stdout())
+            shown.append(estimates)
+            progress.message("This host is measured now; Ctrl-C ends that, and --no-host leaves it out.")
+
     try:
-        report = profile_bundle(location, profile, options, progress)
+        report = profile_bundle(location, profile, options, progress, show)
     except ProfileInterrupted as error:
         if not error.report.rows:
             raise InterruptedRun("interrupted before the first row was measured; nothing was written") from None
@@ -212,7 +228,7 @@ def command(
     if as_json:
         opt.print_json(report)
     else:
-        print_report(report, written, opt.stdout())
+        print_report(report, written, opt.stdout(), has_verdict=bool(shown))
         opt.say_next(*_next_step(report, location))
     # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
     not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)

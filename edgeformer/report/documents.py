@@ -172,9 +172,12 @@ def _render(template: str, options: dict[str, Any], **content: Any) -> str:
     return environment.get_template(template).render(**content)
 
 
-def print_report(report: Report, files: Sequence[Path], console: Console) -> None:
-    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search."""
-    context, checks = ReportContext(report), report.verdict.checks
+def print_report(report: Report, files: Sequence[Path], console: Console, *, has_verdict: bool = False) -> None:
+    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search.
+
+    ``has_verdict``: :func:`print_verdict` has printed estimates and verdict already.
+    """
+    context = ReportContext(report)
     rows = [row for row in context.host_rows if row.phase != "cold"]
     # An artifact that was left out of the verdict and did not run on this host has a note and no figures.
     rows = [row for row in rows if row.artifact not in report.left_out or row.latency_ms.status != "unavailable"]
@@ -183,24 +186,10 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
     host = f"{report.host.get('cpu', 'CPU')}, {report.host.get('cores', '?')} cores"
     where = "on this host" if report.judged_from is None else "elsewhere"
     title = f"{report.run} for {report.device_title}\nmeasured {where}: {'; '.join([host, *context.cautions])}"
-    console.print(columns.terminal(title, rows, Text(context.unstable) if context.unstable else None))
-
-    estimated = [row for row in context.device_rows if row.latency_ms.status == "estimated"]
-    if estimated:
-        counts = sorted({row.threads for row in estimated if row.threads is not None})
-        threads = f", with {', '.join(map(format_threads, counts))}" if counts else ""
-        title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
-        caption = Text(f"Figures with {ABOUT} are {context.estimates}.")
-        console.print(context.columns("terminal device").terminal(title, estimated, caption))
-
-    shapes = {f"{check.batch} × {check.seq}" for check in checks if check.batch is not None}
-    is_imported = any(row.inputs for row in rows)
-    shape = f", at {next(iter(shapes))} (batch × tokens)" if len(shapes) == 1 and not is_imported else ""
-    shape_column = ("at",) if len(shapes) > 1 else ()
-    check_columns = CHECKS.pick("check", "artifact", *shape_column, "limit", "value", "known_by", "result")
-    console.print(check_columns.terminal(f"Budget of {report.device}{shape}", checks))
-    verdict = (f"Verdict for {report.device}: ", "bold"), (context.status, coloured(context.mark).style)
-    console.print(Text.assemble(*verdict, f". {context.sentence}\n"))
+    if rows:
+        console.print(columns.terminal(title, rows, Text(context.unstable) if context.unstable else None))
+    if not has_verdict:
+        print_verdict(report, console)
     for note in context.terminal_notes(has_files=bool(files)):
         console.print(f"[yellow]note[/yellow] {escape(note)}", soft_wrap=True)
     if files and not can_draw():
@@ -220,3 +209,24 @@ def print_report(report: Report, files: Sequence[Path], console: Console) -> Non
         console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
         for line in search.not_in_bundle:
             console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)
+
+
+def print_verdict(report: Report, console: Console) -> None:
+    """Print the table of estimates, the checks and the verdict."""
+    context, checks = ReportContext(report), report.verdict.checks
+    estimated = [row for row in context.device_rows if row.latency_ms.status == "estimated"]
+    if estimated:
+        counts = sorted({row.threads for row in estimated if row.threads is not None})
+        threads = f", with {', '.join(map(format_threads, counts))}" if counts else ""
+        title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
+        caption = Text(f"Figures with {ABOUT} are {context.estimates}.")
+        console.print(context.columns("terminal device").terminal(title, estimated, caption))
+
+    shapes = {f"{check.batch} × {check.seq}" for check in checks if check.batch is not None}
+    is_imported = any(row.inputs for row in report.rows)
+    shape = f", at {next(iter(shapes))} (batch × tokens)" if len(shapes) == 1 and not is_imported else ""
+    shape_column = ("at",) if len(shapes) > 1 else ()
+    check_columns = CHECKS.pick("check", "artifact", *shape_column, "limit", "value", "known_by", "result")
+    console.print(check_columns.terminal(f"Budget of {report.device}{shape}", checks))
+    verdict = (f"Verdict for {report.device}: ", "bold"), (context.status, coloured(context.mark).style)
+    console.print(Text.assemble(*verdict, f". {context.sentence}\n"))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import MeasureRules, Report
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.report import MeasureRules, Report, Row
+from edgeformer.benchmark import profile
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.measurement.target import Target
@@ -191,6 +192,27 @@ def test_artifacts_that_never_run_on_the_device_are_left_out(on_pi: Report) -> N
     assert any(note.startswith("left out of the verdict") and "engine" in note for note in on_pi.notes)
     assert "Left out: 1 artifact that no" in verdict_sentence(on_pi) and "not known" not in verdict_sentence(on_pi)
     assert any(row.artifact == "engine" for row in on_pi.rows), "its row says why, as before"
+
+
+def test_the_verdict_on_an_absent_device_precedes_all_measurements(
+    two_graphs: Path, on_pi: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is estimated first is what the report says in the end; without the host nothing else is done."""
+    first: list[Report] = []
+
+    def measure(*arguments: object) -> list[Row]:
+        assert first, "nothing is measured before the verdict is known"
+        return []
+
+    monkeypatch.setattr(profile, "measure_artifact", measure)
+    profile_bundle(Location(None, two_graphs), PI, ONE_SHAPE, on_estimates=first.append)
+    alone = profile_bundle(Location(None, two_graphs), PI, replace(ONE_SHAPE, no_host=True))
+    for report in (*first, alone):
+        assert {row.where for row in report.rows} == {"device"} and report.left_out == on_pi.left_out
+        assert report.verdict == on_pi.verdict
+    assert any("nothing was measured, the figures for the device are estimates" in note for note in alone.notes)
+    with pytest.raises(InputError, match=r"--no-host: This host .* is this host"):
+        profile_bundle(Location(None, two_graphs), HOST, replace(ONE_SHAPE, no_host=True))
 
 
 def test_without_a_runnable_artifact_nothing_is_judged(two_graphs: Path) -> None:
