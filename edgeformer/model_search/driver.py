@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -255,6 +256,14 @@ class _ModelSearch:
         test = ScoredTest(candidate=picked, score=score, rows=count, **interval)
         self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
 
+    @property
+    def _left_s(self) -> float:
+        """Seconds of the budget that are left for a training, beside its export and measurement; the first has all."""
+        if self._options.budget_s is None or not self._reports:
+            return math.inf
+        deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
+        return self._options.budget_s - (time.monotonic() - self._started) - deploy_s
+
     def _train(self, model: LadderModel, for_model: str) -> None:
         """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
         folder = self._artifacts / f"{self._name}-{model.name}"
@@ -265,14 +274,18 @@ class _ModelSearch:
                 self._record_training(model.name, self._searched(model.name).train_s or manifest.seconds)
                 return
             arguments.append("--resume")
-        else:
+        elif self._left_s > 0:
             self._predict_time(model.name)
         searched = self._searched(model.name)
+        left_s = self._left_s
+        if left_s <= 0:
+            self._update(
+                model.name, status="skipped", reason="no time for export and measurement is left of the budget"
+            )
+            return
         if self._options.budget_s is not None and searched.predicted_high_s is not None and self._reports:
-            left_s = self._options.budget_s - (time.monotonic() - self._started)
-            deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
             epochs = model.sections.get("training", {}).get("epochs", 1)
-            fewer = int(epochs * (left_s - deploy_s) / searched.predicted_high_s)
+            fewer = int(epochs * left_s / searched.predicted_high_s)
             if 1 <= fewer < epochs and "--resume" not in arguments:
                 self._progress.message(f"{model.name}: {fewer} of {epochs} epochs, because of the budget")
                 arguments += ["--set", f"training.epochs={fewer}"]
@@ -280,10 +293,10 @@ class _ModelSearch:
                     key: getattr(searched, key) * fewer / epochs for key in ("predicted_low_s", "predicted_high_s")
                 }
                 self._update(model.name, **shares)
-            elif searched.predicted_high_s + deploy_s > left_s:
+            elif searched.predicted_high_s > left_s:
                 reason = (
-                    f"training may take {format_duration(searched.predicted_high_s)}, export and measurement "
-                    f"{format_duration(deploy_s)}, and {format_duration(max(0.0, left_s))} of the budget is left"
+                    f"training may take {format_duration(searched.predicted_high_s)}, and {format_duration(left_s)} of "
+                    "the budget is left beside export and measurement"
                 )
                 self._update(model.name, status="skipped", reason=reason)
                 return
