@@ -35,6 +35,8 @@ from edgeformer.tasks.risk_control import share_interval
 _EXPORTED = ("--int8", "--int4", "--onnx-only", "--keep-going", "--replace")
 _PROMISING = 0.02
 """A larger model of a kind is tried if the smaller one is at most this much below the best score."""
+_RESERVE = 0.1
+"""Share of the budget for scoring the recommended artifact on the test rows, and for what takes longer than predicted."""
 _DONE = (0, 3)
 """Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
 
@@ -262,7 +264,7 @@ class _ModelSearch:
         if self._options.budget_s is None or not self._reports:
             return math.inf
         deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
-        return self._options.budget_s - (time.monotonic() - self._started) - deploy_s
+        return (1 - _RESERVE) * self._options.budget_s - (time.monotonic() - self._started) - deploy_s
 
     def _train(self, model: LadderModel, for_model: str) -> None:
         """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
@@ -279,9 +281,7 @@ class _ModelSearch:
         searched = self._searched(model.name)
         left_s = self._left_s
         if left_s <= 0:
-            self._update(
-                model.name, status="skipped", reason="no time for export and measurement is left of the budget"
-            )
+            self._update(model.name, status="skipped", reason="no time is left of the budget")
             return
         if self._options.budget_s is not None and searched.predicted_high_s is not None and self._reports:
             epochs = model.sections.get("training", {}).get("epochs", 1)

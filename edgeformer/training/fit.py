@@ -121,7 +121,8 @@ def _predict_seconds(recipe: Recipe, cache: Path) -> float:
     fitted_s = time.perf_counter() - started
     expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
     further = max(0, min(expected, training.max_iterations) - len(ends))
-    return prepared_s + fitted_s + further * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    seconds: float = prepared_s + fitted_s + further * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return seconds
 
 
 def check_fit_memory(objective: Objective, *, ignore_memory: bool) -> MemoryUse:
