@@ -50,7 +50,7 @@ def test_models_that_promise_no_better_score_are_skipped(
 
 @pytest.mark.parametrize(
     ("budget_s", "expected"),
-    [(3000, []), (110, ["--set", "training.epochs=3"]), (30, None), (5, None)],
+    [(3000, []), (120, ["--set", "training.epochs=3"]), (30, None), (5, None)],
     ids=("all", "3", "none", "no time"),
 )
 def test_epochs_that_fit_into_the_budget_are_trained(
