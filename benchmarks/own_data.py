@@ -198,7 +198,7 @@ def measure(folder: Path, file: Path, sets: list[str], systems: list[str]) -> No
         for system in (system for system in systems if system not in results):
             result = SYSTEMS[system](place, train, test)
             result["answers"] = [names.index(label) if label in names else -1 for label in result["answers"]]
-            results[system] = result
+            results[system] = {**result, "measured": now(), "cpu": describe_host()["cpu"]}
             hits = np.mean([a == b for a, b in zip(result["answers"], labels, strict=True)])
             print(f"{name}, {system}: {hits:.4f}, {result['minutes']:.1f} min", flush=True)
             file.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")

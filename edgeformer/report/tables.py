@@ -262,10 +262,12 @@ def time_text(time: PlannedTime) -> str:
     if time.low_s is None or time.high_s is None:
         return f"time: unknown: {time.basis}"
     low_s, high_s, epochs = time.low_s, time.high_s, time.epochs
-    extent = f"for {time.steps:,} steps" if time.steps is not None else f"per {time.rows:,} training rows"
+    extent = f" for {time.steps:,} steps" if time.steps is not None else f" per {time.rows:,} training rows"
+    if time.steps == 0:  # a head on a frozen encoder
+        extent = ""
     if epochs > 1:
         extent += f" ({format_duration(low_s / epochs)} to {format_duration(high_s / epochs)} an epoch)"
-    lines = [f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)} {extent}: {time.basis}"]
+    lines = [f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)}{extent}: {time.basis}"]
     lines += [f"low end: {time.low_reason}"] if time.low_reason else []
     lines += [f"high end: {time.high_reason}"] if time.high_reason else []
     return "\n".join(lines)

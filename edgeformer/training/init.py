@@ -98,7 +98,7 @@ def compare_families(data: Path, options: DraftOptions, progress: Progress = SIL
 
     The smaller one goes before an equal one. Raises MissingDependencyError: training is not installed.
     """
-    with needs_extra("train", "the comparison of init"):
+    with needs_extra("train", "init without --model, which compares two models"):
         from edgeformer.training.train import TrainOptions, train
     compared = []
     with TemporaryDirectory() as folder:
