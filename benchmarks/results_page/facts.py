@@ -89,16 +89,16 @@ def own_data() -> dict[str, str]:
     """Size of the largest recommended model without a source, and on how many sets searches keep their targets."""
     record = result("2026-11-29-own-data")
     rows = [*figures(record)]
-    kept = {"search": 0, "search --source minilm": 0}
+    kept: dict[str, list[bool]] = {"search": [], "search --source minilm": []}
     for name in record["sets"]:
         of_set = {row["system"]: row for row in rows if row["set"] == name}
         baselines = [row for system, row in of_set.items() if system not in (*kept, "init")]
-        for system in kept:
+        for system in kept.keys() & of_set.keys():
             rivals = [row for row in baselines if "MiniLM" not in row["system"] or "minilm" in system]
             best = max(rivals, key=lambda row: row["accuracy"])
-            kept[system] += of_set[system]["accuracy"] >= best["accuracy"] - best["error"]
+            kept[system].append(of_set[system]["accuracy"] >= best["accuracy"] - best["error"])
     largest = max(row["bytes"] for row in rows if row["system"] == "search")
-    counts = {key: f"{count} of {len(record['sets'])}" for key, count in kept.items()}
+    counts = {key: f"{sum(each)} of {len(each)}" for key, each in kept.items()}
     return {
         "own_data_mb": f"{largest / 1e6:.1f}", "own_data_kept": counts["search"],
         "own_data_kept_source": counts["search --source minilm"],

@@ -31,6 +31,8 @@ NOISE = 0.025
 """Memory, energy and estimates that differ by less are the same: the variation above which a row warns."""
 CLOSE = 0.15
 """Measured times that differ by less are the same: processes that run minutes apart differ by as much."""
+INSTANT_MS = 0.1
+"""Measured times that differ by less are the same to whoever waits."""
 
 
 @dataclass(frozen=True)
@@ -428,10 +430,11 @@ def _pick(
         if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
             return "their ranges overlap"
         tolerance = CLOSE if minimize == "latency" and not is_estimate else NOISE
-        if value > values[best] * (1 + tolerance):
+        is_instant = tolerance == CLOSE and value - values[best] < INSTANT_MS
+        if value > values[best] * (1 + tolerance) and not is_instant:
             return None
-        kind = "measured times" if tolerance == CLOSE else "values"
-        return f"a tie: {kind} that differ by less than {tolerance * 100:g}% are no different"
+        kind, instant = ("measured times", f" or {INSTANT_MS:g} ms") if tolerance == CLOSE else ("values", "")
+        return f"a tie: {kind} that differ by less than {tolerance * 100:g}%{instant} are no different"
 
     def order(position: int) -> tuple[float, ...]:
         """Smaller file; then fewer threads if the times are no different, else the faster one."""

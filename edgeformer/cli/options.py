@@ -165,7 +165,7 @@ LabelNames = Annotated[
     str | None, advanced("--labels", metavar="A,B…", help="Names of labels that are numbers, from the smallest.")
 ]
 TestFile = Annotated[
-    Path | None, typer.Option("--test", metavar="FILE", help="Test file; without it a tenth of DATA is held out.")
+    Path | None, advanced("--test", metavar="FILE", help="Test file; without it a tenth of DATA is held out.")
 ]
 PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the second text of a pair.")]
 Encoding = Annotated[

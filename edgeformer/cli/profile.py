@@ -165,7 +165,7 @@ def command(
         opt.refuse_options(context, (*_MEASURING, *searching), reason)
         bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
-        profile = load_profile(device or target or "host", profiles, progress.message)
+        profile = load_profile(device or target, profiles, progress.message)
         judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)
         if as_json:
             opt.print_json(judged)

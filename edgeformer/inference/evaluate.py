@@ -16,6 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import EVALUATION_FILE, EarlyExitRow, Evaluation, EvaluationRow, merge_rows
 from edgeformer.inference.predict import Candidate, select_candidates
 from edgeformer.run import Location
+from edgeformer.runtimes import ALL_RUNTIMES
 from edgeformer.system.host import cpu_name
 from edgeformer.system.lock import wait_for_lock
 from edgeformer.tasks import Meter, Origin
@@ -78,7 +79,13 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     run_folder = location.run if options.data is None and options.runtime is None else None
     for candidate in candidates:
         saved_rows, saved_early = len(evaluator.rows), len(evaluator.early_exit)
-        evaluator.score(candidate)
+        try:
+            evaluator.score(candidate)
+        except InputError as error:
+            # Of all runtimes, some may lack what they need of this processor; what fails for all of them is an error.
+            if options.runtime != ALL_RUNTIMES or (candidate is candidates[-1] and not evaluator.rows):
+                raise
+            progress.message(f"{candidate.id}: not scored: {error}")
         if run_folder is not None:  # saved after each artifact: the next one may fail or be interrupted
             with wait_for_lock(run_folder / EVALUATION_FILE):  # another process may add its rows to the same file
                 merge_rows(run_folder, evaluator.rows[saved_rows:], evaluator.early_exit[saved_early:])

@@ -74,6 +74,12 @@ def twice(name: str, first: float, second: float, size: int) -> Row:
     [
         (row("large", 4.0, 900), row("small", 4.59, 100), "a tie: measured times that differ by less than 15%"),
         (row("large", 4.0, 900), row("small", 4.61, 100), None),
+        (
+            row("large", 0.12, 900),
+            row("small", 0.21, 100),
+            "a tie: measured times that differ by less than 15% or 0.1 ms",
+        ),
+        (row("large", 0.12, 900), row("small", 0.23, 100), None),
         (twice("large", 4.0, 4.1, 900), twice("small", 4.7, 4.05, 100), None),
         (estimate("large", 1.0, 4.0, 900), estimate("small", 3.9, 9.0, 100), "their ranges overlap"),
         (estimate("large", 1.0, 4.0, 900), estimate("small", 4.2, 9.0, 100), None),

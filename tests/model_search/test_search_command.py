@@ -61,11 +61,8 @@ def test_unusable_requests_are_refused(tmp_path: Path) -> None:
         (("tickets.csv", "--no-source", "--models", "folded"), "those that need a pretrained encoder need --source"),
         (("tickets.csv", "--tokenizer", "tickets.csv"), "are of a recipe"),
         (("quickstart", "--text", "x"), "a recipe names these itself"),
-        (
-            ("crt_mini",),
-            "crt_mini: is data of the task language-modeling, and search trains classifiers of whole texts",
-        ),
-        (("names.conll",), "names.conll: is data of the task token-classification, and search trains classifiers"),
+        (("crt_mini",), "crt_mini: is data of the task language-modeling, and search trains classifiers"),
+        (("names.conll", "--no-source", "--models", "linear"), "there is no linear; available: small, light"),
         (("tickets.csv", "--budget", "2"), "--budget"),
         (("tickets.csv", "--device", "nokia"), "nokia"),
         (("tickets.csv", "--name", "../x"), "use letters, digits"),
