@@ -20,15 +20,17 @@ _OPERATORS = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "leaky_relu": "LeakyRelu", "leaky_relu_": "LeakyRelu", "mish": "Mul",
     "add": "Add", "add_": "Add", "sub": "Sub", "mul": "Mul", "mul_": "Mul", "div": "Div", "pow": "Pow",
     "rsqrt": "Sqrt", "mean": "ReduceMean", "sum": "ReduceSum", "embedding": "Gather", "cat": "Concat",
-    "clone": "Transpose", "max_pool2d_with_indices": "MaxPool", "avg_pool2d": "AveragePool",
+    "clone": "Transpose", "max_pool2d_with_indices": "MaxPool", "avg_pool2d": "AveragePool", "avg_pool3d": "LRN",
+    "roll": "Concat",
     "_adaptive_avg_pool2d": "AveragePool", "upsample_nearest2d": "Resize", "upsample_bilinear2d": "Resize",
     "constant_pad_nd": "Pad", "exp": "Exp", "cos": "Cos", "sin": "Sin", "neg": "Neg", "masked_fill": "Where",
     "where": "Where", "native_batch_norm": "", "_native_batch_norm_legit_no_training": "",
 }  # fmt: skip
-"""aten operator → ONNX operator; an empty one is folded into a product. Operators that are not listed make no node."""
+"""aten operator → ONNX operator; an empty one is folded into a product. A local response norm is ``avg_pool3d``."""
 _VIEWS = {
     "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "slice", "select", "split",
-    "split_with_sizes", "unsqueeze", "squeeze", "unbind", "chunk", "detach", "alias", "as_strided", "unfold",
+    "split_with_sizes", "unsqueeze", "squeeze", "unbind", "chunk", "detach", "alias", "as_strided", "as_strided_",
+    "unfold",
     "_reshape_alias", "lift_fresh", "empty", "zeros", "ones", "full", "arange", "scalar_tensor", "_to_copy", "copy_",
     "tril", "triu", "new_zeros", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like", "fill_",
     "dropout", "eq", "ne",

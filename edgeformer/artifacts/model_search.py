@@ -21,7 +21,7 @@ class SearchedModel(Frozen):
     description: str
     run: str = Field(description="name of its run")
     status: Literal["waiting", "skipped", "failed", "measured"]
-    reason: str | None = Field(None, description="why it was skipped or has failed")
+    reason: str | None = Field(None, description="why it was skipped or has failed, or how it was trained differently")
     parameters: int | None = None
     predicted_low_s: float | None = Field(None, description="predicted seconds of training; None: not predictable")
     predicted_high_s: float | None = None

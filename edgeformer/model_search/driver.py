@@ -234,7 +234,7 @@ class _ModelSearch:
         write_json(self._report(model.name), report)
         self._reports[model.name] = read_manifest(Report, self._report(model.name))
         deploy_s = time.monotonic() - started
-        self._update(model.name, status="measured", reason=None, deploy_s=deploy_s)
+        self._update(model.name, status="measured", deploy_s=deploy_s)
         self._rank()
         searched, search = self._searched(model.name), self._reports[model.name].search
         if search is not None:
@@ -283,11 +283,12 @@ class _ModelSearch:
         if left_s <= 0:
             self._update(model.name, status="skipped", reason="no time is left of the budget")
             return
-        if self._options.budget_s is not None and searched.predicted_high_s is not None and self._reports:
+        reason = None
+        if left_s < math.inf and searched.predicted_high_s is not None:
             epochs = model.sections.get("training", {}).get("epochs", 1)
             fewer = int(epochs * left_s / searched.predicted_high_s)
             if 1 <= fewer < epochs and "--resume" not in arguments:
-                self._progress.message(f"{model.name}: {fewer} of {epochs} epochs, because of the budget")
+                reason = f"{fewer} of {epochs} epochs, because of the budget"
                 arguments += ["--set", f"training.epochs={fewer}"]
                 shares = {
                     key: getattr(searched, key) * fewer / epochs for key in ("predicted_low_s", "predicted_high_s")
@@ -301,7 +302,8 @@ class _ModelSearch:
                 self._update(model.name, status="skipped", reason=reason)
                 return
         purpose = f", which {for_model} needs" if for_model != model.name else ""
-        self._progress.message(f"{model.name}: {model.description}{purpose}")
+        extent = f"; {reason}" if reason is not None else ""
+        self._progress.message(f"{model.name}: {model.description}{purpose}{extent}")
         started = time.monotonic()
         try:
             trained = self._run(*arguments)
@@ -309,7 +311,7 @@ class _ModelSearch:
             self._update(model.name, status="failed", reason=str(error))
             return
         # A run's own seconds leave out what the teacher's answers took; a resumed one's include earlier parts.
-        self._update(model.name, status="waiting", reason=None)
+        self._update(model.name, status="waiting", reason=reason)
         self._record_training(model.name, max(trained["seconds"], time.monotonic() - started))
 
     def _record_training(self, name: str, train_s: float) -> None:

@@ -39,7 +39,7 @@ STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
 _ROWS_AT_ONCE = 4096
 _MOST_ITERATIONS, _TOLERANCE = 100, 1e-7
 _FIT_S = 7e-9
-"""Seconds of the fit per row, dimension, class and value of C: Banking77 on one core of a server CPU."""
+"""Seconds of the fit per row, dimension, class and value of C: 2e-9 with 77 classes, 1.5e-8 with 4, on two cores."""
 
 
 @dataclass(frozen=True)

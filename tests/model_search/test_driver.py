@@ -9,9 +9,9 @@ import pytest
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
-from edgeformer.artifacts.progress import SILENT
 from edgeformer.model_search.driver import ModelSearchOptions, _ModelSearch
 from edgeformer.model_search.ladder import LadderModel
+from tests.training.runs import Messages
 
 LADDER = (
     LadderModel("linear", "", {}),
@@ -56,8 +56,9 @@ def test_models_that_promise_no_better_score_are_skipped(
 def test_epochs_that_fit_into_the_budget_are_trained(
     budget_s: float, expected: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    progress = Messages()
     model = LadderModel("small", "", {"training": {"epochs": 10}})
-    search = _ModelSearch("x", [model], "host", tmp_path, tmp_path, ModelSearchOptions(budget_s=budget_s), SILENT)
+    search = _ModelSearch("x", [model], "host", tmp_path, tmp_path, ModelSearchOptions(budget_s=budget_s), progress)
     entries = (
         SearchedModel(name="linear", description="", run="x-linear", status="measured", deploy_s=9.0),
         SearchedModel(
@@ -79,3 +80,4 @@ def test_epochs_that_fit_into_the_budget_are_trained(
     else:
         assert [*commands[0][4:]] == expected
         assert search._searched("small").predicted_high_s == (300.0 if not expected else 90.0)
+        assert bool(progress.containing("3 of 10 epochs, because of the budget")) == bool(expected)

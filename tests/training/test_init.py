@@ -174,6 +174,19 @@ def test_the_better_family_is_drafted(folder: Path) -> None:
     ]
 
 
+def test_a_test_file_is_a_part_of_its_own(folder: Path) -> None:
+    """Its rows are not among those that the comparison learns from, and are scored once."""
+    lines = [f"ticket {n} says {('refund', 'password')[n % 2]},{('billing', 'login')[n % 2]}\n" for n in range(160)]
+    Path("own.csv").write_text("text,label\n" + "".join(lines[:100]), encoding="utf-8")
+    Path("held.csv").write_text("text,label\n" + "".join(lines[100:]), encoding="utf-8")
+    result = draft(Path("own.csv"), DraftOptions(family=None, test=Path("held.csv")))
+    assert result.rows == {"train": 90, "validation": 10, "given": 60}
+    assert {(entry.rows, entry.validation_rows) for entry in result.comparison} == {(90, 10)}
+    recipe: Any = load_recipe("own.yaml")
+    assert recipe.data.split == "given" and recipe.data.parts["test"][0].path == str(folder / "held.csv")
+    assert "a tenth of the texts for validation\n" in result.text
+
+
 def test_rare_labels_select_the_epoch_by_macro_f1(folder: Path) -> None:
     for counts, expected in (((40, 40, 10), "f1"), ((40, 40, 30), "accuracy"), ((80, 20), "accuracy")):
         rows = "".join(f"row {label} {n},label{label}\n" for label, count in enumerate(counts) for n in range(count))

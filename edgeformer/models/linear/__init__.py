@@ -1,4 +1,4 @@
-"""Linear classifier: TF-IDF of n-grams of words or characters, and logistic regression, fitted in seconds on a CPU."""
+"""Linear classifier: TF-IDF of n-grams of words or characters, and their weights, fitted in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LinearConfig(ModelConfig):
 
 
 class LinearTraining(DistilledTraining, FitConfig):
-    """Settings of the logistic regression, which L-BFGS solves over all rows, for each candidate of ``auto``."""
+    """Settings of the fit, which L-BFGS solves over all rows, for each candidate of ``auto``."""
 
     later: ClassVar[tuple[str, ...]] = ("teacher", "teacher_sha256", "distillation", "svm_share")
 
@@ -71,7 +71,7 @@ class LinearTraining(DistilledTraining, FitConfig):
 
 
 class Linear(ModelSpec):
-    """TF-IDF and logistic regression."""
+    """TF-IDF, and logistic regression or a support vector machine."""
 
     kind: ClassVar[str] = "linear"
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
@@ -91,7 +91,7 @@ class Linear(ModelSpec):
     def card_line(self, config: LinearConfig) -> str:
         shortest, longest = config.ngrams
         orders = f"{longest} tokens" if shortest == longest else f"{shortest} to {longest} tokens"
-        return f"logistic regression on n-grams of {orders} that occur in {config.minimum_count} texts or more"
+        return f"linear classifier of n-grams of {orders} that occur in {config.minimum_count} texts or more"
 
 
 MODEL = Linear()

@@ -1,4 +1,4 @@
-"""The linear classifier's torch half: counting n-grams, logistic regression, ONNX graph."""
+"""The linear classifier's torch half: counting n-grams, fitting their weights, ONNX graph."""
 
 from __future__ import annotations
 
