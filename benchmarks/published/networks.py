@@ -1651,8 +1651,9 @@ ALIASES = {
     "mixerb16224": "mixerb16",
 }
 
-# Millions of parameters and GMAC at the usual input, from the papers and the pages of the libraries that ship the
-# weights; where those state floating-point operations, half of them. EfficientNet-Lite's count normalisation too.
+# Millions of parameters and GMAC at the usual input, as known from the papers and from the libraries that ship the
+# weights; only those of EfficientNet-Lite, of YOLO26's classifiers and of models.csv were looked up. Where sources
+# state floating-point operations, half of them. EfficientNet-Lite's count normalisation too.
 # The pages state YOLO11's classifiers with ten classes; these are the same graphs with 1000, under the later name
 # YOLO26, less the linear layer that their count takes 49 times instead of once. NaN: no source states the GMAC, and
 # the same code rebuilds a sibling that has both (EfficientDet-D0).
