@@ -11,9 +11,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
 
-from benchmarks.results_page.tables import ROOT, result
+from benchmarks.results_page.tables import ROOT
 from edgeformer.artifacts.device import EstimateRecord
 from edgeformer.estimate import estimate
+from edgeformer.estimate.published import published_record
 
 PAGE, RESULTS = ROOT / "docs" / "results" / "estimates.md", ROOT / "benchmarks" / "results"
 EXPLANATION = ROOT / "docs" / "explanation" / "estimating.md"
@@ -82,13 +83,13 @@ def page() -> str:
 def explanation() -> str:
     """Return docs/explanation/estimating.md from its template and the newest record."""
     _, record = newest()
-    host, earlier = record["host"], result("2026-11-21-estimator")["uncalibrated"]
+    host = record["host"]
     template = EXPLANATION.with_name(f"{EXPLANATION.name}.jinja").read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(template).render(
         processor=f"{host['cpu']}, {host['cores']} cores", outcome=_outcome(record["summary"]),
         groups=_groups(record), doubted=_doubted(record["doubted"]),
-        held=f"{earlier['hold_the_measurement']} of {earlier['cases']}", width=f"{earlier['median_width']:.1f}",
+        published=f"{sum(errors.rows for errors in published_record().devices.values()):,}",
     )  # fmt: skip
 
 

@@ -1,105 +1,192 @@
-"""How far are estimates from published measurements: fitted to other sources or devices, and by the estimator of today?
+"""Fit the estimator's record to published measurements, cross-validate it, and write the pages of the devices.
 
     python -m benchmarks.published
 
-Prints how many rows can be used, and errors on those of supported runtimes and shipped profiles. Takes five minutes.
+Writes edgeformer/estimate/published.json, which ships, and benchmarks/results/published.json, of which
+docs/results/devices.md and the pages of the devices are made. Takes five minutes; --rows keeps the work of all rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable
+import argparse
+import json
+import pickle
+import re
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tabulate import tabulate
 
-from benchmarks.published.fit import columns, effect_names, fit
+from benchmarks.published.fit import Groups, fit, left_out, summary
+from benchmarks.published.pages import RESULT, draw, index_facts
 from benchmarks.published.rows import Measurement, load, rebuilt
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.estimate.operators import count_nodes
-from edgeformer.estimate.roofline import Rates, range_us, rates_of
+from edgeformer.estimate.estimate import works_of
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting
+from edgeformer.estimate.roofline import Rates, product_type, rates_of, work_ms
+from edgeformer.system.host import now
 
-SUPPORTED = {"tensorrt", "onnxruntime", "openvino", "litert", "executorch", "llama.cpp", "torch", "torch.compile"}
+SUPPORTED = {"tensorrt", "onnxruntime", "openvino", "litert", "executorch", "llamacpp", "torch", "torch.compile"}
 _FUSING = {"tensorrt", "fastertransformer", "openvino", "tensorflow", "torch.compile"}
-_WEIGHT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.55}
-"""Bytes of a stored weight; those of four bits have scales."""
-_FOLDS = 10
+_VARIANTS = {
+    "A100.*40GB": (1.0, 1555 / 2039), "A100 PCIe 80GB": (1.0, 1935 / 2039), "H100 PCIe": (756 / 989, 2000 / 3350),
+    "Orin Nano.*(25 W|MAXN|Super)": (1.0, 1.0), "Orin Nano": (625 / 1020, 68 / 102.4), r"Pi 4.*1\.8 GHz": (1.2, 1.0),
+}  # fmt: skip
+"""Pattern of a device → its rates of arithmetic and of memory as multiples of those of its profile, by data sheets."""
+_TOO_FAST = "faster than the device's peak allows"
+_LEAST_SHARE, _WINOGRAD = 0.6, 2.25
+"""A time below this share of that of its products at the peak is wrong; convolutions may need fewer multiplications."""
+RECORD = Path(__file__).parents[2] / "edgeformer" / "estimate" / "published.json"
+
+
+profile = cache(load_profile)
 
 
 def rates(row: Measurement) -> Rates:
     """Return the rates of a row's device for its precision and threads. Raises EdgeformerError: a fact is missing."""
-    device = load_profile(row.profile)
+    device = profile(row.profile)
     on_gpu = device.kind == "cuda"
-    of_profile = rates_of(
-        device, {"tf32": "fp32", "int4": "fp16" if on_gpu else "int4"}.get(row.precision, row.precision)
-    )
-    if row.precision == "tf32" and device.peaks.fp16 is not None:  # tensor cores compute TF32 at half that
-        of_profile = replace(of_profile, peak=device.peaks.fp16.value / 2)
+    computed = setting_of(row).precision
+    of_profile = rates_of(device, "fp16" if on_gpu and computed == "int4" else computed)
+    clock, memory = next((factors for text, factors in _VARIANTS.items() if re.search(text, row.device)), (1.0, 1.0))
     if not on_gpu and row.threads and of_profile.cores:
-        share = min(1.0, row.threads / of_profile.cores)
-        of_profile = replace(of_profile, peak=of_profile.peak * share, vector_peak=of_profile.vector_peak * share)
-    return of_profile
+        clock *= min(1.0, row.threads / of_profile.cores)
+    return replace(
+        of_profile, peak=of_profile.peak * clock, vector_peak=of_profile.vector_peak * clock,
+        bandwidth=of_profile.bandwidth * memory,
+    )  # fmt: skip
 
 
-def errors(
-    rows: list[Measurement], features: NDArray[np.float64], key: Callable[[Measurement], str]
-) -> NDArray[np.float64]:
-    """Return log(estimated / measured) of each row by a fit to rows of other groups."""
-    groups = [key(row) for row in rows]
-    folds = {group: number % _FOLDS for number, (group, _) in enumerate(Counter(groups).most_common())}
-    fold_of_row = np.array([folds[group] for group in groups])
-    names = [effect_names(load_profile(row.profile).kind, row) for row in rows]
-    ms, found = np.array([row.ms for row in rows]), np.zeros(len(rows))
-    for fold in range(_FOLDS):
-        train = np.flatnonzero(fold_of_row != fold)
-        effects = fit(features[train], [names[number] for number in train], ms[train])
-        for number in np.flatnonzero(fold_of_row == fold):
-            found[number] = math.log(features[number] @ effects.factors(names[number]) / ms[number])
-    return found
-
-
-def main() -> None:
-    """Command line."""
-    usable, left_out = load()
-    print(f"{len(usable):,} usable rows; left out: {left_out}")
-    profiles, rows, features, today = set(shipped_names("profiles")), list[Measurement](), [], []
-    count = 0
+def counted() -> tuple[list[Measurement], NDArray[np.float64], list[float], dict[str, Any]]:
+    """Return the rows of rebuilt models on shipped profiles, their work, their operations, and how many there are."""
+    usable, reasons = load()
+    profiles, rows, features, operations, every = set(shipped_names("profiles")), [], [], [], 0
     for row, nodes in rebuilt():
-        count += 1
+        every += 1
         if row.profile not in profiles:
             continue
         try:
             of_device = rates(row)
         except EdgeformerError:
             continue
-        float_bytes = 2 if of_device.gpu and row.precision in ("fp16", "int8", "int4") else 4
-        scale = _WEIGHT_BYTES[row.precision] / float_bytes
-        works = [replace(work, weight_bytes=scale * work.weight_bytes) for work in count_nodes(nodes, float_bytes)]
-        fused = row.runtime in _FUSING
+        works = works_of(nodes, row.precision, on_gpu=of_device.gpu)
+        weights = sum(work.weight_bytes for work in works)
+        work = work_ms(works, of_device, weights, fused=row.runtime in _FUSING)
+        if row.ms < _LEAST_SHARE * (work[1] + work[2] + work[3] / _WINOGRAD):
+            reasons[_TOO_FAST] = reasons.get(_TOO_FAST, 0) + 1
+            continue
         rows.append(row)
-        features.append(columns(works, of_device, fused=fused))
-        today.append(range_us(works, of_device, sum(work.weight_bytes for work in works), fused))
-    print(f"{count:,} rows of rebuilt models, {len(rows):,} of them of {len({row.profile for row in rows})} profiles")
-    is_supported = np.array([row.runtime in SUPPORTED for row in rows])
-    table = []
-    low, high = np.array(today).T / 1000
-    ms = np.array([row.ms for row in rows])
-    found = {
-        "estimator of today": np.log(np.sqrt(low * high) / ms),
-        "other sources": errors(rows, np.array(features), lambda row: row.source),
-        "other devices": errors(rows, np.array(features), lambda row: row.profile),
+        features.append(work)
+        operations.append(sum(work.operations for work in works))
+    published = len(usable) + sum(reasons.values()) - reasons.get(_TOO_FAST, 0)
+    counts = {
+        "published": published,
+        "usable": len(usable),
+        "rebuilt": every,
+        "of profiles": len(rows),
+        "left out": reasons,
     }
-    for name, error in found.items():
-        sizes = np.abs(error[is_supported])
-        width = f"{np.exp(2 * np.quantile(sizes, 0.9)):.1f}"
-        table.append([name, len(sizes), f"{np.expm1(np.median(sizes)):.0%}", width])
-    print(tabulate(table, ["fitted to", "rows", "median error", "width that holds 90%"], tablefmt="github"))
-    inside = np.mean(((ms >= low) & (ms <= high))[is_supported])
-    print(f"ranges of today: {inside:.0%} held, median width {np.median((high / low)[is_supported]):.1f}")
+    return rows, np.array(features), operations, counts
+
+
+def setting_of(row: Measurement) -> Setting:
+    """Return what the estimate of a row depends on."""
+    device = profile(row.profile)
+    return Setting(device.kind, row.profile, row.runtime, product_type(device, row.runtime, row.precision), row.phase)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, help="file that keeps the work of all rows for the next time")
+    options = parser.parse_args()
+    if options.rows is not None and options.rows.is_file():
+        rows, features, operations, counts = pickle.loads(options.rows.read_bytes())
+    else:
+        rows, features, operations, counts = counted()
+        if options.rows is not None:
+            options.rows.write_bytes(pickle.dumps((rows, features, operations, counts)))
+    settings, sources = [setting_of(row) for row in rows], [row.source for row in rows]
+    ms = np.array([row.ms for row in rows])
+    is_supported = np.array([row.runtime in SUPPORTED for row in rows])
+    print({**counts, "supported": int(is_supported.sum())})
+    kept = np.flatnonzero(is_supported)
+    of_kept: list[Setting] = [settings[row] for row in kept]
+    kept_sources = [sources[row] for row in kept]
+    errors, factors, groups = {}, {}, {}
+    for is_known, keys in ((True, sources), (False, [row.profile for row in rows])):
+        errors[is_known] = left_out(features, settings, ms, keys)[kept]
+        groups[is_known] = Groups(errors[is_known], of_kept, [keys[row] for row in kept], is_known=is_known)
+        factors[is_known] = groups[is_known].factors()
+    of_groups = {
+        name: summary(errors[known][numbers], factors[known][numbers], [kept_sources[number] for number in numbers],
+                      groups[known].factor(name))
+        for known in (True, False)
+        for name in groups[known].names
+        for numbers in (groups[known].rows(name),)
+    }  # fmt: skip
+    devices = {}
+    for device in sorted({setting.device for setting in of_kept}):
+        numbers = np.array([number for number, setting in enumerate(of_kept) if setting.device == device])
+        own_sources = [kept_sources[number] for number in numbers]
+        of_device = errors[True][numbers], factors[True][numbers]
+        devices[device] = summary(*of_device, own_sources, float(np.median(of_device[1])))
+    write_record(rows, kept.tolist(), operations, fit(features, settings, ms), devices, of_groups)
+    names: dict[str, int] = {}
+
+    def place(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    cases = []
+    for number, row in enumerate(kept):
+        of_row, setting = rows[row], of_kept[number]
+        size = of_row.past if of_row.phase == "decode" else of_row.size
+        checks = [float(f"{values[known][number]:.4f}") for known in (True, False) for values in (errors, factors)]
+        cases.append([
+            place(of_row.profile), place(of_row.runtime), setting.precision, of_row.phase,
+            place(of_row.model.partition("|")[0]), of_row.batch, size, of_row.ms, place(of_row.source), *checks,
+        ])  # fmt: skip
+    result = {"created": now()[:10], "counts": counts, "names": [*names], "rows": cases}
+    RESULT.write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
+    draw()
+    facts = index_facts()
+    print(facts["by_device"], facts["by_class"], sep="\n\n")
+
+
+def write_record(
+    rows: list[Measurement], kept: list[int], operations: list[float], effects: dict[str, float],
+    devices: dict[str, Errors], errors: dict[str, Errors],
+) -> None:  # fmt: skip
+    """Write the record that ships: effects, errors of devices and of groups, and the rows of supported runtimes."""
+    names: dict[str, int] = {}
+
+    def place(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    lines = []
+    for number in kept:
+        row = rows[number]
+        model, size = row.model.partition("|")[0], row.past if row.phase == "decode" else row.size
+        figures = float(f"{row.ms:.4g}"), float(f"{operations[number] / 1e9:.3g}")
+        lines.append((
+            place(row.profile), place(row.runtime), row.precision, row.phase, place(model), row.batch, size, *figures,
+            place(row.source),
+        ))  # fmt: skip
+    supported = {f"{word} {runtime}" for word in ("cpu", "cuda") for runtime in SUPPORTED}
+    record = PublishedRecord(
+        created=now()[:10], devices=devices, errors=errors, names=tuple(names), rows=tuple(lines),
+        effects={
+            name: round(value, 3) for name, value in effects.items()
+            if abs(value) >= 0.0005 and (not name.startswith(("runtime", "precision", "phase"))
+                                         or " ".join(name.split(":")[0].split()[1:3]) in supported)
+        },
+    )  # fmt: skip
+    RECORD.write_text(record.model_dump_json() + "\n", encoding="utf-8")
+    print(f"{RECORD.name}: {RECORD.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -1,131 +1,174 @@
-"""Fit the share of its stated rates that a device reaches to the published rows, and measure how far estimates are off.
+"""Fit the factors of :mod:`edgeformer.estimate.published` to published rows, and cross-validate them.
 
-The time of a call is the sum over seven kinds of work (:data:`WORK`) of work divided by the profile's rate, times a
-factor for each kind. The logarithm of a factor is a sum of effects: of the kind of processor, of the runtime, of the
-precision, and of the device. Each effect has a normal prior around 0, so that a runtime or a device with few rows stays
+The time of a call is the sum over seven kinds of work of work divided by the profile's rate, times a factor for each
+kind. The logarithm of a factor is a sum of effects: of the kind of processor, of the runtime, of the precision, of the
+phase, and of the device. Each effect has a normal prior around 0, so that a runtime or a device with few rows stays
 near the others (partial pooling). The maximum of the posterior is found by scipy's least squares.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import least_squares
 
-from benchmarks.published.rows import Measurement
-from edgeformer.estimate.operators import NodeWork, fuse
-from edgeformer.estimate.roofline import Rates, beyond_cache, far_bytes
+from edgeformer.estimate.published import Errors, Setting, effect_names, group_names
+from edgeformer.estimate.roofline import WORK
 
-WORK = ("kernels", "products", "attention", "convolutions", "depthwise", "cache", "memory")
-"""Columns: launches, operations of products, of products of activations, of convolutions, and of convolutions of one
-channel at a time, and bytes from the cache and from memory; each in milliseconds at the profile's rates."""
-_TILE = 64
 _NOISE = 0.25
 """Standard deviation of the logarithm of a row that no effect explains: boards, versions, power modes."""
-_PRIORS = {"kind": 2.0, "runtime": 0.7, "precision": 0.5, "device": 0.35, "device and runtime": 0.25}
+_PRIORS = {"kind": 2.0, "runtime": 0.7, "precision": 0.5, "phase": 0.5, "device": 0.35, "device and runtime": 0.25}
 """Standard deviations of effects; those of a device apply to all kinds of work alike."""
+_FOLDS = 10
+_FEWEST = 5
+"""Rows of a group that has a range of its own."""
+_LEVELS = {True: 0.88, False: 0.92}
+"""Share of a group's errors that its range holds, by whether the device is known: 90% of the rows are then inside the
+range that the other sources or devices give them."""
+_REPEATED = 0.25
+"""A row counts with the number of rows of its device, runtime and precision to this power less: they share an error."""
+_PRIOR_ROWS = 8.0
+"""Rows for which the next wider group counts among the errors of a group."""
+Floats = NDArray[np.float64]
 
 
-def columns(works: Sequence[NodeWork], rates: Rates, *, fused: bool) -> NDArray[np.float64]:
-    """Return the work of a call in milliseconds at the profile's rates, float64 [7]."""
-    totals = np.zeros(len(WORK))
-    weights = sum(work.weight_bytes for work in works)
-    beyond = beyond_cache(weights, rates.cache_bytes)
-    kernels = fuse(works) if fused else [[work] for work in works if work.bytes and not work.host_only]
-    totals[0] = len(kernels) * rates.overhead_us / 1000
-    for kernel in kernels:
-        for work in kernel:
-            if not work.is_product:
-                continue
-            share = 1.0
-            if rates.cores is not None and rates.gpu:
-                tiles = -(-work.rows // _TILE) * -(-work.columns // _TILE)
-                share = tiles / (-(-tiles // rates.cores) * rates.cores)
-            kind = 2 if work.cls == "attention" else 1
-            if work.trust in ("convolution", "narrow"):
-                kind = 4 if work.trust == "narrow" else 3
-            peak = rates.vector_peak if kind == 4 else rates.peak
-            totals[kind] += 1000 * work.operations / (peak * max(share, 0.05))
-        moved = _moved(kernel)
-        far = sum(far_bytes(work, beyond, rates.cache_bytes) for work in kernel)
-        near = moved + sum(work.weight_bytes for work in kernel)
-        far = min(far, near)
-        totals[5] += 1000 * (near - far) / rates.bandwidth
-        totals[6] += 1000 * far / rates.bandwidth
-    return totals
+def _prior(name: str) -> float:
+    """Return the standard deviation of an effect; ``device NAME RUNTIME PRECISION`` is one of device and runtime."""
+    first = name.partition(" ")[0]
+    return _PRIORS["device and runtime" if first == "device" and name.count(" ") > 1 else first]
 
 
-def _moved(kernel: Sequence[NodeWork]) -> float:
-    """Return the activation bytes of a kernel: a chain of operators reads and writes once."""
-    if len(kernel) == 1 or any(work.is_product for work in kernel):
-        return sum(work.moved_bytes for work in kernel)
-    return max(work.moved_bytes for work in kernel)
-
-
-@dataclass(frozen=True)
-class Effects:
-    """Logarithms of factors by the name of their effect."""
-
-    values: dict[str, float]
-
-    def factors(self, names: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-        """Return the factor of each kind of work, whose effects have these names; unknown effects are 0."""
-        return np.exp([sum(self.values.get(name, 0.0) for name in each) for each in names])
-
-
-def effect_names(kind: str, row: Measurement) -> list[list[str]]:
-    """Return the names of the effects for each kind of work."""
-    device = row.profile or row.device
-    precision = f"precision:{kind}:{row.runtime}:{row.precision}"
-    shared = [f"device:{device}", f"device and runtime:{device}:{row.runtime}:{row.precision}"]
-    return [
-        [f"kind:{kind}:{work}", f"runtime:{kind}:{row.runtime}:{work}", f"{precision}:{work}", *shared]
-        for work in WORK
-    ]  # fmt: skip
-
-
-def fit(features: NDArray[np.float64], names: Sequence[list[list[str]]], ms: NDArray[np.float64]) -> Effects:
+def fit(features: Floats, settings: Sequence[Setting], ms: Floats) -> dict[str, float]:
     """Return the effects with the largest posterior.
 
     Args:
-        features: work of the rows, [n, 7].
-        names: of their effects, [n][7].
+        features: work of the rows at the rates of their profiles, in ms, [n, 7].
+        settings: of the rows [n].
         ms: measured times [n].
     """
+    same = Counter((setting.device, setting.runtime, setting.precision) for setting in settings)
+    weights = np.array([same[setting.device, setting.runtime, setting.precision] ** -_REPEATED for setting in settings])
+    weights /= _NOISE
+    names = {setting: effect_names(setting) for setting in {*settings}}
     index: dict[str, int] = {}
-    for row in names:
-        for each in row:
+    for of_setting in names.values():
+        for each in of_setting:
             for name in each:
                 index.setdefault(name, len(index))
     count, width = len(ms), len(WORK)
     places = [
         (number * width + work, index[name])
-        for number, row in enumerate(names)
-        for work, each in enumerate(row)
+        for number, setting in enumerate(settings)
+        for work, each in enumerate(names[setting])
         for name in each
     ]
     rows, cols = np.array(places).T
     design = sparse.csr_array((np.ones(len(rows)), (rows, cols)), shape=(count * width, len(index)))
-    prior = np.array([_PRIORS[name.partition(":")[0]] for name in index])
+    prior = np.array([_prior(name) for name in index])
+    of_row = np.repeat(np.arange(count), width), np.arange(count * width)
+    together = sparse.csr_array((np.ones(count * width), of_row))
 
-    def parts(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def parts(values: Floats) -> Floats:
         return features * np.exp(np.clip(design @ values, -8, 8)).reshape(count, width)
 
-    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.concatenate([np.log(parts(values).sum(1) / ms) / _NOISE, values / prior])
+    def residuals(values: Floats) -> Floats:
+        return np.concatenate([weights * np.log(parts(values).sum(1) / ms), values / prior])
 
-    def jacobian(values: NDArray[np.float64]) -> sparse.csr_array:
+    def jacobian(values: Floats) -> sparse.csr_array:
         each = parts(values)
-        shares = sparse.diags_array((each / each.sum(1, keepdims=True)).ravel() / _NOISE) @ design
-        together = sparse.csr_array(
-            (np.ones(count * width), (np.repeat(np.arange(count), width), np.arange(count * width)))
-        )
+        shares = sparse.diags_array((weights[:, None] * each / each.sum(1, keepdims=True)).ravel()) @ design
         return sparse.csr_array(sparse.vstack([together @ shares, sparse.diags_array(1 / prior)]))
 
     start = np.zeros(len(index))
     found = least_squares(residuals, start, jac=jacobian, loss="soft_l1", tr_solver="lsmr", method="trf", max_nfev=60)
-    return Effects(dict(zip(index, found.x.tolist(), strict=True)))
+    return dict(zip(index, found.x.tolist(), strict=True))
+
+
+def estimated_ms(features: Floats, settings: Sequence[Setting], effects: dict[str, float]) -> Floats:
+    """Return the estimated times of rows [n]."""
+    logs = [[sum(effects.get(name, 0.0) for name in each) for each in effect_names(setting)] for setting in settings]
+    return np.asarray((features * np.exp(np.clip(logs, -8, 8))).sum(1))
+
+
+def left_out(features: Floats, settings: Sequence[Setting], ms: Floats, groups: Sequence[str]) -> Floats:
+    """Return log(estimated / measured) of each row, by a fit to the rows of other groups (ten folds of groups)."""
+    folds = {group: number % _FOLDS for number, (group, _) in enumerate(Counter(groups).most_common())}
+    fold_of_row = np.array([folds[group] for group in groups])
+    errors = np.zeros(len(ms))
+    for fold in range(_FOLDS):
+        train, test = np.flatnonzero(fold_of_row != fold), np.flatnonzero(fold_of_row == fold)
+        effects = fit(features[train], [settings[row] for row in train], ms[train])
+        errors[test] = np.log(estimated_ms(features[test], [settings[row] for row in test], effects) / ms[test])
+    return errors
+
+
+def range_factor(sizes: Floats, weights: Floats, level: float) -> float:
+    """Return the factor that holds a share of the weighted errors, with the correction for few of them."""
+    order, total = np.argsort(sizes), weights.sum()
+    level = min(1.0, level * (total + 1) / total)
+    place = np.searchsorted(np.cumsum(weights[order]), level * total - 1e-9)
+    return float(np.exp(sizes[order][min(int(place), len(sizes) - 1)]))
+
+
+class Groups:
+    """Rows by the groups of their settings, with their errors without their source, or without their device.
+
+    ``errors``: log(estimated / measured) of the rows; ``keys``: source or device of each.
+    """
+
+    def __init__(self, errors: Floats, settings: Sequence[Setting], keys: Sequence[str], *, is_known: bool) -> None:
+        self._sizes, self._settings, self._keys = np.abs(errors), settings, np.array(keys)
+        self._is_known = is_known
+        rows: dict[str, list[int]] = defaultdict(list)
+        self._chains: dict[str, list[str]] = {}
+        for row, setting in enumerate(settings):
+            names = group_names(setting, is_known=is_known)
+            for place, name in enumerate(names):
+                rows[name].append(row)
+                self._chains[name] = names[place:]
+        self._rows = {name: np.array(of_group) for name, of_group in rows.items()}
+        self.names = [name for name, of_group in self._rows.items() if len(of_group) >= _FEWEST]
+
+    def factor(self, name: str, key: str | None = None) -> float:
+        """Return the factor of a group's range from its rows and those of wider groups, without those of a key."""
+        sizes, weights = np.empty(0), np.empty(0)
+        for wider in reversed(self._chains[name]):
+            rows = self._rows[wider]
+            rows = rows[self._keys[rows] != key] if key is not None else rows
+            if weights.sum() > _PRIOR_ROWS:
+                weights = weights * (_PRIOR_ROWS / weights.sum())
+            sizes = np.concatenate([sizes, self._sizes[rows]])
+            weights = np.concatenate([weights, np.ones(len(rows))])
+        return range_factor(sizes, weights, _LEVELS[self._is_known])
+
+    def factors(self) -> Floats:
+        """Return the factor of every row's range, from rows with another key."""
+        known: dict[tuple[str, str], float] = {}
+        result = []
+        for setting, key in zip(self._settings, self._keys, strict=True):
+            name = group_names(setting, is_known=self._is_known)[0]
+            if (name, key) not in known:
+                known[name, key] = self.factor(name, key)
+            result.append(known[name, key])
+        return np.array(result)
+
+    def rows(self, name: str) -> NDArray[np.int64]:
+        """Return the rows of a group."""
+        return self._rows[name]
+
+
+def summary(errors: Floats, factors: Floats, sources: Sequence[str], factor: float) -> Errors:
+    """Return the errors of rows; ``factors``: of their ranges, without the row's source or device; ``factor``: with."""
+    sizes = np.abs(errors)
+    return Errors(
+        factor=round(factor, 3),
+        rows=len(errors),
+        sources=len({*sources}),
+        median_error=round(float(np.expm1(np.median(sizes))), 3),
+        worst_error=round(float(np.expm1(sizes.max())), 3),
+        within=round(float(np.mean(sizes <= np.log(factors))), 3),
+    )

@@ -21,12 +21,12 @@ from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
 FOLDER = Path(__file__).parent
 _RUNTIMES = {
     "tensorrt": r"^TensorRT(?! Edge-LLM|-LLM)|\bTensorRT EP", "onnxruntime": r"^ONNX Runtime", "openvino": r"^OpenVINO",
-    "litert": r"^(TFLite|TensorFlow Lite|LiteRT|XNNPACK)", "executorch": r"^ExecuTorch",
-    "llama.cpp": r"llama\.cpp|^ollama", "torch.compile": r"torch\.compile|Inductor", "torch": r"PyTorch|TorchScript",
+    "ruy": r"ruy|^TFLite 2\.5\.0$", "litert": r"^(TFLite|TensorFlow Lite|LiteRT|XNNPACK)", "executorch": r"^ExecuTorch",
+    "llamacpp": r"llama\.cpp|^ollama", "torch.compile": r"torch\.compile|Inductor", "torch": r"PyTorch|TorchScript",
     "tensorflow": r"^(TensorFlow|TF )", "fastertransformer": r"^(FasterTransformer|ByteTransformer|DeepSpeed)",
     "ncnn": r"^(ncnn|NCNN)",
 }  # fmt: skip
-"""Family of runtimes → pattern of the column ``runtime``; the others are a family each."""
+"""Family of runtimes → pattern of the column ``runtime``; the others are a family each. Ruy: LiteRT before XNNPACK."""
 _PRECISIONS = {
     "tf32": r"TF32", "int4": r"^(INT4|Q4|4-bit)|IQ4", "int8": r"^(INT8|Q8)", "fp16": r"^(FP16|BF16|mixed FP16)",
     "fp32": r"^FP32",
@@ -39,7 +39,7 @@ _NO_CALL = re.compile(
 _NO_INPUT = re.compile(
     r"removed|skipped|real lengths|not stated|accumulation|memory|clip|wav|speech|image prompt|merged"
 )
-_DOUBTFUL = re.compile(r"throttled|low clock|outlier, |suspicious|conflicts")
+_DOUBTFUL = re.compile(r"throttled|low clock|outlier, |suspicious|conflicts|10x slower here")
 _DECODED = 64
 """Earlier tokens where a row states no length of the context."""
 

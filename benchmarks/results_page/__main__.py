@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.estimates import page as estimates
+from benchmarks.published.pages import device_pages, index_facts
 from benchmarks.results_page.bench import machine_pages, summary, targets
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
         "study": questions,
         "points": lambda share: f"{100 * share:+.2f}",
         "gpu": gpu(),
+        "published": index_facts(),
         "targets": targets(),
         "summary": summary(),
         **facts(),
@@ -63,7 +65,7 @@ def pages() -> dict[str, str]:
     listed = {**topics, estimates.PAGE.name: estimates.page()}
     entries = {name: {"title": title(text), "headline": headline(text)} for name, text in listed.items()}
     index = environment.get_template(by_name[INDEX]).render(shared, page=entries)
-    return {INDEX: index, **topics, **study_pages(), **machine_pages()}
+    return {INDEX: index, **topics, **study_pages(), **machine_pages(), **device_pages()}
 
 
 def write(folder: Path = FOLDER) -> None:

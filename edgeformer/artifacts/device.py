@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import Name
@@ -16,11 +16,17 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Fact(Frozen, Generic[T]):
-    """A value with its source, and whether it was checked on the device itself."""
+    """A value with its source, and what checks it. ``true`` and ``false`` of earlier versions are read, too."""
 
     value: T
     source: str
-    verified: bool
+    published: str | None = Field(None, description="what others measured, and their source")
+    verified: Literal["no", "data sheet", "published", "measured here"]
+
+    @field_validator("verified", mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, value: Any) -> Any:
+        return {True: "measured here", False: "no"}[value] if isinstance(value, bool) else value
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:

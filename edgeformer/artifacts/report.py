@@ -21,6 +21,40 @@ MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
 
 
+class PublishedTime(Frozen):
+    """A time that others measured and published."""
+
+    model: str
+    runtime: str
+    precision: str
+    phase: Literal["call", "prefill", "decode"]
+    batch: int
+    size: int = Field(description="tokens of a text, or pixels of an image's side")
+    ms: float
+    source: str = Field(description="repository and file, or page")
+
+
+class PublishedCheck(Frozen):
+    """How far estimates of the same kind are from published times, each estimated without its source or device."""
+
+    device: str = Field(description="the device, or the kind of other devices")
+    rows: int
+    sources: int
+    median_error: float = Field(description="a fraction: 0.14 is 14%")
+    worst_error: float
+    within: float = Field(description="share of the times inside their ranges")
+    nearest: tuple[PublishedTime, ...] = Field((), description="the device's most similar published times")
+
+    @property
+    def sentence(self) -> str:
+        """Return ``checked against 41 published measurements on …``."""
+        sources = f"{self.sources} source{'s' if self.sources != 1 else ''}"
+        return (
+            f"checked against {self.rows:,} published measurements on {self.device} ({sources}): median error "
+            f"{self.median_error:.0%}, {self.within:.0%} within the range"
+        )
+
+
 class Latency(Frozen):
     """Milliseconds per call. A percentile for which the sample is too small is null, with the reason."""
 
@@ -36,6 +70,7 @@ class Latency(Frozen):
     stable: bool | None = None
     low: float | None = Field(None, description="estimates: lower end")
     high: float | None = Field(None, description="estimates: upper end")
+    check: PublishedCheck | None = Field(None, description="estimates without a calibration")
     reason: str | None = None
     warnings: tuple[str, ...] = ()
     quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100%")

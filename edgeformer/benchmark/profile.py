@@ -32,7 +32,7 @@ from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, res
 from edgeformer.benchmark.search import same_setting, search
 from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, judged_rows, verdict_notes
 from edgeformer.bundle import Bundle
-from edgeformer.estimate.estimate import estimate, estimate_evidence
+from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (
     Item,
     MeasureJob,
@@ -168,7 +168,8 @@ def profile_bundle(
 def _estimate(profiling: _Profiling, artifact: ArtifactManifest, items: tuple[Item, ...]) -> list[Row]:
     """Return the rows of one artifact that are estimated for the device."""
     with bar(profiling.progress, f"Estimating {artifact.id} on {profiling.device.name}", None):
-        return estimate(profiling.bundle, artifact, profiling.device, items)
+        providers = estimated_providers(artifact, profiling.device.kind, profiling.request.runtime)
+        return estimate(profiling.bundle, artifact, profiling.device, items, providers)
 
 
 def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +14,14 @@ from edgeformer.cli import options as opt
 from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
+    from edgeformer.artifacts.progress import Progress
     from edgeformer.artifacts.report import Report
     from edgeformer.run import Location
 
 Minimize = Literal["latency", "size", "memory", "energy"]
 _MEASURING = (
     "on", "batch", "seq", "threads", "runtime", "phase", "strict", "search", "allow_leak", "shape",
-    "value_range", "inputs", "no_host",
+    "value_range", "inputs", "no_host", "publish",
 )  # fmt: skip
 """Parameters that have no effect on a report."""
 _LIMITS = ("max_latency", "max_vram", "max_size", "max_energy")
@@ -100,6 +101,11 @@ def command(
     strict: opt.Strict = False,
     no_host: bool = advanced(
         False, "--no-host", help="For a device that is not this host: estimate it within seconds, and measure nothing."
+    ),
+    publish: Path | None = advanced(
+        None,
+        metavar="FILE.csv",
+        help="Add the measured times to FILE, without names or paths, to contribute them to the estimates.",
     ),
     allow_leak: opt.AllowLeak = False,
     shape: opt.Shapes = None,
@@ -225,6 +231,8 @@ def command(
             f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
     written = write_report(report, location)
+    if publish is not None:
+        _publish([report], location, publish, progress)
     if as_json:
         opt.print_json(report)
     else:
@@ -240,6 +248,14 @@ def _has_failed(report: Report, runtime: str | None) -> bool:
     """Return whether a budget failed, or a runtime was named that measured nothing."""
     has_measured = any(row.latency_ms.status == "measured" for row in report.rows)
     return report.verdict.status == "fail" or (runtime is not None and not has_measured)
+
+
+def _publish(reports: Iterable[Report], location: Location, path: Path, progress: Progress) -> None:
+    """Add the measured times of reports to a file of --publish."""
+    from edgeformer.report.publish import append_published
+
+    count = sum(append_published(report, location.open_bundle(), path) for report in reports)
+    progress.message(f"{path}: {count} measured times were added")
 
 
 def _profile_on_devices(
@@ -261,6 +277,8 @@ def _profile_on_devices(
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
     targets = find_targets(on, artifacts)
     reports, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
+    if context.params["publish"] is not None:
+        _publish(reports.values(), location, context.params["publish"], progress)
     if not reports:
         raise RemoteError("\n".join(map(str, errors.values())), max(error.exit_code for error in errors.values()))
     if len(targets) == 1:

@@ -413,7 +413,9 @@ def add_device(
         document = _run_on_one(target, Job([command], files), "profile", artifacts, progress)
         measured = DeviceProfile.model_validate(document["profile"], strict=False)
         assert measured.calibration is not None
-        memory = Fact[int](value=document["host"]["memory_bytes"], source="the device's system", verified=True)
+        memory = Fact[int](
+            value=document["host"]["memory_bytes"], source="the device's system", verified="measured here"
+        )
         base = measured.model_copy(update={"match": measured.calibration.processor, "memory_bytes": memory})
     profile = base.model_copy(update={"name": name, "title": name, "address": address})
     save_profile(profile, file, PROFILE_COMMENT)

@@ -6,20 +6,19 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, EstimateRecord
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ItemNodes, ListJob, run_listing
 from edgeformer.estimate.operators import (
     CONTROL,
-    DOUBTS,
     MOST_UNKNOWN,
     NodeWork,
     count_nodes,
@@ -28,18 +27,31 @@ from edgeformer.estimate.operators import (
     total,
     trust_of,
 )
+from edgeformer.estimate.published import OTHERS, Estimated, Setting, estimate_ms, published_record
 from edgeformer.estimate.roofline import (
     calibrated_nodes_us,
     estimate_memory,
-    range_us,
+    product_type,
     rates_of,
     refused_calibration,
+    work_ms,
 )
 from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
-from edgeformer.runtimes import provider_of, runtime_of
+from edgeformer.runtimes import (
+    ALL_RUNTIMES,
+    all_runtimes,
+    opener_of,
+    provider_of,
+    requested_providers,
+    runtime_of,
+)
+from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
+from edgeformer.runtimes.runtime import Kind, Runtime
 
 RECORD_FILE = "record.json"
 """In this package; `python -m benchmarks.estimates` writes it with docs/results/estimates.md."""
+WEIGHT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.55}
+"""Bytes of a stored weight; those of four bits have scales."""
 # For a model whose estimation error is unknown: a factor of 1.5 both ways.
 _UNVALIDATED_LOG2 = 0.6
 # Fewer shapes of a model say little of another shape of it.
@@ -91,56 +103,123 @@ def estimate_evidence(
 
 @dataclass(frozen=True)
 class Case:
-    """One artifact and the device that it is estimated for."""
+    """One artifact, and the device and the runtime that it is estimated for."""
 
     artifact: ArtifactManifest
-    listed: ArtifactManifest  # the ONNX artifact whose nodes were listed: the artifact itself, or an engine's origin
+    listed: ArtifactManifest  # the ONNX artifact whose nodes were listed: the artifact itself, or its origin
     device: DeviceProfile
+    provider: str | None = None  # None: the usual one of the artifact's runtime
     run: str | None = None  # the bundle's name, under which a calibration knows it
 
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime that would open the artifact."""
+        return opener_of(self.artifact, self.provider)
 
-def estimate(bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item]) -> list[Row]:
-    """Return one row per item, `where: device`: estimated, or unavailable with the reason.
+    @property
+    def calibration(self) -> Calibration | None:
+        """The device's calibration, which is of ONNX Runtime, if it covers the artifact."""
+        calibration = self.device.calibration
+        is_covered = calibration is not None and self.artifact.precision in calibration.efficiencies
+        return calibration if is_covered and self.artifact.is_graph and self.runtime == runtime_of(ONNX) else None
+
+    def setting(self, phase: Phase) -> Setting:
+        """Return what the factors and errors of an estimate depend on."""
+        device = self.device
+        runtime = self.runtime.name
+        precision = product_type(device, runtime, self.artifact.precision)
+        return Setting(device.kind, device.name, runtime, precision, "call" if phase == "steady" else phase)
+
+
+def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | None) -> tuple[str | None, ...]:
+    """Return the providers to estimate an artifact with; ``runtime``: as of ``--runtime``, installed here or not."""
+    if runtime is None:
+        return (None,)
+    if runtime != ALL_RUNTIMES:
+        return requested_providers(artifact, runtime)
+    # Another runtime reads a float graph as its own; it has no good kernels for what ONNX Runtime quantized.
+    is_float = artifact.precision in ("fp32", "fp16")
+    openers = [
+        opener
+        for opener in all_runtimes()
+        if artifact.format in opener.formats or (is_float and artifact.format in opener.reads)
+    ]
+    known = [opener for opener in openers if published_record().knows(Setting(kind, "", opener.name, "", ""))]
+    return tuple(opener.provider(artifact, kind=kind) for opener in known) or (None,)
+
+
+def estimate(
+    bundle: Bundle, artifact: ArtifactManifest, device: DeviceProfile, items: Sequence[Item],
+    providers: Sequence[str | None] = (None,),
+) -> list[Row]:  # fmt: skip
+    """Return one row per provider and item, `where: device`: estimated, or unavailable with the reason.
 
     A worker process runs the graph once per item, to list the nodes that ONNX Runtime really executes; how long that
-    takes here has no influence. An engine is estimated from the ONNX graph of the same exit.
+    takes here has no influence. Other formats are estimated from the ONNX graph of the same exit.
     """
-    case = Case(artifact, onnx_origin(bundle.manifest, artifact) or artifact, device, bundle.name)
-    try:
-        if not case.listed.is_graph:
-            raise EdgeformerError(f"an estimate needs an ONNX graph, and the bundle has none for {artifact.id}")
-        if (reason := runtime_of(artifact).estimable(artifact, device)) is not None:
-            raise EdgeformerError(reason)
-        rates_of(device, artifact.precision)  # the profile may lack a fact
-        if (reason := refused_calibration(device)) is not None:
-            raise EdgeformerError(reason)
-        listed = run_listing(ListJob(files=check_artifact(bundle, case.listed), items=tuple(items), threads=1))
-    except EdgeformerError as error:
-        listed = dict.fromkeys(items, str(error))
-    return [estimate_row(case, listed[item], item) for item in items]
+    listed_artifact = onnx_origin(bundle.manifest, artifact) or artifact
+    listed: dict[Item, ItemNodes | str] | None = None
+    rows: list[Row] = []
+    for provider in providers:
+        case = Case(artifact, listed_artifact, device, provider, bundle.name)
+        try:
+            if not listed_artifact.is_graph:
+                raise EdgeformerError(f"an estimate needs an ONNX graph, and the bundle has none for {artifact.id}")
+            if (reason := case.runtime.estimable(artifact, device)) is not None:
+                raise EdgeformerError(reason)
+            rates_of(device, artifact.precision)  # the profile may lack a fact
+            if (reason := refused_calibration(device)) is not None:
+                raise EdgeformerError(reason)
+            if listed is None:
+                files = check_artifact(bundle, listed_artifact)
+                listed = run_listing(ListJob(files=files, items=tuple(items), threads=1))
+            rows += [estimate_row(case, listed[item], item) for item in items]
+        except EdgeformerError as error:
+            rows += [estimate_row(case, str(error), item) for item in items]
+    return rows
 
 
 def onnx_origin(manifest: BundleManifest, artifact: ArtifactManifest) -> ArtifactManifest | None:
-    """Return the ONNX artifact that computes the same: itself, or an engine's graph of its exit, FP16 before FP32."""
+    """Return the ONNX artifact that computes the same: itself, or another format's graph of its exit.
+
+    Other formats quantize in another way than ONNX Runtime, so their integer artifacts are those of a float graph.
+    """
     if artifact.is_graph:
         return artifact
-    order = (artifact.precision, "fp16", "fp32")
+    order = ("fp16", "fp32") if artifact.precision == "fp16" else ("fp32", "fp16")
     identity = (artifact.role, artifact.exit, artifact.trimmed)
     graphs = [other for other in manifest.artifacts if other.is_graph and other.status == "built"]
     same = [g for g in graphs if g.precision in order and (g.role, g.exit, g.trimmed) == identity]
     return min(same, key=lambda graph: order.index(graph.precision), default=None)
 
 
+def works_of(
+    nodes: Sequence[ExecutedNode], precision: str, *, listed: str = "fp32", on_gpu: bool = False
+) -> list[NodeWork]:
+    """Return the work of the nodes of a graph for an artifact of a precision.
+
+    ``listed``: precision of the graph; its weights are taken to be as wide as the artifact's. GPUs compute half and
+    quantized precisions on activations in FP16, CPUs in FP32.
+    """
+    if precision == listed and not (on_gpu and precision == "fp16"):
+        return count_nodes(nodes)
+    float_bytes = 2 if on_gpu and precision in ("fp16", "int8", "int4") else 4
+    works = count_nodes(nodes, float_bytes)
+    if precision == listed:
+        return works
+    scale = WEIGHT_BYTES[precision] / float_bytes
+    return [replace(work, weight_bytes=scale * work.weight_bytes) for work in works]
+
+
 def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
     """Return the row of one item from its nodes, or from the reason why they were not listed."""
     artifact, device = case.artifact, case.device
-    provider = provider_of(artifact, kind=device.kind)
-    size_bytes, calibration = artifact.size_bytes or 0, device.calibration
+    provider = case.provider or provider_of(artifact, kind=device.kind)
+    size_bytes, calibration = artifact.size_bytes or 0, case.calibration
     try:
         if isinstance(nodes, str):
             raise EdgeformerError(nodes)
-        # GPUs compute FP16 graphs in FP16, CPUs in FP32 with casts.
-        works = count_nodes(nodes.nodes, 2 if device.kind == "cuda" and artifact.precision == "fp16" else None)
+        works = works_of(nodes.nodes, artifact.precision, listed=case.listed.precision, on_gpu=device.kind == "cuda")
         sharing, weights = artifact.sharing or case.listed.sharing, float(size_bytes)
         if sharing is not None:
             # An FP16 engine may have an FP32 graph only.
@@ -165,50 +244,55 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
 
 def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     """Raise EdgeformerError if operators without a work count may take most of the time."""
-    calibration, precision = case.device.calibration, case.artifact.precision
-    rates, weight_bytes = rates_of(case.device, precision), stored_weight_bytes(nodes.nodes, works, case.listed)
+    calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
+    setting, weight_bytes = case.setting(phase), stored_weight_bytes(nodes.nodes, works, case.listed)
+    rates = rates_of(case.device, setting.precision)
+    if not published_record().knows(setting):
+        raise EdgeformerError(
+            f"no estimate, because nobody published times of {setting.runtime} on {OTHERS[setting.kind]}; run profile "
+            "on the device itself"
+        )
+
+    def by_record(works: Sequence[NodeWork]) -> Estimated:
+        work = work_ms(works, rates, weight_bytes, fused=case.runtime.fuses)
+        return estimate_ms(case.device, setting, work, sum(each.operations for each in works))
+
+    estimated = by_record(works)
     if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
-        counted = [work for work in works if work.trust != "unknown"]
-        all_us, counted_us = (range_us(part, rates, weight_bytes, fused=False)[1] for part in (works, counted))
-        if (share := 1 - counted_us / all_us) > MOST_UNKNOWN:
+        counted = by_record([work for work in works if work.trust != "unknown"])
+        if (share := 1 - counted.p50 / estimated.p50) > MOST_UNKNOWN:
             raise EdgeformerError(
-                f"no estimate, because up to {share:.0%} of the time goes to operators without a known cost: "
-                f"{describe_operators(unknown)}; run profile on the device itself"
+                f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} of "
+                f"the time: {describe_operators(unknown)}; run profile on the device itself"
             )
-    fitted_operators: Collection[str] = ()
-    if calibration is not None and precision in calibration.efficiencies:
+    warnings = []
+    p50, low, high, check = estimated
+    reason = check.sentence
+    unchecked = Counter(work.operator for work in works if work.trust == "unknown")
+    if calibration is not None:
         each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
         call_us = nodes.runs * calibration.call_overhead_us.get(precision, 0.0)
-        # A doubted operator may be much slower, so the ends of the range are not symmetric.
         fitted_operators = calibration.operators.get(precision, {})
-        doubts = [DOUBTS["checked" if work.operator in fitted_operators else work.trust] for work in works]
-        low_us = call_us + sum(us / doubt.faster for us, doubt in zip(each_us, doubts, strict=True))
-        high_us = call_us + sum(us * doubt.slower for us, doubt in zip(each_us, doubts, strict=True))
-        log2, why = _uncertainty(case, nodes.item[0], calibration)
-        p50, low, high = (call_us + sum(each_us)) / 1000, low_us / 1000 / 2**log2, high_us / 1000 * 2**log2
+        unchecked = Counter(
+            work.operator for work in works if work.trust != "checked" and work.operator not in fitted_operators
+        )
+        log2, why = _uncertainty(case, phase, calibration)
+        if unchecked:
+            log2 = max(log2, math.log2(high / p50))
         fitted = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
         reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
-    else:
-        fused = runtime_of(case.artifact).fuses
-        low, high = (us / 1000 for us in range_us(works, rates, weight_bytes, fused))
-        p50 = (low * high) ** 0.5
-        reason = (
-            "from the peak rates of the profile, without a calibration: the low end assumes nearly these rates and "
-            "full overlap of compute and memory, the high end a third of them and no overlap"
-        )
-    warnings = []
-    if unchecked := Counter(
-        work.operator for work in works if work.trust != "checked" and work.operator not in fitted_operators
-    ):
+        p50 = (call_us + sum(each_us)) / 1000
+        low, high = p50 / 2**log2, p50 * 2**log2
+    if unchecked:
         operators = describe_operators(unchecked)
-        warnings.append(f"the range is wider, because estimates of {operators} were never checked on any device")
+        warnings.append(f"estimates of {operators} were never checked on any device")
     if control := [operator for operator in sorted(CONTROL) if any(node.op == operator for node in nodes.nodes)]:
         warnings.append(
             f"{' and '.join(control)}: counted as often as it ran on a golden input; other inputs may differ"
         )
     return Latency(
-        status="estimated", p50=p50, low=low, high=high, reason="; ".join((reason, *warnings)),
-        warnings=tuple(warnings),
+        status="estimated", p50=p50, low=low, high=high, check=check if calibration is None else None,
+        reason="; ".join((reason, *warnings)), warnings=tuple(warnings),
     )  # fmt: skip
 
 

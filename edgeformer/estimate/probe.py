@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -143,10 +144,10 @@ def host_facts(
     """
     when = f"measured by edgeformer calibrate on {now()[:10]} with {threads} threads ({cpu_name()})"
     when += f"; {disturbed}" if disturbed else ""
-    quiet = disturbed is None
+    verified: Literal["no", "measured here"] = "no" if disturbed else "measured here"
 
     def measured(value: float, description: str) -> Fact[float]:
-        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {description}", verified=quiet)
+        return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {description}", verified=verified)
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
     int8 = [
@@ -163,8 +164,8 @@ def host_facts(
             ),
             "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
             "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
-            "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=quiet),
-            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified=True),
+            "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=verified),
+            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified="measured here"),
         }
     )
 

@@ -12,7 +12,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.report import Memory
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.estimate.operators import DOUBTS, NodeWork, fuse
+from edgeformer.estimate.operators import NodeWork, fuse
 from edgeformer.runtimes import library_versions
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes
@@ -25,18 +25,27 @@ _INT8_WITHOUT_INSTRUCTIONS = 2.0
 _RAMP_BEGIN, _RAMP_END = 0.25, 1.25
 
 
+_USE_TF32 = ("tensorrt", "onnxruntime", "tensorflow")
+
+
 @dataclass(frozen=True)
 class Rates:
     """Rates of a device at one precision."""
 
     peak: float  # operations per second of matrix products
-    sure_peak: float  # the least that the peak may be: GeForce cards halve it where FP16 products are summed in FP32
     vector_peak: float  # operations per second of everything else
     bandwidth: float  # bytes per second of the memory
     cache_bytes: float  # last-level cache; 0: not known
     overhead_us: float  # from one kernel or operator to the next
-    cores: int | None = None  # streaming multiprocessors of a GPU; None: not known, or a CPU
+    cores: int | None = None  # of a CPU; streaming multiprocessors of a GPU; None: not known
     gpu: bool = False
+
+
+def product_type(device: DeviceProfile, runtime: str, precision: str) -> str:
+    """Return ``tf32`` where a runtime multiplies FP32 so, as some do on cards since Ampere; else the precision."""
+    capability = device.compute_capability
+    has_tf32 = capability is not None and float(capability.value) >= 8.0
+    return "tf32" if precision == "fp32" and has_tf32 and runtime in _USE_TF32 else precision
 
 
 def rates_of(device: DeviceProfile, precision: str) -> Rates:
@@ -49,20 +58,21 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
         return fact.value
 
     fp32 = required("peaks.fp32", device.peaks.fp32)
-    peak, sure_peak = fp32, fp32  # ONNX Runtime's CPU provider computes FP16 graphs in FP32
-    if device.kind == "cuda":
+    peak = fp32  # ONNX Runtime's CPU provider computes FP16 graphs in FP32
+    if device.kind == "cuda" and precision == "tf32":
+        halves = device.peaks.of("fp16")
+        peak = halves[0].value / 2 if halves else fp32
+    elif device.kind == "cuda":
         peaks = [fact.value for fact in device.peaks.of(precision)]
         if not peaks:
             raise EdgeformerError(
                 f"the profile {device.name!r} has no value for peaks.{precision}, so {precision} is not estimated"
             )
-        # ONNX's dynamic INT8 runs as INT8 only where the runtime has kernels for it; else it is widened first.
-        peak, sure_peak = max(peaks), fp32 if precision == "int8" else min(peaks)
+        peak = max(peaks)
     elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
         peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
     return Rates(
         peak=peak,
-        sure_peak=sure_peak,
         vector_peak=fp32,
         bandwidth=required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
         cache_bytes=device.cache_bytes.value if device.cache_bytes is not None else 0,
@@ -174,73 +184,37 @@ def node_us(work: NodeWork, far: float, efficiency: Efficiency, rates: Rates) ->
     return duration_us
 
 
-# A device that was never calibrated: it is unknown how close to its peaks it gets, so there is a range. The low end
-# overlaps arithmetic with memory, fuses what can be fused and reaches nearly the peaks; the high end does neither.
+# A device that was never calibrated: published measurements show which share of its rates it reaches.
+
+WORK = ("kernels", "products", "attention", "convolutions", "depthwise", "cache", "memory")
+"""Kinds of work: kernels that are launched; operations of products with weights, of products between activations, of
+convolutions, and of convolutions of one channel at a time; bytes from the cache, and from memory."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """Assumed share of its peaks that an unmeasured device reaches, per end of the range."""
+def work_ms(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, *, fused: bool) -> tuple[float, ...]:
+    """Return what each kind of :data:`WORK` of a call takes at the device's rates, in milliseconds.
 
-    of_peak: float
-    of_bandwidth: float
-    of_cache: float
-    overhead: float
-
-
-# Low end: cuBLAS, CUTLASS and oneDNN report 85–95% of the peak for large products, STREAM reaches 80–92% of the
-# bandwidth that data sheets state. High end: what small, odd shapes get. On the CPU on which this was checked, products
-# of 8 to 1,000 rows with weights of 256 × 768 to 1536 × 384 reached 0.3–0.95 of the peak; most element-wise operators
-# 0.7–2.9 of the memory's bandwidth, from the cache, and strided slices 0.26.
-# A last-level cache delivers about 2 to 5 times the memory's bandwidth on current GPUs and CPUs.
-OPTIMISTIC = Share(of_peak=0.90, of_bandwidth=0.90, of_cache=4.0, overhead=1.0)
-PESSIMISTIC = Share(of_peak=0.35, of_bandwidth=0.45, of_cache=1.0, overhead=2.0)
-# Real operators of a CPU runtime, which look up shapes and allocate outputs, beside one that adds two numbers: 1.4–1.9
-# against 0.4 µs on that CPU.
-_CPU_OVERHEAD_HIGH = 4.0
-# A product is cut into tiles of this size, one per streaming multiprocessor at a time; small products leave some idle.
-_TILE = 64
-# A multiprocessor that works alone in a wave still runs at its own rate; kernels that split the inner size use more.
-_LEAST_OCCUPANCY = 0.10
-
-
-def range_us(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, fused: bool) -> tuple[float, float]:
-    """Return the lowest and highest plausible microseconds of a call on a device that was never calibrated.
-
-    ``fused``: the runtime is known to fuse kernels (an engine); else the high end launches one per operator.
+    ``weight_bytes``: of the whole graph's products, each shared weight once. ``fused``: the runtime compiles the graph;
+    else it launches a kernel per operator.
     """
+    totals = dict.fromkeys(WORK, 0.0)
     beyond = beyond_cache(weight_bytes, rates.cache_bytes)
-    single = [[work] for work in works if not (rates.gpu and work.host_only)]
-    # Low: arithmetic overlaps memory, chains are read and written once, weights that fit stay in the cache.
-    share, low_us = OPTIMISTIC, 0.0
-    near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
-    for kernel in fuse(works) if rates.gpu else single:
-        compute_s = sum(work.operations / (rates.peak if work.is_product else rates.vector_peak) for work in kernel)
-        # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
-        moved_s = max(work.moved_bytes for work in kernel) / near
-        weights_s = sum(work.weight_bytes for work in kernel) * (beyond / memory + (1 - beyond) / near)
-        speedup = max(DOUBTS[work.trust].faster for work in kernel)
-        low_us += (
-            max(compute_s / share.of_peak, moved_s + weights_s) / speedup * 1e6 + rates.overhead_us * share.overhead
-        )
-    # High: nothing overlaps; weights that fit are read from memory once per call, the repeats come from the cache.
-    share, kernels = PESSIMISTIC, fuse(works) if rates.gpu and fused else single
-    near, memory = rates.bandwidth * share.of_cache, rates.bandwidth * share.of_bandwidth
-    read = sum(work.weight_bytes for kernel in kernels for work in kernel)
-    first_read = min(read, weight_bytes)
-    high_us = 1e6 * (first_read / memory + (read - first_read) / near if beyond == 0 else read / memory)
+    kernels = fuse(works) if fused else [[work] for work in works if work.bytes and not work.host_only]
+    totals["kernels"] = len(kernels) * rates.overhead_us / 1000
     for kernel in kernels:
+        moved = [work.moved_bytes for work in kernel]
+        # What lies inside a fused chain stays in registers: its largest member's bytes are read and written.
+        near = sum(work.weight_bytes for work in kernel) + (max(moved) if fused else sum(moved))
+        far = min(near, sum(far_bytes(work, beyond, rates.cache_bytes) for work in kernel))
+        totals["cache"] += 1000 * (near - far) / rates.bandwidth
+        totals["memory"] += 1000 * far / rates.bandwidth
         for work in kernel:
-            slower, busy = DOUBTS[work.trust].slower, 1.0
-            if rates.gpu and rates.cores is not None and work.is_product:
-                tiles = -(-work.rows // _TILE) * max(1, -(-work.columns // _TILE))
-                waves = -(-tiles // rates.cores)
-                busy = max(_LEAST_OCCUPANCY, tiles / (waves * rates.cores))
-            peak = (rates.sure_peak if work.is_product else rates.vector_peak) * share.of_peak * busy
-            high_us += 1e6 * slower * work.operations / peak
-            high_us += 1e6 * slower * work.moved_bytes / memory
-        high_us += rates.overhead_us * (share.overhead if rates.gpu else _CPU_OVERHEAD_HIGH)
-    return low_us, max(low_us, high_us)
+            if work.is_product:
+                kind = {"convolution": "convolutions", "narrow": "depthwise"}.get(work.trust, "products")
+                kind = "attention" if work.cls == "attention" else kind
+                peak = rates.vector_peak if kind == "depthwise" else rates.peak
+                totals[kind] += 1000 * work.operations / peak
+    return tuple(totals.values())
 
 
 # What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.

@@ -17,7 +17,17 @@ from rich.text import Text
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
-from edgeformer.artifacts.report import Candidate, Check, EstimateCheck, Latency, Report, Row, Search, SizeParts
+from edgeformer.artifacts.report import (
+    Candidate,
+    Check,
+    EstimateCheck,
+    Latency,
+    PublishedTime,
+    Report,
+    Row,
+    Search,
+    SizeParts,
+)
 from edgeformer.artifacts.units import format_bytes, format_threads, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
@@ -195,7 +205,7 @@ SIZES: Columns[SizeParts] = Columns(
 
 
 FACTS: Columns[dict[str, Any]] = Columns(
-    [Column("fact"), Column("value"), Column("checked", heading="checked on the device"), Column("source", flows=True)]
+    [Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)]
 )
 """Facts of the device profile, as it was used."""
 
@@ -358,6 +368,26 @@ ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
 """Estimates beside measurements on the device."""
 
 
+PUBLISHED: Columns[PublishedTime] = Columns(
+    [
+        Column("model"),
+        Column("runtime"),
+        Column("precision"),
+        Column("shape", lambda time: f"{time.batch} × {time.size}", heading="batch × tokens or pixels", number=True),
+        Column("phase"),
+        Column("published", "ms", "ms"),
+        Column("source", flows=True),
+    ]
+)
+"""Published times of the device."""
+
+
+def nearest_published(report: Report) -> list[PublishedTime]:
+    """Return the published times that are most similar to the estimated rows."""
+    checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
+    return list(dict.fromkeys(time for check in checks for time in check.nearest))
+
+
 def checks_sentence(report: Report) -> str | None:
     """Return how the report's estimates compare with its measurements; None if it has none."""
     checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
@@ -383,6 +413,9 @@ def estimate_note(report: Report) -> str | None:
             where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}; {record.source}"
             errors = f"median {record.median_error:.1%}, largest {record.worst_error:.1%}"
             return f"estimated, not measured; error of estimated times: {errors} ({where})"
+    checks = [row.latency_ms.check.sentence for row in report.rows if row.latency_ms.check is not None]
+    if checks:
+        return f"estimated, not measured; {'; '.join(dict.fromkeys(checks))}"
     device = "a GPU" if report.estimated_for == "cuda" else report.device_title
     return (
         f"estimated, not measured; estimates were never checked on {device}, so their error is unknown ({_ESTIMATING})"
@@ -473,8 +506,10 @@ def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[s
             elif name == "clocks_hz":
                 low, high, peaks = (value[key] / 1e9 for key in ("at_low_w", "at_high_w", "at_peaks"))
                 text = f"{low:.4g} to {high:.4g} GHz; {peaks:.4g} GHz for the peaks"
-            checked = "yes" if entry.get("verified") else "no"
-            yield {"fact": title, "value": text, "checked": checked, "source": str(entry["source"])}
+            checked = entry.get("verified")  # earlier versions: true or false
+            checked = {True: "measured here", False: "no"}[checked] if isinstance(checked, bool) else str(checked)
+            source = "; published: ".join(filter(None, (str(entry["source"]), entry.get("published"))))
+            yield {"fact": title, "value": text, "checked": checked, "source": source}
         elif key == "peaks" and isinstance(entry, dict):
             yield from _profile_facts(entry, "peak ")
         elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):

@@ -30,6 +30,7 @@ from edgeformer.report.context import (
     CHECKS,
     ESTIMATE_CHECKS,
     FACTS,
+    PUBLISHED,
     SIZES,
     ReportContext,
     badge_markdown,
@@ -37,6 +38,7 @@ from edgeformer.report.context import (
     candidate_style,
     checks_sentence,
     metric_named,
+    nearest_published,
     split_sizes,
 )
 from edgeformer.run import Location
@@ -134,6 +136,7 @@ def as_html(context: ReportContext) -> str:
         facts=FACTS.html(context.facts),
         estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks),
         checks_sentence=checks_sentence(report),
+        published=PUBLISHED.html(nearest_published(report)),
     )
 
 

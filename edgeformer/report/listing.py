@@ -10,6 +10,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
+from edgeformer.estimate.published import published_record
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, Columns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
@@ -54,6 +55,7 @@ def device_records(artifacts: Path) -> list[Record]:
         facts = {key: getattr(profile, key) for key in keys}
         facts |= {f"{name}_ops_per_s": getattr(profile.peaks, name) for name in ("fp32", "fp16", "int8")}
         power, calibration = profile.power, profile.calibration
+        published = published_record().devices.get(profile.name)
         rows.append(
             {
                 "name": profile.name,
@@ -64,6 +66,8 @@ def device_records(artifacts: Path) -> list[Record]:
                 "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
                 "calibrated": calibration.created if calibration is not None else None,
                 "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
+                "published_times": published.rows if published is not None else 0,
+                "published_median_error": published.median_error if published is not None else None,
             }
         )
     return rows
@@ -76,10 +80,12 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     for row in rows:
         watts, created, median = row.get("power_w"), row.get("calibrated"), row.get("median_log2_error")
         error = f", median error {2**median - 1:.0%}" if median is not None else ""
-        calibrated = f"{created[:10]}{error}" if created is not None else "no" if "kind" in row else None
+        estimates = f"calibrated {created[:10]}{error}" if created is not None else None
+        if estimates is None and row.get("published_times"):
+            estimates = f"{row['published_times']:,} times, error {row['published_median_error']:.0%}"
         power = "–".join(dict.fromkeys(f"{end:g}" for end in watts)) if watts is not None else None
         problem = None if "kind" in row else row["device"]
-        lines.append({"kind": None, **row, "W": power, "calibrated": calibrated, "problem": problem})
+        lines.append({"kind": None, **row, "W": power, "estimates": estimates, "problem": problem})
     columns: Columns[Record] = Columns(
         [
             Column("name"),
@@ -89,7 +95,7 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
             Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
             Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
             Column("W", number=True),
-            Column("calibrated"),
+            Column("estimates", heading="estimates checked by"),
             Column("problem", flows=True),
         ]
     )

@@ -371,8 +371,8 @@ class Runtime(ABC):
         return None
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Return why an artifact's latency cannot be estimated for another device, or None."""
-        return f"edgeformer has no estimates for {self.name}; run profile on the device itself"
+        """Return why an artifact's latency cannot be estimated for such a device, or None."""
+        return self.never_runs(artifact, device)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ HOST = load_profile("host")
 
 
 def test_one_table_of_peaks_the_surest_first() -> None:
-    slow, fast = (Fact[float](value=value, source="a test", verified=False) for value in (1e12, 2e12))
+    slow, fast = (Fact[float](value=value, source="a test", verified="no") for value in (1e12, 2e12))
     peaks = Peaks(fp32=slow, fp16=fast, fp16_fp32_accumulate=slow)
     assert peaks.of("fp16") == (slow, fast)
     assert peaks.of("fp32") == (slow,)

@@ -30,7 +30,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified=False)
+    return Fact(value=value, source="a test", verified="no")
 
 
 def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
 from edgeformer.artifacts.report import Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
-from edgeformer.estimate.estimate import Case, estimate, estimate_row, onnx_origin
+from edgeformer.estimate.estimate import Case, estimate, estimate_row, estimated_providers, onnx_origin
 from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
-from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, range_us, rates_of
+from edgeformer.estimate.published import Setting, estimate_ms
+from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, work_ms
 from edgeformer.measurement.artifact import Item
+from edgeformer.runtimes import ALL_RUNTIMES
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle
@@ -34,7 +37,7 @@ NODES = (LINEAR, ADD, LINEAR, ADD, ADD)
 
 
 def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified=False)
+    return Fact(value=value, source="a test", verified="no")
 
 
 def device(kind: str = "cpu", **changes: Any) -> DeviceProfile:
@@ -70,22 +73,26 @@ def row_for(
     item: Item = ITEM,
     runs: int = 1,
 ) -> Row:
-    return estimate_row(Case(of, origin or of, target), listed(item, runs), item)
+    return estimate_row(Case(of, origin or of, target, run="mine"), listed(item, runs), item)
 
 
 @pytest.mark.parametrize(
     ("kind", "precision", "float_bytes"),
     [("cpu", "fp32", None), ("cpu", "fp16", None), ("cuda", "fp32", None), ("cuda", "fp16", 2), ("cuda", "int8", None)],
 )
-def test_a_row_is_the_roofline_of_its_nodes(kind: str, precision: str, float_bytes: int | None) -> None:
+def test_a_row_is_the_work_of_its_nodes_at_published_factors(
+    kind: str, precision: str, float_bytes: int | None
+) -> None:
     target, of = device(kind), artifact(precision)
     works = count_nodes(NODES, float_bytes)
     weights = stored_weight_bytes(NODES, works, of)
     row = row_for(target, of)
-    low, high = range_us(works, rates_of(target, precision), weights, fused=False)
+    work = work_ms(works, rates_of(target, precision), weights, fused=False)
+    setting = Setting(target.kind, target.name, "onnxruntime", precision, "call")
     latency = row.latency_ms
-    assert (latency.low, latency.high) == (low / 1000, high / 1000)
-    assert latency.p50 == pytest.approx((low * high) ** 0.5 / 1000) and "without a calibration" in str(latency.reason)
+    expected = estimate_ms(target, setting, work, total(works).operations)
+    assert (latency.p50, latency.low, latency.high, latency.check) == expected
+    assert latency.low < latency.p50 < latency.high and latency.reason == expected.check.sentence
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(of, target, WEIGHT, step, 640)
     assert row.work == total(works)
@@ -101,8 +108,10 @@ def test_an_engine_is_fused_and_its_weights_are_its_own_precisions(of: str, weig
     works = count_nodes(NODES, 2)
     row = row_for(target, engine, origin)
     stored = stored_weight_bytes(NODES, works, origin)
-    low, high = range_us(works, rates_of(target, "fp16"), stored, fused=True)
-    assert (row.latency_ms.low, row.latency_ms.high) == (low / 1000, high / 1000)
+    work = work_ms(works, rates_of(target, "fp16"), stored, fused=True)
+    setting = Setting("cuda", target.name, "tensorrt", "fp16", "call")
+    expected = estimate_ms(target, setting, work, total(works).operations)
+    assert (row.latency_ms.low, row.latency_ms.high) == pytest.approx((expected.low, expected.high))
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(engine, target, weights, step, 640)
     # nobody audited either: the file's size counts
@@ -153,16 +162,31 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
     assert row.threads == 2
 
 
-def test_a_doubt_widens_the_range_and_leaves_the_fitted_time_where_it_is() -> None:
-    """A pooling may take 1.5 times less or 4 times more: the middle of that is no estimate of anything."""
+def test_operators_that_a_calibration_never_saw_have_the_range_of_published_times() -> None:
     pool = replace(ADD, op="MaxPool")
     items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
     plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
-    case = Case(artifact(), artifact(), calibrated(spread=0.5))
-    unchecked, sure = (estimate_row(case, nodes, ITEM).latency_ms for nodes in (items, plain))
+    case, bare = (Case(artifact(), artifact(), target) for target in (calibrated(spread=0.5), device()))
+    unchecked, sure, published = (
+        estimate_row(of, nodes, ITEM).latency_ms for of, nodes in ((case, items), (case, plain), (bare, items))
+    )
     assert unchecked.p50 == pytest.approx(sure.p50) and unchecked.warnings and not sure.warnings
-    assert unchecked.low is not None and sure.low is not None and unchecked.low < sure.low
-    assert unchecked.high is not None and sure.high is not None and unchecked.high > sure.high
+    assert unchecked.p50 and unchecked.high and published.p50 and published.high and sure.high
+    assert unchecked.high / unchecked.p50 == pytest.approx(published.high / published.p50)
+    assert unchecked.high > sure.high and unchecked.check is None
+
+
+def test_operators_without_a_known_cost_are_not_estimated_if_they_may_take_most_of_the_time() -> None:
+    unknown = replace(ADD, op="Mystery")
+    some, most = (
+        estimate_row(
+            Case(artifact(), artifact(), device()),
+            ItemNodes(item=ITEM, nodes=(*NODES * 20, *(unknown,) * count), runs=1, feed_bytes=640), ITEM,
+        ).latency_ms
+        for count in (1, 100)
+    )  # fmt: skip
+    assert some.status == "estimated" and "Mystery (1) were never checked" in some.warnings[0]
+    assert most.status == "unavailable" and "operators without a known cost" in str(most.reason)
 
 
 FOUR = tuple(checked("fp32", log2) for log2 in (0.1, -0.2, 0.05, 0.1))
@@ -193,7 +217,7 @@ GUESS = "so the range is a guess"
 def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
     target: DeviceProfile, of: ArtifactManifest, item: Item, log2: float, says: str
 ) -> None:
-    latency = estimate_row(Case(of, of, target, "mine"), listed(item), item).latency_ms
+    latency = estimate_row(Case(of, of, target, run="mine"), listed(item), item).latency_ms
     assert latency.p50 is not None and latency.high is not None
     assert latency.high / latency.p50 == pytest.approx(2**log2)
     assert says in str(latency.reason)
@@ -214,7 +238,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("rows") / "bundle", {"model": classifier_graph(50, 64)})
 
 
-def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next_wider_one(bundle: Path) -> None:
+def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_a_float_one(bundle: Path) -> None:
     manifest = Bundle.open(bundle).manifest
     engine = artifact("fp16", id="engine", role="exit", exit=2, **COMPILED)
 
@@ -228,8 +252,8 @@ def test_the_graph_of_an_engine_is_that_of_its_exit_in_its_precision_or_the_next
     fp32, fp16, int8 = exit_("fp32"), exit_("fp16"), exit_("int8")
     assert origin(fp32, fp16, int8, engine) == "fp16"
     assert origin(int8, fp32) == "fp32"
-    assert origin(fp32, fp16, int8, of=exit_("int8", **COMPILED)) == "int8"
-    assert origin(fp32, fp16, of=exit_("int8", **COMPILED)) == "fp16"
+    assert origin(fp32, fp16, int8, of=exit_("int8", **COMPILED)) == "fp32", "it is quantized in another way"
+    assert origin(fp16, int8, of=exit_("int8", **COMPILED)) == "fp16"
     assert origin(int8) is None and origin() is None
     for other in ({"status": "rejected"}, {"exit": 1}, {"trimmed": True}, {"role": "step"}, COMPILED):
         assert origin(fp32, fp16.model_copy(update=other)) == "fp32", other
@@ -250,3 +274,19 @@ def test_what_is_estimated_is_listed_once_with_one_thread(bundle: Path, monkeypa
     assert second.latency_ms.reason == "too long"
     (spec,) = specs
     assert (spec.items, spec.threads, spec.files.artifact.id) == ((ITEM, TOKEN), 1, of.id)
+
+
+def test_each_runtime_has_its_own_estimate_whether_it_is_installed_or_not(bundle: Path) -> None:
+    opened, of = Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx")
+    pi, card = (load_profile(name) for name in ("raspberry-pi-5", "t4"))
+    assert estimated_providers(of, "cpu", None) == (None,)
+    every = estimated_providers(of, "cpu", ALL_RUNTIMES)
+    assert {"CPUExecutionProvider", "openvino-cpu", "torch-cpu"} >= set(every) and len(every) > 1
+    assert "CUDAExecutionProvider" in estimated_providers(of, "cuda", ALL_RUNTIMES)
+    rows = estimate(opened, of, pi, [ITEM], every)
+    assert [row.provider for row in rows] == [*every]
+    assert len({row.latency_ms.p50 for row in rows}) == len(rows)
+    assert all(row.latency_ms.status == "estimated" for row in rows)
+    (on_card,) = estimate(opened, of, card, [ITEM])
+    assert on_card.latency_ms.check is not None and on_card.latency_ms.check.device == card.title
+    assert len(on_card.latency_ms.check.nearest) == 3

@@ -29,7 +29,7 @@ SIZES = tuple((rows, width) for rows in (1, 8, 64, 512) for width in (128, 512, 
 
 
 def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified=False)
+    return Fact(value=value, source="a test", verified="no")
 
 
 DEVICE = DeviceProfile(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.estimate.operators import count_node, count_nodes, fuse, stored_weight_bytes, total
-from edgeformer.estimate.roofline import Rates, range_us
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 
 Shape = tuple[int, ...]
-RATES = Rates(peak=1e11, sure_peak=1e11, vector_peak=1e11, bandwidth=1e10, cache_bytes=1 << 20, overhead_us=1.0)
 
 
 def node(
@@ -129,15 +126,6 @@ def test_classes(op: str, cls: str, per_element: int, reduces: bool) -> None:
     work, elements = count_node(node(op, [(2, 16, 64)], (2, 16, 64))), 2 * 16 * 64
     assert (work.cls, work.operations, work.reduces) == (cls, per_element * elements, reduces)
     assert work.bytes == (0 if op == "Reshape" else 2 * 4 * elements)
-
-
-def test_a_range_is_wider_where_nothing_was_checked() -> None:
-    convolution = count_node(node("Conv", [(1, 16, 40, 40), KERNEL], (1, 32, 40, 40), constant=bytes_of(KERNEL)))
-    (low, high), (checked_low, checked_high) = (
-        range_us([work], RATES, work.weight_bytes, fused=False)
-        for work in (convolution, replace(convolution, trust="checked"))
-    )
-    assert low < checked_low and high > 1.5 * checked_high
 
 
 def test_fp16_on_a_gpu_has_two_bytes_and_none_of_the_casts_that_cpus_need() -> None:

@@ -14,19 +14,20 @@ from edgeformer.artifacts.report import Memory
 from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import (
+    WORK,
     Rates,
     beyond_cache,
     calibrated_nodes_us,
     estimate_memory,
     known_error,
     node_us,
-    range_us,
     rates_of,
     refused_calibration,
+    work_ms,
 )
 
 MIB = 2**20
-CPU = Rates(peak=100e9, sure_peak=50e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
+CPU = Rates(peak=100e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
 GPU = replace(CPU, gpu=True)
 HELD, HALF_HELD, TOO_LARGE = 0.25 * MIB, 0.25 * MIB * 5**0.5, 1.25 * MIB
 """Weights of which the cache holds all, half and nothing."""
@@ -89,37 +90,47 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
     assert calibrated_nodes_us(works, CPU, fitted, "fp32", beyond) == pytest.approx([us])
 
 
-@pytest.mark.parametrize(
-    ("work", "weights", "low"),
-    [
-        (PRODUCT, HELD, 100.0 + 3.0),  # 9 MFLOP at 90% of 100 GFLOP/s; its bytes come meanwhile
-        (WEIGHTS, HELD, 90.0 + 3.0),  # 7.2 MB at four times 20 GB/s
-        (WEIGHTS, TOO_LARGE, 400.0 + 3.0),  # at 90% of 20 GB/s
-        (WEIGHTS, HALF_HELD, 245.0 + 3.0),  # half of them each
-        (MOVED, TOO_LARGE, 90.0 + 3.0),  # activations stay in the cache
-        (replace(MOVED, weight_bytes=7.2e6), HELD, 180.0 + 3.0),
-        (replace(MOVED, operations=9e6), HELD, 1000.0 + 3.0),  # not a product: 90% of 10 GFLOP/s
-    ],
-)
-def test_the_low_end_overlaps_and_reaches_nearly_the_peaks(work: NodeWork, weights: float, low: float) -> None:
-    assert range_us([work], CPU, weights, fused=False)[0] == pytest.approx(low, rel=1e-9)
-    assert range_us([work, work], CPU, weights, fused=False)[0] == pytest.approx(2 * low)
+CONVOLUTION = replace(PRODUCT, operator="Conv", trust="convolution")
+ATTENTION = NodeWork("attention", "product of activations", 9e6, 0.0, 4e3)
 
 
 @pytest.mark.parametrize(
-    ("work", "weights", "high"),
+    ("work", "weights", "expected"),
     [
-        # 7 MFLOP at 35% of the peak that is sure, 50 GFLOP/s; 45% of 20 GB/s; four times the overhead
-        (NodeWork("gemm", "MatMul", 7e6, 9e3, 18e3), HELD, 400.0 + 1.0 + 2.0 + 12.0),
-        (NodeWork("elementwise", "Add", 7e6, 0.0, 9e3), HELD, 2000.0 + 1.0 + 12.0),
+        # 9 MFLOP at 100 GFLOP/s; 12 KB at 20 GB/s from the cache
+        (PRODUCT, HELD, {"products": 0.09, "cache": 0.0006}),
+        (CONVOLUTION, HELD, {"convolutions": 0.09, "cache": 0.0006}),
+        (replace(CONVOLUTION, trust="narrow"), HELD, {"depthwise": 0.9, "cache": 0.0006}),  # 10 GFLOP/s
+        (ATTENTION, HELD, {"attention": 0.09, "cache": 0.0002}),
+        (replace(ATTENTION, reduces=True), HELD, {"cache": 0.0002}),  # a softmax is no product
+        (WEIGHTS, HELD, {"products": 1e-8, "cache": 0.36}),
+        (WEIGHTS, HALF_HELD, {"products": 1e-8, "cache": 0.18, "memory": 0.18}),
+        (WEIGHTS, TOO_LARGE, {"products": 1e-8, "memory": 0.36}),
+        (MOVED, HELD, {"memory": 0.36}),  # more than the cache holds
     ],
 )
-def test_the_high_end_overlaps_nothing(work: NodeWork, weights: float, high: float) -> None:
-    assert range_us([work], CPU, weights, fused=False)[1] == pytest.approx(high, rel=1e-9)
+def test_work_takes_its_time_at_the_rates_of_the_device(
+    work: NodeWork, weights: float, expected: dict[str, float]
+) -> None:
+    every = dict.fromkeys(WORK, 0.0) | {"kernels": 0.003} | expected
+    found = work_ms([work], CPU, weights, fused=False)
+    assert dict(zip(WORK, found, strict=True)) == pytest.approx(every, rel=1e-9)
+    assert work_ms([work, work, SHAPES], CPU, weights, fused=False) == pytest.approx([2 * ms for ms in found])
+
+
+def test_a_compiled_graph_launches_and_moves_less() -> None:
+    moved = replace(MOVED, moved_bytes=2e5)
+    works = [PRODUCT, moved, replace(moved, moved_bytes=3e5), PRODUCT]
+    single, fused = (dict(zip(WORK, work_ms(works, CPU, HELD, fused=fused), strict=True)) for fused in (False, True))
+    assert (single["kernels"], fused["kernels"]) == pytest.approx((4 * 0.003, 3 * 0.003))
+    # 24 KB of products and 500 KB of the chain, of which the larger member's 300 KB remain; 20 GB/s
+    assert single["cache"] + single["memory"] == pytest.approx(524e3 / 20e6)
+    assert fused["cache"] + fused["memory"] == pytest.approx(324e3 / 20e6)
+    assert single["products"] == fused["products"]
 
 
 def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified=False)
+    return Fact(value=value, source="a test", verified="no")
 
 
 def graph(**changes: Any) -> ArtifactManifest:
@@ -179,21 +190,20 @@ def device(kind: str, **changes: Any) -> DeviceProfile:
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "peak", "sure"),
+    ("kind", "precision", "peak"),
     [
-        ("cpu", "fp32", 1e11, 1e11),
-        ("cpu", "fp16", 1e11, 1e11),  # computed in FP32
-        ("cpu", "int8", 8e11, 1e11),
-        ("cuda", "fp32", 1e11, 1e11),
-        ("cuda", "fp16", 4e11, 2e11),  # GeForce cards halve it where products are summed in FP32
-        ("cuda", "int8", 8e11, 1e11),  # or widened
+        ("cpu", "fp32", 1e11),
+        ("cpu", "fp16", 1e11),  # computed in FP32
+        ("cpu", "int8", 8e11),
+        ("cuda", "fp32", 1e11),
+        ("cuda", "fp16", 4e11),
+        ("cuda", "int8", 8e11),
     ],
 )
-def test_rates_of_a_precision(kind: str, precision: str, peak: float, sure: float) -> None:
+def test_rates_of_a_precision(kind: str, precision: str, peak: float) -> None:
     assert rates_of(device(kind), precision) == Rates(
-        peak=peak, sure_peak=sure, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**20, overhead_us=5.0, cores=4,
-        gpu=kind == "cuda",
-    )  # fmt: skip
+        peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**20, overhead_us=5.0, cores=4, gpu=kind == "cuda"
+    )
 
 
 @pytest.mark.parametrize("missing", ["bandwidth_bytes_per_s", "launch_overhead_us"])

@@ -86,7 +86,7 @@ def cut_down(usable_bytes: int) -> Any:
     """A device that leaves so little to a process, CUDA's context not counted."""
     device = load_profile("rtx4050")
     context = device.context_bytes.value if device.context_bytes is not None else 0
-    usable = Fact(value=usable_bytes + context, source="this test", verified=False)
+    usable = Fact(value=usable_bytes + context, source="this test", verified="no")
     return device.model_copy(update={"usable_memory_bytes": usable})
 
 

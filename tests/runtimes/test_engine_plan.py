@@ -82,7 +82,7 @@ def test_other_cards_take_tensorrt_whatever_their_capability(device: str, plan: 
 def test_a_profile_without_the_key_is_judged_by_its_name(
     title: str, key: Literal["rtx", "enterprise", "none"] | None, edition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capability = Fact(value="7.5", source="test", verified=False)
+    capability = Fact(value="7.5", source="test", verified="no")
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
     assert device.tensorrt_edition == edition
     monkeypatch.setattr(builders, "tensorrt_state", {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}.__getitem__)

@@ -30,7 +30,7 @@ CONTEXT = RTX.context_bytes.value
 
 def with_budget(size_bytes: int) -> DeviceProfile:
     """Return a card with this budget for the tensors of a process."""
-    fact = Fact[int](value=size_bytes + CONTEXT, source="this test", verified=True)
+    fact = Fact[int](value=size_bytes + CONTEXT, source="this test", verified="measured here")
     return RTX.model_copy(update={"usable_memory_bytes": fact})
 
 
@@ -129,7 +129,7 @@ class TestBudget:
 
 def test_precision() -> None:
     for capability, expected in (("7.5", "fp16"), ("8.9", "bf16"), ("12.0", "bf16")):
-        fact = Fact[str](value=capability, source="this test", verified=True)
+        fact = Fact[str](value=capability, source="this test", verified="measured here")
         assert planned_precision("auto", RTX.model_copy(update={"compute_capability": fact})) == expected
     with pytest.raises(InputError, match="fp16 needs a CUDA card"):
         planned_precision("fp16", load_profile("host"))

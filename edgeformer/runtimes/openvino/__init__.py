@@ -147,6 +147,7 @@ class OpenVINORuntime(OptionalRuntime):
     formats = (FORMAT,)
     builders = (Int8Builder(),)
     reads = (ONNX,)
+    fuses = True
     distributions = ("openvino", "nncf")
     packages = (OPENVINO, OptionalPackage("nncf", EXTRA, "INT8 for OpenVINO, by export --int8", ("nncf",)))
     facts: ClassVar = {

@@ -263,11 +263,5 @@ class TensorRTRuntime(Runtime):
             return f"the engine was built for compute capability {built_for}; {device.name!r} has {capability}"
         return None
 
-    def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
-        """Estimates are based on the ONNX graph of the same precision; INT8 engines use a different graph."""
-        if artifact.precision == "int8":
-            return "INT8 engines are quantized differently from the INT8 graph, so they have no estimate"
-        return self.never_runs(artifact, device)
-
 
 RUNTIME = TensorRTRuntime()

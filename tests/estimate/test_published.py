@@ -1,0 +1,100 @@
+"""The record of published times: its size, what it says of a setting, and the times beside an estimate."""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+
+import pytest
+
+from edgeformer import estimate
+from edgeformer.artifacts.documents import load_profile, shipped_names
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting, estimate_ms, published_record
+from edgeformer.estimate.roofline import WORK
+
+ERRORS = Errors(factor=2.0, rows=30, sources=3, median_error=0.1, worst_error=2.0, within=0.9)
+SETTING = Setting("cpu", "pi", "onnxruntime", "fp32", "call")
+RECORD = PublishedRecord(
+    created="2026-11-29", devices={"pi": ERRORS},
+    effects={
+        "kind cpu: products": math.log(2.0), "runtime cpu onnxruntime: products": math.log(3.0),
+        "precision cpu onnxruntime fp32: memory": math.log(5.0), "device pi": math.log(7.0),
+        "phase cpu onnxruntime decode": math.log(11.0),
+    },
+    errors={
+        "device pi onnxruntime": ERRORS.model_copy(update={"factor": 1.5}),
+        "other cpu onnxruntime": ERRORS.model_copy(update={"factor": 3.0}), "other cpu": ERRORS,
+    },
+    names=("pi", "onnxruntime", "litert", "small", "large", "a page"),
+    rows=(
+        (0, 1, "fp32", "call", 3, 1, 224, 10.0, 1.0, 5), (0, 1, "fp32", "call", 4, 1, 224, 90.0, 9.0, 5),
+        (0, 2, "fp32", "call", 3, 1, 224, 8.0, 1.0, 5), (0, 1, "int8", "call", 3, 1, 224, 4.0, 1.0, 5),
+        (1, 1, "fp32", "call", 3, 1, 224, 1.0, 1.0, 5),
+    ),
+)  # fmt: skip
+
+
+def test_a_factor_is_the_product_of_the_effects_of_a_setting() -> None:
+    factors = dict(zip(WORK, RECORD.factors(SETTING), strict=True))
+    assert factors["products"] == pytest.approx(2 * 3 * 7) and factors["memory"] == pytest.approx(5 * 7)
+    assert factors["kernels"] == pytest.approx(7)
+    assert RECORD.factors(SETTING._replace(phase="decode"))[0] == pytest.approx(7 * 11)
+    assert RECORD.factors(Setting("cuda", "x", "tensorrt", "fp16", "call")) == [1.0] * len(WORK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor", "is_known"),
+    [
+        ({}, 1.5, True),
+        ({"precision": "int8", "phase": "decode"}, 1.5, True),
+        ({"device": "new"}, 3.0, False),
+        ({"runtime": "litert"}, 2.0, False),  # the device has no group of this runtime
+    ],
+)
+def test_errors_are_those_of_the_narrowest_group(changes: dict[str, str], factor: float, is_known: bool) -> None:
+    errors, known = RECORD.errors_of(SETTING._replace(**changes))
+    assert (errors.factor, known) == (factor, is_known)
+
+
+def test_what_nobody_measured_is_not_known() -> None:
+    assert RECORD.knows(SETTING) and not RECORD.knows(SETTING._replace(runtime="coreml"))
+    with pytest.raises(KeyError):
+        RECORD.errors_of(Setting("cuda", "t4", "tensorrt", "fp16", "call"))
+
+
+def test_the_nearest_times_are_of_the_device_its_runtime_and_as_much_work() -> None:
+    nearest = RECORD.nearest(SETTING, 1e9)
+    assert [(time.model, time.runtime, time.precision) for time in nearest] == [
+        ("small", "onnxruntime", "fp32"), ("small", "litert", "fp32"), ("small", "onnxruntime", "int8"),
+    ]  # fmt: skip
+    assert RECORD.nearest(SETTING, 8e9)[0].ms == 90.0
+    assert RECORD.nearest(SETTING._replace(device="new"), 1e9) == ()
+
+
+def test_the_shipped_record_is_small_and_knows_the_shipped_devices() -> None:
+    assert (resources.files(estimate) / "published.json").stat().st_size <= 200_000
+    record = published_record()
+    assert sum(errors.rows for errors in record.devices.values()) == len(record.rows) > 2000
+    assert record.devices.keys() <= {*shipped_names("profiles")}
+    for kind in ("cpu", "cuda"):
+        assert record.knows(Setting(kind, "", "onnxruntime", "fp32", "call"))
+
+
+def test_an_estimate_says_what_its_range_rests_on() -> None:
+    pi, apple = load_profile("raspberry-pi-5"), load_profile("apple-m4")
+    work = [1.0] * len(WORK)
+    setting = Setting("cpu", pi.name, "onnxruntime", "fp32", "call")
+    estimated = estimate_ms(pi, setting, work, 1e9)
+    record = published_record()
+    errors, is_known = record.errors_of(setting)
+    assert estimated.p50 == pytest.approx(sum(record.factors(setting)))
+    assert (estimated.low, estimated.high) == pytest.approx(
+        (estimated.p50 / errors.factor, estimated.p50 * errors.factor)
+    )
+    assert estimated.check.device == (pi.title if is_known else "other CPUs") and len(estimated.check.nearest) == 3
+    assert estimated.check.sentence == (
+        f"checked against {errors.rows:,} published measurements on {estimated.check.device} ({errors.sources} sources): "
+        f"median error {errors.median_error:.0%}, {errors.within:.0%} within the range"
+    )
+    unknown = estimate_ms(apple, setting._replace(device=apple.name), work, 1e9)
+    assert unknown.check.device == "other CPUs" and unknown.check.nearest == ()
