@@ -9,9 +9,11 @@ docs/results/devices.md and the pages of the devices are made. Takes five minute
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import pickle
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,11 +24,12 @@ from numpy.typing import NDArray
 
 from benchmarks.published.fit import Groups, fit, left_out, summary
 from benchmarks.published.pages import RESULT, draw, index_facts
-from benchmarks.published.rows import Measurement, load, rebuilt
+from benchmarks.published.rows import FOLDER, Measurement, load, rebuilt
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.estimate import works_of
-from edgeformer.estimate.published import Errors, PublishedRecord, Setting
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting, phase_of
 from edgeformer.estimate.roofline import Rates, product_type, rates_of, work_ms
 from edgeformer.system.host import now
 
@@ -43,14 +46,37 @@ _LEAST_SHARE, _WINOGRAD = 0.6, 2.25
 RECORD = Path(__file__).parents[2] / "edgeformer" / "estimate" / "published.json"
 
 
-profile = cache(load_profile)
+@cache
+def profile(name: str) -> DeviceProfile:
+    """Return a shipped profile, or the processor of this name in processors.csv."""
+    if name in shipped_names("profiles"):
+        return load_profile(name)
+    row = processors()[name]
+
+    def fact(key: str, kind: type) -> Any:
+        value = kind(float(row[key])) if row[key] else None
+        return None if value is None else Fact[kind](value=value, source=row["source"], verified="data sheet")
+
+    return DeviceProfile(
+        name=name, title=row["title"], kind="cpu",
+        peaks=Peaks(fp32=fact("fp32_ops_per_s", float), int8=fact("int8_ops_per_s", float)),
+        bandwidth_bytes_per_s=fact("bandwidth_bytes_per_s", float), cache_bytes=fact("cache_bytes", int),
+        cores=fact("cores", int), launch_overhead_us=fact("launch_overhead_us", float),
+    )  # fmt: skip
+
+
+@cache
+def processors() -> dict[str, dict[str, str]]:
+    """Return the processors of published rows that have no profile, by name."""
+    lines = (FOLDER / "processors.csv").read_text(encoding="utf-8").splitlines()
+    return {row["name"]: row for row in csv.DictReader(lines)}
 
 
 def rates(row: Measurement) -> Rates:
     """Return the rates of a row's device for its precision and threads. Raises EdgeformerError: a fact is missing."""
     device = profile(row.profile)
     on_gpu = device.kind == "cuda"
-    computed = setting_of(row).precision
+    computed = product_type(device, row.runtime, row.precision)
     of_profile = rates_of(device, "fp16" if on_gpu and computed == "int4" else computed)
     clock, memory = next((factors for text, factors in _VARIANTS.items() if re.search(text, row.device)), (1.0, 1.0))
     if not on_gpu and row.threads and of_profile.cores:
@@ -64,7 +90,7 @@ def rates(row: Measurement) -> Rates:
 def counted() -> tuple[list[Measurement], NDArray[np.float64], list[float], dict[str, Any]]:
     """Return the rows of rebuilt models on shipped profiles, their work, their operations, and how many there are."""
     usable, reasons = load()
-    profiles, rows, features, operations, every = set(shipped_names("profiles")), [], [], [], 0
+    profiles, rows, features, operations, every = {*shipped_names("profiles"), *processors()}, [], [], [], 0
     for row, nodes in rebuilt():
         every += 1
         if row.profile not in profiles:
@@ -87,16 +113,17 @@ def counted() -> tuple[list[Measurement], NDArray[np.float64], list[float], dict
         "published": published,
         "usable": len(usable),
         "rebuilt": every,
-        "of profiles": len(rows),
+        "of devices": len(rows),
         "left out": reasons,
     }
     return rows, np.array(features), operations, counts
 
 
-def setting_of(row: Measurement) -> Setting:
+def setting_of(row: Measurement, work: Sequence[float]) -> Setting:
     """Return what the estimate of a row depends on."""
     device = profile(row.profile)
-    return Setting(device.kind, row.profile, row.runtime, product_type(device, row.runtime, row.precision), row.phase)
+    precision = product_type(device, row.runtime, row.precision)
+    return Setting(device.kind, row.profile, row.runtime, precision, phase_of(row.phase, work))
 
 
 def main() -> None:
@@ -110,7 +137,8 @@ def main() -> None:
         rows, features, operations, counts = counted()
         if options.rows is not None:
             options.rows.write_bytes(pickle.dumps((rows, features, operations, counts)))
-    settings, sources = [setting_of(row) for row in rows], [row.source for row in rows]
+    settings = [setting_of(row, work) for row, work in zip(rows, features.tolist(), strict=True)]
+    sources = [row.source for row in rows]
     ms = np.array([row.ms for row in rows])
     is_supported = np.array([row.runtime in SUPPORTED for row in rows])
     print({**counts, "supported": int(is_supported.sum())})
@@ -130,12 +158,12 @@ def main() -> None:
         for numbers in (groups[known].rows(name),)
     }  # fmt: skip
     devices = {}
-    for device in sorted({setting.device for setting in of_kept}):
+    for device in sorted({setting.device for setting in of_kept} - processors().keys()):
         numbers = np.array([number for number, setting in enumerate(of_kept) if setting.device == device])
         own_sources = [kept_sources[number] for number in numbers]
         of_device = errors[True][numbers], factors[True][numbers]
         devices[device] = summary(*of_device, own_sources, float(np.median(of_device[1])))
-    write_record(rows, kept.tolist(), operations, fit(features, settings, ms), devices, of_groups)
+    write_record(rows, kept.tolist(), operations, fit(features, settings, ms), of_kept, devices, of_groups)
     names: dict[str, int] = {}
 
     def place(name: str) -> int:
@@ -147,7 +175,7 @@ def main() -> None:
         size = of_row.past if of_row.phase == "decode" else of_row.size
         checks = [float(f"{values[known][number]:.4f}") for known in (True, False) for values in (errors, factors)]
         cases.append([
-            place(of_row.profile), place(of_row.runtime), setting.precision, of_row.phase,
+            place(of_row.profile), place(of_row.runtime), setting.precision, setting.phase,
             place(of_row.model.partition("|")[0]), of_row.batch, size, of_row.ms, place(of_row.source), *checks,
         ])  # fmt: skip
     result = {"created": now()[:10], "counts": counts, "names": [*names], "rows": cases}
@@ -159,7 +187,7 @@ def main() -> None:
 
 def write_record(
     rows: list[Measurement], kept: list[int], operations: list[float], effects: dict[str, float],
-    devices: dict[str, Errors], errors: dict[str, Errors],
+    settings: list[Setting], devices: dict[str, Errors], errors: dict[str, Errors],
 ) -> None:  # fmt: skip
     """Write the record that ships: effects, errors of devices and of groups, and the rows of supported runtimes."""
     names: dict[str, int] = {}
@@ -168,14 +196,15 @@ def write_record(
         return names.setdefault(name, len(names))
 
     lines = []
-    for number in kept:
+    for number, setting in zip(kept, settings, strict=True):
         row = rows[number]
         model, size = row.model.partition("|")[0], row.past if row.phase == "decode" else row.size
         figures = float(f"{row.ms:.4g}"), float(f"{operations[number] / 1e9:.3g}")
-        lines.append((
-            place(row.profile), place(row.runtime), row.precision, row.phase, place(model), row.batch, size, *figures,
-            place(row.source),
-        ))  # fmt: skip
+        if row.profile not in processors():
+            lines.append((
+                place(row.profile), place(row.runtime), setting.precision, setting.phase, place(model), row.batch, size,
+                *figures, place(row.source),
+            ))  # fmt: skip
     supported = {f"{word} {runtime}" for word in ("cpu", "cuda") for runtime in SUPPORTED}
     record = PublishedRecord(
         created=now()[:10], devices=devices, errors=errors, names=tuple(names), rows=tuple(lines),

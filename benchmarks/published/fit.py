@@ -8,6 +8,7 @@ near the others (partial pooling). The maximum of the posterior is found by scip
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -26,13 +27,13 @@ _PRIORS = {"kind": 2.0, "runtime": 0.7, "precision": 0.5, "phase": 0.5, "device"
 _FOLDS = 10
 _FEWEST = 5
 """Rows of a group that has a range of its own."""
-_LEVELS = {True: 0.88, False: 0.92}
-"""Share of a group's errors that its range holds, by whether the device is known: 90% of the rows are then inside the
-range that the other sources or devices give them."""
+_LEVEL = 0.92
+"""Share of a group's errors that its range holds: 90% of the rows are then inside the range that the rows of other
+sources or devices give them."""
 _REPEATED = 0.25
 """A row counts with the number of rows of its device, runtime and precision to this power less: they share an error."""
-_PRIOR_ROWS = 8.0
-"""Rows for which the next wider group counts among the errors of a group."""
+_PRIOR_ROWS = 10
+"""Rows for which the next wider group counts beside those of a group."""
 Floats = NDArray[np.float64]
 
 
@@ -106,12 +107,10 @@ def left_out(features: Floats, settings: Sequence[Setting], ms: Floats, groups: 
     return errors
 
 
-def range_factor(sizes: Floats, weights: Floats, level: float) -> float:
-    """Return the factor that holds a share of the weighted errors, with the correction for few of them."""
-    order, total = np.argsort(sizes), weights.sum()
-    level = min(1.0, level * (total + 1) / total)
-    place = np.searchsorted(np.cumsum(weights[order]), level * total - 1e-9)
-    return float(np.exp(sizes[order][min(int(place), len(sizes) - 1)]))
+def quantile(sizes: Floats) -> float:
+    """Return the error that holds the share of errors, with the correction of conformal prediction for few of them."""
+    place = min(len(sizes), int(np.ceil(_LEVEL * (len(sizes) + 1) - 1e-9)))
+    return float(np.sort(sizes)[place - 1])
 
 
 class Groups:
@@ -135,15 +134,17 @@ class Groups:
 
     def factor(self, name: str, key: str | None = None) -> float:
         """Return the factor of a group's range from its rows and those of wider groups, without those of a key."""
-        sizes, weights = np.empty(0), np.empty(0)
+        pooled: float | None = None
         for wider in reversed(self._chains[name]):
             rows = self._rows[wider]
-            rows = rows[self._keys[rows] != key] if key is not None else rows
-            if weights.sum() > _PRIOR_ROWS:
-                weights = weights * (_PRIOR_ROWS / weights.sum())
-            sizes = np.concatenate([sizes, self._sizes[rows]])
-            weights = np.concatenate([weights, np.ones(len(rows))])
-        return range_factor(sizes, weights, _LEVELS[self._is_known])
+            sizes = self._sizes[rows[self._keys[rows] != key] if key is not None else rows]
+            if pooled is None:
+                pooled = quantile(sizes)
+            elif len(sizes):
+                weight = len(sizes) / (len(sizes) + _PRIOR_ROWS)
+                pooled = math.sqrt(weight * quantile(sizes) ** 2 + (1 - weight) * pooled**2)
+        assert pooled is not None
+        return math.exp(pooled)
 
     def factors(self) -> Floats:
         """Return the factor of every row's range, from rows with another key."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from edgeformer.artifacts.documents import load_profile
+from edgeformer.artifacts.documents import load_profile, shipped_names
 
 ROOT = Path(__file__).parents[2]
 RESULT, FORMER = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("published", "published-former"))
@@ -128,16 +128,20 @@ def index_facts() -> dict[str, Any]:
     """Return the figures and tables of the page of all devices."""
     cases = result()["rows"]
     former = json.loads(FORMER.read_text(encoding="utf-8"))
-    kinds = {device: load_profile(device).kind for device in {case.device for case in cases}}
+    profiles = {*shipped_names("profiles")}
     by_device = grouped(cases, lambda case: case.device)
+    kinds = {device: load_profile(device).kind if device in profiles else "cpu" for device in by_device}
     by_class = grouped(cases, lambda case: (kinds[case.device], case.runtime, case.precision))
     heads = ("rows", "source left out", "device left out", "former")
 
     def line(group: Sequence[Case], key: str) -> list[str]:
-        checks = figures(group), figures(group, is_known=False), former[key]
-        return [f"{len(group):,}", *(", ".join(cells(values)[1:]) for values in checks)]
+        checks = figures(group), figures(group, is_known=False), former.get(key)
+        return [f"{len(group):,}", *(", ".join(cells(values)[1:]) if values else "" for values in checks)]
 
-    devices = [[f"[{device}](devices/{device}.md)", *line(group, device)] for device, group in by_device.items()]
+    devices = [
+        [f"[{device}](devices/{device}.md)" if device in profiles else device, *line(group, device)]
+        for device, group in by_device.items()
+    ]
     classes = [[*key, *line(group, " ".join(key))] for key, group in by_class.items()]
     return {
         **result()["counts"], "devices": len(by_device), "known": figures(cases),
@@ -147,10 +151,15 @@ def index_facts() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_profiles() -> dict[str, list[Case]]:
+    """Return the cases of the devices with a shipped profile, by device."""
+    profiles = {*shipped_names("profiles")}
+    return grouped([case for case in result()["rows"] if case.device in profiles], lambda case: case.device)
+
+
 def device_pages() -> dict[str, str]:
     """Return the pages of the devices by their path below docs/results."""
-    by_device = grouped(result()["rows"], lambda case: case.device)
-    return {f"devices/{device}.md": page(device, cases) for device, cases in by_device.items()}
+    return {f"devices/{device}.md": page(device, cases) for device, cases in of_profiles().items()}
 
 
 def draw() -> None:
@@ -158,7 +167,7 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for device, cases in grouped(result()["rows"], lambda case: case.device).items():
+    for device, cases in of_profiles().items():
         figure, axes = plt.subplots(figsize=(7, 5.5), layout="constrained")
         for place, (runtime, group) in enumerate(grouped(cases, lambda case: case.runtime).items()):
             published = np.array([case.ms for case in group])

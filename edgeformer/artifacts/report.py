@@ -27,7 +27,7 @@ class PublishedTime(Frozen):
     model: str
     runtime: str
     precision: str
-    phase: Literal["call", "prefill", "decode"]
+    phase: Literal["call", "convolutions", "prefill", "decode"]
     batch: int
     size: int = Field(description="tokens of a text, or pixels of an image's side")
     ms: float
@@ -37,7 +37,7 @@ class PublishedTime(Frozen):
 class PublishedCheck(Frozen):
     """How far estimates of the same kind are from published times, each estimated without its source or device."""
 
-    device: str = Field(description="the device, or the kind of other devices")
+    subject: str = Field(description="what was measured: runtime, precision, and this or other devices")
     rows: int
     sources: int
     median_error: float = Field(description="a fraction: 0.14 is 14%")
@@ -50,7 +50,7 @@ class PublishedCheck(Frozen):
         """Return ``checked against 41 published measurements on …``."""
         sources = f"{self.sources} source{'s' if self.sources != 1 else ''}"
         return (
-            f"checked against {self.rows:,} published measurements on {self.device} ({sources}): median error "
+            f"checked against {self.rows:,} published measurements {self.subject} ({sources}): median error "
             f"{self.median_error:.0%}, {self.within:.0%} within the range"
         )
 

@@ -27,7 +27,7 @@ from edgeformer.estimate.operators import (
     total,
     trust_of,
 )
-from edgeformer.estimate.published import OTHERS, Estimated, Setting, estimate_ms, published_record
+from edgeformer.estimate.published import KINDS, Estimated, Setting, estimate_ms, phase_of, published_record
 from edgeformer.estimate.roofline import (
     calibrated_nodes_us,
     estimate_memory,
@@ -123,13 +123,6 @@ class Case:
         is_covered = calibration is not None and self.artifact.precision in calibration.efficiencies
         return calibration if is_covered and self.artifact.is_graph and self.runtime == runtime_of(ONNX) else None
 
-    def setting(self, phase: Phase) -> Setting:
-        """Return what the factors and errors of an estimate depend on."""
-        device = self.device
-        runtime = self.runtime.name
-        precision = product_type(device, runtime, self.artifact.precision)
-        return Setting(device.kind, device.name, runtime, precision, "call" if phase == "steady" else phase)
-
 
 def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | None) -> tuple[str | None, ...]:
     """Return the providers to estimate an artifact with; ``runtime``: as of ``--runtime``, installed here or not."""
@@ -142,7 +135,7 @@ def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | N
     openers = [
         opener
         for opener in all_runtimes()
-        if artifact.format in opener.formats or (is_float and artifact.format in opener.reads)
+        if artifact.format in opener.formats or (is_float and opener.also_opens(artifact))
     ]
     known = [opener for opener in openers if published_record().knows(Setting(kind, "", opener.name, "", ""))]
     return tuple(opener.provider(artifact, kind=kind) for opener in known) or (None,)
@@ -245,17 +238,19 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
 def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     """Raise EdgeformerError if operators without a work count may take most of the time."""
     calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
-    setting, weight_bytes = case.setting(phase), stored_weight_bytes(nodes.nodes, works, case.listed)
-    rates = rates_of(case.device, setting.precision)
-    if not published_record().knows(setting):
+    device, runtime, weight_bytes = case.device, case.runtime, stored_weight_bytes(nodes.nodes, works, case.listed)
+    computed = product_type(device, runtime.name, precision)
+    rates = rates_of(device, computed)
+    if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
         raise EdgeformerError(
-            f"no estimate, because nobody published times of {setting.runtime} on {OTHERS[setting.kind]}; run profile "
+            f"no estimate, because nobody published times of {runtime.name} on {KINDS[device.kind]}; run profile "
             "on the device itself"
         )
 
     def by_record(works: Sequence[NodeWork]) -> Estimated:
-        work = work_ms(works, rates, weight_bytes, fused=case.runtime.fuses)
-        return estimate_ms(case.device, setting, work, sum(each.operations for each in works))
+        work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
+        setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
+        return estimate_ms(device, setting, work, sum(each.operations for each in works))
 
     estimated = by_record(works)
     if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -20,15 +20,16 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.report import PublishedCheck, PublishedTime
 from edgeformer.estimate.roofline import WORK
 
+Phase = Literal["call", "convolutions", "prefill", "decode"]
 RECORD_FILE = "published.json"
-OTHERS = {"cpu": "other CPUs", "cuda": "other GPUs"}
+KINDS = {"cpu": "CPUs", "cuda": "GPUs"}
 FEWEST = 20
-"""Times of a device or a group on which a statement about errors may rest."""
+"""Times of a device on which statements about it may rest."""
 _NEAREST = 3
 
 
 class Setting(NamedTuple):
-    """What the factors and errors of an estimate depend on. ``phase``: call, prefill or decode."""
+    """What the factors and errors of an estimate depend on. ``phase``: of :func:`phase_of`."""
 
     kind: str
     device: str
@@ -37,12 +38,24 @@ class Setting(NamedTuple):
     phase: str
 
 
+def phase_of(phase: str, work: Sequence[float]) -> Phase:
+    """Return ``prefill``, ``decode``, or of another call ``convolutions`` where these are most of its products.
+
+    ``work``: of :func:`~edgeformer.estimate.roofline.work_ms`.
+    """
+    if phase in ("prefill", "decode"):
+        return cast(Phase, phase)
+    by_kind = dict(zip(WORK, work, strict=True))
+    convolutions = by_kind["convolutions"] + by_kind["depthwise"]
+    return "convolutions" if convolutions > by_kind["products"] + by_kind["attention"] else "call"
+
+
 def effect_names(setting: Setting) -> list[list[str]]:
     """Return the names of the effects whose sum is the logarithm of the factor, for each of :data:`WORK`."""
     kind, device, runtime, precision, phase = setting
     device_effects = [f"device {device}", f"device {device} {runtime} {precision}"]
     groups = f"kind {kind}", f"runtime {kind} {runtime}", f"precision {kind} {runtime} {precision}"
-    phases = [f"phase {kind} {runtime} {phase}"] if phase != "call" else []
+    phases = [f"phase {kind} {runtime} {phase}"] if phase in ("prefill", "decode") else []
     return [[*(f"{group}: {work}" for group in groups), *phases, *device_effects] for work in WORK]
 
 
@@ -53,9 +66,10 @@ def group_names(setting: Setting, *, is_known: bool) -> list[str]:
     device.
     """
     kind, device, runtime, precision, phase = setting
-    own = [f"device {device} {runtime} {precision} {phase}", f"device {device} {runtime}"] if is_known else []
-    start = f"{'known' if is_known else 'other'} {kind}"
-    return [*own, f"{start} {runtime} {precision} {phase}", f"{start} {runtime}", start]
+    if is_known:
+        own, wider = f"device {device} {runtime} {precision} {phase}", f"known {kind}"
+        return [own, f"{wider} {runtime} {phase}", f"{wider} {runtime}", wider]
+    return [f"other {kind} {runtime}", f"other {kind}"]
 
 
 class Errors(Frozen):
@@ -89,23 +103,26 @@ class PublishedRecord(Frozen):
 
     def knows(self, setting: Setting) -> bool:
         """Return whether there are times of the runtime on this kind of device."""
-        return f"other {setting.kind} {setting.runtime}" in self.errors
+        return any(name.startswith(f"runtime {setting.kind} {setting.runtime}: ") for name in self.effects)
 
-    def errors_of(self, setting: Setting) -> tuple[float, Errors, bool]:
-        """Return the factor of the range, the errors of the narrowest group of many rows, and whose they are.
+    def errors_of(self, setting: Setting) -> tuple[float, Errors, str]:
+        """Return the factor of the range, the errors of the narrowest group, and what its measurements are of.
 
-        The last is whether they are of the device itself. Raises KeyError: there are no times on this kind of device.
+        Raises KeyError: there are no times on this kind of device.
         """
         own = self.devices.get(setting.device)
         is_known = own is not None and own.rows >= FEWEST
-        groups = [self.errors[name] for name in group_names(setting, is_known=is_known) if name in self.errors]
-        if not groups:
+        names = group_names(setting, is_known=is_known)
+        name = next((name for name in names if name in self.errors), None)
+        if name is None:
             raise KeyError(setting)
-        if is_known and own is not None:
-            narrow = (self.errors.get(name) for name in group_names(setting, is_known=True)[:2])
-            quoted = [errors for errors in narrow if errors is not None and errors.rows >= FEWEST]
-            return groups[0].factor, (*quoted, own)[0], True
-        return groups[0].factor, next((errors for errors in groups if errors.rows >= FEWEST), groups[-1]), False
+        errors, runtime = self.errors[name], f"of {setting.runtime} "
+        if name.startswith("device"):
+            return errors.factor, errors, f"{runtime}in {setting.precision} on this device"
+        # The device's own times, of other settings, show that it is harder to estimate than others.
+        factor = max(errors.factor, own.factor) if own is not None and is_known else errors.factor
+        kind = KINDS[setting.kind] if is_known else f"other {KINDS[setting.kind]}"
+        return factor, errors, f"{runtime if setting.runtime in name.split() else ''}on {kind}"
 
     def nearest(self, setting: Setting, operations: float) -> tuple[PublishedTime, ...]:
         """Return the three times of the device that are nearest in runtime, precision, phase and operations."""
@@ -149,9 +166,9 @@ def estimate_ms(device: DeviceProfile, setting: Setting, work: Sequence[float], 
     """
     record = published_record()
     p50 = sum(ms * factor for ms, factor in zip(work, record.factors(setting), strict=True))
-    factor, errors, is_known = record.errors_of(setting)
+    factor, errors, subject = record.errors_of(setting)
     check = PublishedCheck(
-        device=device.title if is_known else OTHERS[device.kind], rows=errors.rows, sources=errors.sources,
+        subject=subject, rows=errors.rows, sources=errors.sources,
         median_error=errors.median_error, worst_error=errors.worst_error, within=errors.within,
         nearest=record.nearest(setting, operations),
     )  # fmt: skip

@@ -56,6 +56,8 @@ _FILES = "needs that file; tests/inference/test_predict_file.py answers others i
 
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
+    "edgeformer profile quickstart --device host --publish rows.csv": _MEASURES,
+    "edgeformer profile quickstart --on pi@raspberrypi --publish rows.csv": _DEVICE,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer train reviews.yaml --set data.stream=true --set data.rows.validation=5000 --set data.rows.test=5000": (
         "needs a large file; tests/training/test_training_memory.py trains such a recipe on a small one"

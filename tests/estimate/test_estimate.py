@@ -52,7 +52,7 @@ def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: 
         latency, memory = row.latency_ms, row.memory_bytes
         assert (latency.status, memory.status, row.energy_mj.status) == ("estimated", "estimated", "unavailable")
         assert latency.low and latency.high and latency.p50 and latency.low < latency.p50 < latency.high
-        assert latency.reason and "without a calibration" in latency.reason
+        assert latency.reason and "published measurements of onnxruntime on other" in latency.reason
         assert (latency.p90, latency.cv, latency.stable, latency.n) == (None, None, None, 0)
         assert memory.low and memory.peak and memory.high and memory.low < memory.peak < memory.high
         assert row.work is not None and row.work.operations > 0 and row.work.kernels <= row.work.operators

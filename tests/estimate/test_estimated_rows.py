@@ -281,12 +281,12 @@ def test_each_runtime_has_its_own_estimate_whether_it_is_installed_or_not(bundle
     pi, card = (load_profile(name) for name in ("raspberry-pi-5", "t4"))
     assert estimated_providers(of, "cpu", None) == (None,)
     every = estimated_providers(of, "cpu", ALL_RUNTIMES)
-    assert {"CPUExecutionProvider", "openvino-cpu", "torch-cpu"} >= set(every) and len(every) > 1
+    assert every == ("CPUExecutionProvider", "openvino-cpu")
     assert "CUDAExecutionProvider" in estimated_providers(of, "cuda", ALL_RUNTIMES)
     rows = estimate(opened, of, pi, [ITEM], every)
     assert [row.provider for row in rows] == [*every]
     assert len({row.latency_ms.p50 for row in rows}) == len(rows)
     assert all(row.latency_ms.status == "estimated" for row in rows)
     (on_card,) = estimate(opened, of, card, [ITEM])
-    assert on_card.latency_ms.check is not None and on_card.latency_ms.check.device == card.title
+    assert on_card.latency_ms.check is not None and on_card.latency_ms.check.rows > 0
     assert len(on_card.latency_ms.check.nearest) == 3

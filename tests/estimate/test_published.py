@@ -9,21 +9,25 @@ import pytest
 
 from edgeformer import estimate
 from edgeformer.artifacts.documents import load_profile, shipped_names
-from edgeformer.estimate.published import Errors, PublishedRecord, Setting, estimate_ms, published_record
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting, estimate_ms, phase_of, published_record
 from edgeformer.estimate.roofline import WORK
 
 ERRORS = Errors(factor=2.0, rows=30, sources=3, median_error=0.1, worst_error=2.0, within=0.9)
 SETTING = Setting("cpu", "pi", "onnxruntime", "fp32", "call")
 RECORD = PublishedRecord(
-    created="2026-11-29", devices={"pi": ERRORS},
+    created="2026-11-29", devices={"pi": ERRORS, "rare": ERRORS.model_copy(update={"rows": 3})},
     effects={
         "kind cpu: products": math.log(2.0), "runtime cpu onnxruntime: products": math.log(3.0),
         "precision cpu onnxruntime fp32: memory": math.log(5.0), "device pi": math.log(7.0),
         "phase cpu onnxruntime decode": math.log(11.0),
     },
     errors={
-        "device pi onnxruntime": ERRORS.model_copy(update={"factor": 1.5}),
-        "other cpu onnxruntime": ERRORS.model_copy(update={"factor": 3.0}), "other cpu": ERRORS,
+        "device pi onnxruntime fp32 call": ERRORS.model_copy(update={"factor": 1.5}),
+        "device pi litert fp32 call": ERRORS.model_copy(update={"factor": 1.4, "rows": 6}),
+        "known cpu onnxruntime": ERRORS.model_copy(update={"factor": 1.7}),
+        "known cpu": ERRORS.model_copy(update={"factor": 2.5}),
+        "other cpu onnxruntime": ERRORS.model_copy(update={"factor": 3.0, "rows": 10}),
+        "other cpu": ERRORS.model_copy(update={"factor": 4.0, "rows": 99}),
     },
     names=("pi", "onnxruntime", "litert", "small", "large", "a page"),
     rows=(
@@ -32,6 +36,21 @@ RECORD = PublishedRecord(
         (1, 1, "fp32", "call", 3, 1, 224, 1.0, 1.0, 5),
     ),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "work", "expected"),
+    [
+        ("steady", (1, 5, 5, 1, 0, 9, 9), "call"),
+        ("steady", (1, 5, 0, 3, 3, 9, 9), "convolutions"),
+        ("prefill", (1, 0, 0, 3, 3, 9, 9), "prefill"),
+        ("decode", (1, 0, 0, 0, 0, 9, 9), "decode"),
+    ],
+)
+def test_calls_of_convolutional_networks_have_errors_of_their_own(
+    phase: str, work: tuple[float, ...], expected: str
+) -> None:
+    assert phase_of(phase, work) == expected
 
 
 def test_a_factor_is_the_product_of_the_effects_of_a_setting() -> None:
@@ -43,17 +62,22 @@ def test_a_factor_is_the_product_of_the_effects_of_a_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "factor", "is_known"),
+    ("changes", "factor", "rows", "subject"),
     [
-        ({}, 1.5, True),
-        ({"precision": "int8", "phase": "decode"}, 1.5, True),
-        ({"device": "new"}, 3.0, False),
-        ({"runtime": "litert"}, 2.0, False),  # the device has no group of this runtime
+        ({}, 1.5, 30, "of onnxruntime in fp32 on this device"),
+        ({"runtime": "litert"}, 1.4, 6, "of litert in fp32 on this device"),
+        # Of other settings: never narrower than the device's errors.
+        ({"precision": "int8", "phase": "decode"}, 2.0, 30, "of onnxruntime on CPUs"),
+        ({"runtime": "openvino"}, 2.5, 30, "on CPUs"),
+        ({"device": "rare"}, 3.0, 10, "of onnxruntime on other CPUs"),
+        ({"device": "new", "runtime": "litert"}, 4.0, 99, "on other CPUs"),
     ],
 )
-def test_errors_are_those_of_the_narrowest_group(changes: dict[str, str], factor: float, is_known: bool) -> None:
-    errors, known = RECORD.errors_of(SETTING._replace(**changes))
-    assert (errors.factor, known) == (factor, is_known)
+def test_errors_are_those_of_the_narrowest_group(
+    changes: dict[str, str], factor: float, rows: int, subject: str
+) -> None:
+    found, errors, measured = RECORD.errors_of(SETTING._replace(**changes))
+    assert (found, errors.rows, measured) == (factor, rows, subject)
 
 
 def test_what_nobody_measured_is_not_known() -> None:
@@ -83,18 +107,17 @@ def test_the_shipped_record_is_small_and_knows_the_shipped_devices() -> None:
 def test_an_estimate_says_what_its_range_rests_on() -> None:
     pi, apple = load_profile("raspberry-pi-5"), load_profile("apple-m4")
     work = [1.0] * len(WORK)
-    setting = Setting("cpu", pi.name, "onnxruntime", "fp32", "call")
+    setting = Setting("cpu", pi.name, "onnxruntime", "fp32", "convolutions")
     estimated = estimate_ms(pi, setting, work, 1e9)
     record = published_record()
-    errors, is_known = record.errors_of(setting)
+    factor, errors, subject = record.errors_of(setting)
     assert estimated.p50 == pytest.approx(sum(record.factors(setting)))
-    assert (estimated.low, estimated.high) == pytest.approx(
-        (estimated.p50 / errors.factor, estimated.p50 * errors.factor)
-    )
-    assert estimated.check.device == (pi.title if is_known else "other CPUs") and len(estimated.check.nearest) == 3
+    assert estimated.p50 / estimated.low == pytest.approx(factor)
+    assert estimated.high / estimated.p50 == pytest.approx(factor)
+    assert subject == "of onnxruntime in fp32 on this device" and len(estimated.check.nearest) == 3
     assert estimated.check.sentence == (
-        f"checked against {errors.rows:,} published measurements on {estimated.check.device} ({errors.sources} sources): "
-        f"median error {errors.median_error:.0%}, {errors.within:.0%} within the range"
+        f"checked against {errors.rows} published measurements {subject} ({errors.sources} sources): median error "
+        f"{errors.median_error:.0%}, {errors.within:.0%} within the range"
     )
     unknown = estimate_ms(apple, setting._replace(device=apple.name), work, 1e9)
-    assert unknown.check.device == "other CPUs" and unknown.check.nearest == ()
+    assert unknown.check.subject == "of onnxruntime on other CPUs" and unknown.check.nearest == ()
