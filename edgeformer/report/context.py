@@ -102,9 +102,9 @@ LAYOUTS = {
     "markdown": "artifact shape where phase status p50_status p90 memory_peak size",
     "html host": "artifact phase shape p50_status provider precision p90 p99 resident memory_peak throughput cv n "
     "energy size",
-    "html device": "artifact phase shape p50_status precision memory_peak why_unavailable",
+    "html device": "artifact phase shape p50_status provider precision memory_peak why_unavailable",
     "terminal host": "artifact size provider shape first_call resident p50 p90 throughput memory_peak state",
-    "terminal device": "artifact shape p50 memory_peak",
+    "terminal device": "artifact provider shape p50 memory_peak",
 }
 """Columns of each document, which :func:`measurement_columns` defines. Those of the CSV are an interface for scripts;
 its ``status`` and ``reason`` are the latency's."""

@@ -223,7 +223,9 @@ def print_verdict(report: Report, console: Console) -> None:
         threads = f", with {', '.join(map(format_threads, counts))}" if counts else ""
         title = f"NOT MEASURED: estimated for {report.device_title}{threads}"
         caption = Text(f"Figures with {ABOUT} are {context.estimates}.")
-        console.print(context.columns("terminal device").terminal(title, estimated, caption))
+        columns = context.columns("terminal device")
+        columns = columns.omit(*([] if len({row.provider for row in estimated}) > 1 else ["provider"]))
+        console.print(columns.terminal(title, estimated, caption))
 
     shapes = {f"{check.batch} × {check.seq}" for check in checks if check.batch is not None}
     is_imported = any(row.inputs for row in report.rows)

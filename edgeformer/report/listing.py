@@ -82,7 +82,8 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         error = f", median error {2**median - 1:.0%}" if median is not None else ""
         estimates = f"calibrated {created[:10]}{error}" if created is not None else None
         if estimates is None and row.get("published_times"):
-            estimates = f"{row['published_times']:,} times, error {row['published_median_error']:.0%}"
+            count = row["published_times"]
+            estimates = f"{count:,} time{'s' if count != 1 else ''}, error {row['published_median_error']:.0%}"
         power = "–".join(dict.fromkeys(f"{end:g}" for end in watts)) if watts is not None else None
         problem = None if "kind" in row else row["device"]
         lines.append({"kind": None, **row, "W": power, "estimates": estimates, "problem": problem})
