@@ -94,9 +94,7 @@ def column_legend(table: StudyTable, template: str = "") -> str:
         lines[columns.index("minutes")] += f", on {table.hosts[0].rpartition(', ')[0]}"
     cells = [row.cell(name) for row in table.rows for name in columns]
     if any(cell.published is not None for cell in cells):
-        lines.append(
-            "- **paper**: the published figure, and ours less it; not for times, the paper names no device"
-        )
+        lines.append("- **paper**: the published figure, and ours less it; not for times, the paper names no device")
     if any(cell.sd for cell in cells):
         lines.append("- **±**: standard deviation (n − 1) over the seeds")
     if table.pairs:

@@ -54,7 +54,8 @@ class LoopEngine(Protocol[State]):
         """Return the logits float32 [B, V] of the newest token in ``state``, which has passed ``loop``."""
 
     def hidden(self, state: State) -> Array:
-        """Return the hidden state [B, C] of the newest token in ``state``; engines with one stop need not."""
+        """Return the hidden state [B, C] of the newest token in ``state``, [B, n, C]."""
+        return np.asarray(state)[:, -1]
 
 
 class Decoder(Generic[State]):
@@ -328,9 +329,6 @@ class StepEngine(LoopEngine[Array]):
 
     def readout(self, state: Array, loop: int) -> Array:
         return self._steps.readout(state[:, -1:], loop)[:, -1]
-
-    def hidden(self, state: Array) -> Array:
-        return state[:, -1]
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:

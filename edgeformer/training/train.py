@@ -464,8 +464,8 @@ class RunRecord:
                 progress.message(warning)
         if isinstance(loop, TrainingLoop) and "train" in data.text_words and not config.stream:
             training, words = self.recipe.training, data.text_words["train"].sentence("words")
-            bucketed, rows = training.batching == "bucketed", loop.objective.prepared.train
-            tokens = describe_lengths(rows, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
+            encoded, bucketed = loop.objective.prepared.train, training.batching == "bucketed"
+            tokens = describe_lengths(encoded, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
             progress.message(f"train: texts of {words}; {tokens}")
         for name, count in data.truncated_rows.items():
             if count:
