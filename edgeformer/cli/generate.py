@@ -46,12 +46,7 @@ def command(
     decay: float | None = advanced(
         None, min=0.0, max=1.0, help="With --confidence: factor of the threshold per loop. Default: 0.98."
     ),
-    cosine: float | None = advanced(
-        None,
-        min=-1.0,
-        max=1.0,
-        help="Exit each token at the first exit whose loop left its state this similar: the cosine of both; try 0.99.",
-    ),
+    cosine: opt.Cosine = None,
     artifact: str | None = Option(
         None, metavar="ID|torch", help="Artifact to run; torch: the weights of the run. Default: FP32."
     ),
