@@ -304,13 +304,15 @@ def recipe_name(data: Path) -> str:
 
 def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[Tokenizer, dict[str, Any]]:
     """Return tokenizer and model section of a small recurrent encoder."""
-    texts = map(join_pair, islice(train.texts, _TOKENIZER_TEXTS))
-    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, normalizers() if algorithm == "wordpiece" else ())
+    texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
+    cleaning = normalizers() if algorithm == "wordpiece" else ()
+    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
     vocabulary = embedding_rows(tokenizer)
     if vocabulary < _VOCABULARY:
         # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
         letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
         vocabulary = letters + (vocabulary - letters) * 3 // 4
+        tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
     is_large = len(train) >= _LARGE_ROWS
     width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
     model = {
