@@ -46,7 +46,8 @@ def model_of(recipe: LanguageRecipe) -> Any:
     from edgeformer.models.crt.model import CRT
 
     torch.manual_seed(0)
-    return CRT(recipe.model).eval()
+    config: Any = recipe.model
+    return CRT(config).eval()
 
 
 def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
@@ -67,6 +68,7 @@ def write_graphs(recipe: LanguageRecipe, folder: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         if precision in STEPPED:
             built = plain if precision == "fp32" else quantized_graphs(plain, "int8", place)
+            assert built.decode is not None
             graphs = {
                 **built.steps,
                 DECODE: built.decode,
@@ -182,11 +184,11 @@ def torch_way(recipe: LanguageRecipe, threads: int) -> Answer:
     return asked_of(texts, {"tune": lambda _: tune(model, _MOST_ERROR), "reference": reference})
 
 
-def decode_way(files: Mapping[str, Path], threads: int) -> Answer:
+def decode_way(loops: int, files: Mapping[str, Path], threads: int) -> Answer:
     """Beside texts: ``weight_bytes``."""
     graph = OnnxSession(files[DECODE], threads=threads)
     more: dict[str, Answer] = {"weight_bytes": lambda _: weight_bytes(files[DECODE])}
-    return asked_of(Texts(lambda: Decoder(FullDepthEngine(graph))), more)
+    return asked_of(Texts(lambda: Decoder(FullDepthEngine(graph, loops))), more)
 
 
 def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -> Answer:
@@ -197,11 +199,12 @@ def steps_way(recipe: LanguageRecipe, files: Mapping[str, Path], threads: int) -
     theirs there. Turns change with every token, for the question is how long each part takes, and a machine
     that changes its speed between two texts would answer something else.
     """
-    loops = recipe.model.loops
+    model: Any = recipe.model
+    loops = model.loops
     open_part = partial(OnnxSession, threads=threads, in_turns=True)
-    parts = StepSession(files, loops, open_part, exits=(*recipe.model.exits, loops))
+    parts = StepSession(files, loops, open_part, exits=(*model.exits, loops))
 
-    texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *recipe.model.exits, loops)
+    texts, order = Texts(lambda: Decoder(StepEngine(parts))), (0, *model.exits, loops)
 
     def ends(token: int) -> float:
         engine, began = StepEngine(parts), time.perf_counter()
@@ -251,11 +254,12 @@ def answering(way: str, name: str, folder: Path, threads: int) -> Answer:
     """What answers requests to a way."""
     recipe = load_recipe(name)
     assert isinstance(recipe, LanguageRecipe)
+    model: Any = recipe.model
     precision, _, kind = way.partition(" ")
     files = {path.stem: path for path in (folder / precision).glob("*.onnx")}
     built: dict[str, Callable[[], Answer]] = {
         "": lambda: graphs_way(recipe, folder) if precision == "graphs" else torch_way(recipe, threads),
-        "decode": lambda: decode_way(files, threads),
+        "decode": lambda: decode_way(model.loops, files, threads),
         "steps": lambda: steps_way(recipe, files, threads),
         "full": lambda: full_way(files, threads),
     }

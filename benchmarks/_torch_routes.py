@@ -46,7 +46,7 @@ def settings(
         for layer in layers:
             layer.__dict__.pop("forward", None)
             if vector:
-                layer.forward = with_vector(layer)  # type: ignore[method-assign]
+                layer.forward = with_vector(layer)  # type: ignore[method-assign, assignment]
 
     return set_
 

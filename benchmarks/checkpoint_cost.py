@@ -53,7 +53,7 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
     from edgeformer.training.checkpoint import Checkpoints
     from edgeformer.training.loop import MetricsLog
 
-    steps_s, saves_s = [], []
+    steps_s, saves_s = list[float](), list[float]()
 
     class Timed(Checkpoints):
         def save(self, *positional: Any, **keywords: Any) -> None:

@@ -111,7 +111,7 @@ class Steps:
         autocast: AbstractContextManager[Any] = torch.autocast("cpu", torch.bfloat16) if self._half else nullcontext()
         with autocast:
             total = self._loss(self._model, self._batch).total
-        (total / self._batch["targets"].numel()).backward()  # type: ignore[no-untyped-call]
+        (total / self._batch["targets"].numel()).backward()
 
 
 class RandomText:

@@ -73,8 +73,9 @@ class Bench:
 
     def __init__(self, recipe: LanguageRecipe, arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         self._asked, self._folder, self._stack = arguments, folder, stack
-        self.loops, self._words = recipe.model.loops, recipe.model.vocab_size
-        self.exits = (*recipe.model.exits, self.loops)
+        model: Any = recipe.model
+        self.loops, self._words = model.loops, model.vocab_size
+        self.exits = (*model.exits, self.loops)
         self._draw = np.random.default_rng(0)
         self.prompt = self._tokens(arguments.context)
         self._text = list(self.prompt)
@@ -107,7 +108,7 @@ class Bench:
         """Milliseconds of everything, all in turn."""
         fresh = self._tokens(self._asked.tokens)
         self._text += fresh
-        values = {}
+        values: dict[str, Any] = {}
         for way in list(dict.fromkeys(way for way, _ in self._asks.values()))[:: -1 if number % 2 else 1]:
             loops = {loop: name for name, (its, loop) in self._asks.items() if its == way}
             if way.endswith("steps"):
@@ -136,7 +137,7 @@ class Bench:
             self._ways[_TORCH].ask({"do": "reference", "ids": self._text, "file": file})
             with np.load(file) as read:
                 exact = {int(loop): read[loop] for loop in read.files}
-            values = {}
+            values: dict[str, Any] = {}
             for name, (way, loop) in self._asks.items():
                 subset = str(Path(folder) / "own.npy")
                 self._ways[way].ask({"do": "save", "file": subset, "loop": loop})

@@ -122,7 +122,8 @@ def main() -> None:
     if arguments.context + arguments.tokens * (arguments.rounds + 1) > recipe.model.max_positions:
         raise SystemExit(f"context and new tokens are more than the model's {recipe.model.max_positions} positions")
     torch.manual_seed(0)
-    model = CRT(recipe.model).eval()
+    config: Any = recipe.model
+    model = CRT(config).eval()
     result = measure(model, arguments.context, arguments.rounds, arguments.tokens)
     speed = result["uncached_over_cached"]
     print(f"cached is {speed['median']:.1f}× faster per token (from {speed['low']:.1f} to {speed['high']:.1f})")

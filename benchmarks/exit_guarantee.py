@@ -128,7 +128,7 @@ def main() -> int:
         rows.append({"max_drop": max_drop, "risk": risk, "other_half": half, "whole_source": source})
     tell(rows)
     accuracy = {str(loop): float(row.mean()) for loop, row in zip(exits, right, strict=True)}
-    document = {"created": now(), "host": describe_host(), "code_version": code_version(), "run": run}
+    document: dict[str, Any] = {"created": now(), "host": describe_host(), "code_version": code_version(), "run": run}
     document |= {"artifact": artifact, "set": name, "rows": right.shape[1], "accuracy": accuracy, "method": METHOD}
     document |= {"promises": rows, "curve": curve(answers)}
     if arguments.json is not None:

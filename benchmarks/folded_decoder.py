@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from tabulate import tabulate
 
@@ -96,8 +97,8 @@ def score(arguments: argparse.Namespace) -> None:
     record: dict[str, Any] = {
         "layers": recipe.model.layers, "iterations": recipe.model.iterations, "fold": recipe.model.fold,
         "parameters": {name: count_parameters(model) for name, model in models.items()}, "perplexity": scores,
-        "validation_tokens": int(rows.sizes(range(limit)).sum()), "steps": manifest.steps,
-        "training_tokens": int(prepared.train.sizes(range(len(prepared.train))).sum()),
+        "validation_tokens": int(rows.sizes(np.arange(limit)).sum()), "steps": manifest.steps,
+        "training_tokens": int(prepared.train.sizes(np.arange(len(prepared.train))).sum()),
         "minutes": manifest.seconds / 60, "precision": manifest.precision,
     }  # fmt: skip
     with TemporaryDirectory() as folder:

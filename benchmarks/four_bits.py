@@ -86,9 +86,7 @@ def main() -> None:
         onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.exits[-1]): "logits"}), paths["int8"])
         onnx_ir.save(quantize_int4(graph, arguments.block), paths["int4"])
         for split in run.manifest.tests:
-            rows: Any = task.read_set(
-                run.recipe.data, small.reader, split, Origin(None, run.manifest.data.fingerprints)
-            )
+            rows: Any = task.read_set(run.recipe.data, small.reader, split, Origin(run.manifest.data.fingerprints))
             for name, path in paths.items():
                 meter, batches = task.meter(()), task.call_batches(rows, 32, len(small.trimmed.kept))
                 with OnnxSession(path) as session:

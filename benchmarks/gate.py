@@ -292,7 +292,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{len(runs)}, {case.name}: {result(run)}, {run['seconds']:.0f} s", flush=True)
     bars = report(runs, cases)
     if arguments.json is not None:
-        document = {"created": now(), "host": describe_host(), "settings": settings, "bars": bars, "runs": runs}
+        document: dict[str, Any] = {"created": now(), "host": describe_host(), "settings": settings}
+        document |= {"bars": bars, "runs": runs}
         write_json(arguments.json, document)
     return 1 if any(bar["met"] is False for bar in bars) else 0
 

@@ -40,7 +40,8 @@ def make_albert(folder: Path, tokenizer: Path) -> None:
 
     torch.manual_seed(0)
     rows = len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
-    model = AlbertModel(AlbertConfig(**{**ALBERT_BASE, "vocab_size": rows}), add_pooling_layer=False)
+    sizes: dict[str, Any] = {**ALBERT_BASE, "vocab_size": rows}
+    model = AlbertModel(AlbertConfig(**sizes), add_pooling_layer=False)
     for parameter in model.parameters():  # fresh biases and norms are all alike, and would be stored once
         parameter.data += torch.randn_like(parameter) * 0.01
     model.save_pretrained(folder)

@@ -84,10 +84,11 @@ def build(run: Path, folder: Path, data: Prepared[Encoded], longest: int, calibr
     write_graph(quantize.quantize_int8(traced), paths["dynamic"])
     prepared = folder / "prepared.onnx"
     write_graph(quantize.prepare(traced), prepared)
+    encoded: Any = data.train
     for name, (form, method) in STATIC.items():
         started = time.perf_counter()
         paths[name] = folder / f"{name.replace(' ', '_')}.onnx"
-        static(prepared, paths[name], TrainingRows(data.train, calibration), form, method)
+        static(prepared, paths[name], TrainingRows(encoded, calibration), form, method)
         print(f"{name}: calibrated in {time.perf_counter() - started:.0f} s", flush=True)
     paths["weight-only, 8 bits"] = folder / "weight_only.onnx"
     _weight_only(prepared, paths["weight-only, 8 bits"])

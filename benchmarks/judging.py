@@ -120,7 +120,7 @@ class Watch:
         doubts = use.warnings() or ["other processes computed while this was measured"]
         disturbed = "; ".join(doubts) if use.disturbed(usable_cores(), None) else None
         results: dict[str, Any] = {
-            "foreign_cores": round(use.foreign_cores, 2),
+            "foreign_cores": None if use.foreign_cores is None else round(use.foreign_cores, 2),
             "stolen_cores": round(use.stolen_cores, 2),
         }
         if threads > usable_cores():

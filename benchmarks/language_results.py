@@ -33,7 +33,8 @@ def collect(folders: list[Path]) -> list[dict[str, Any]]:
         if not isinstance(recipe, LanguageRecipe):
             raise InputError(f"{folder}: is no language model; see benchmarks/sst2_results.py")
         record = run.model_dump(mode="json", include=KEYS | MORE)
-        record |= {"mode": recipe.data.mode, "causal": recipe.model.causal, "data": run.data.model_dump(mode="json")}
+        model: Any = recipe.model
+        record |= {"mode": recipe.data.mode, "causal": model.causal, "data": run.data.model_dump(mode="json")}
         records.append({**record, "score_padding": recipe.training.score_padding})
     return records
 

@@ -230,7 +230,7 @@ def measure_parity(document: dict[str, Any], save: Callable[[], None], options: 
 def greedy_record(folder: Path, work: Path, positions: int) -> dict[str, Any]:
     """Compare torch's greedy tokens with those of llama.cpp behind the same tokens, in F16."""
     from edgeformer.data.encoding import PlainText
-    from edgeformer.export.import_run import PARAGRAPHS
+    from edgeformer.data.synthetic import PARAGRAPHS
     from edgeformer.models.weights import load_model
     from edgeformer.run import Run
     from edgeformer.runtimes.llamacpp.library import Llama

@@ -19,8 +19,9 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ from benchmarks.int8_methods import clean, latency, static
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
-from edgeformer.export.judging import measure_drift
+from edgeformer.export.judging import Exportable, measure_drift
 from edgeformer.export.quantize import prepare, quantize_int4, quantize_int8
-from edgeformer.export.run_source import Exportable, open_exportable
+from edgeformer.export.run_source import open_exportable
 from edgeformer.models.tracing import state_name
 from edgeformer.run import Run
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -139,11 +140,8 @@ class Case:
                 meter = task.meter((exit_,), data=subject.recipe.data)
                 batches = task.call_batches(rows, _BATCH, self.run.manifest.vocabulary, first=used)
                 arrays = (task.batch(rows, numbers, self.prepared.pad) for numbers in batches)
-                name = exit_logits(exit_)
-                score_batches(
-                    lambda inputs, name=name: {"logits": session.run({"input_ids": inputs["input_ids"]})[name]},
-                    arrays, meter, warm_up=False, advance=lambda rows: None,
-                )  # fmt: skip
+                answers = partial(exit_answers, session, exit_logits(exit_))
+                score_batches(answers, arrays, meter, warm_up=False, advance=lambda rows: None)
                 results: Any = meter.score()
                 perplexity[str(exit_)] = results.perplexity
         sharing = audit_sharing(onnx.load(str(path)), subject.parameters)
@@ -153,6 +151,11 @@ class Case:
             "perplexity": perplexity,
             "drift": {str(loop.loop): loop.rms_error for loop in drift.loops},
         }
+
+
+def exit_answers(session: OnnxSession, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the logits of an exit, by the name of the only output that is scored."""
+    return {"logits": session.run({"input_ids": inputs["input_ids"]})[name]}
 
 
 def opened(folder: Path, cache: Path) -> Case:

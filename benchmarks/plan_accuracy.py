@@ -74,7 +74,8 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
     train, validation = random_rows(recipe, rows_per_step * steps), random_rows(recipe, 1)
     data = Prepared(Tokenizer(BPE()), 0, train, validation, {}, nothing)
-    get_task(recipe.task).prepare = lambda *parameters: data  # this process trains nothing else
+    task: Any = get_task(recipe.task)
+    task.prepare = lambda *parameters: data  # this process trains nothing else
     processes = connect(recipe, "cpu", sharded=False)
     return TrainingLoop(Objective(recipe, folder, SILENT), processes)
 
@@ -88,7 +89,7 @@ def random_rows(recipe: Any, rows: int) -> Any:
     size = recipe.data.sequence_length + 1
     ids = np.random.default_rng(0).integers(1, recipe.model.vocab_size, rows * size, dtype=np.int32)
     starts = np.tile(np.arange(size, dtype=np.int32), rows) if recipe.data.mode == "packed" else None
-    return TextRows(ids, np.arange(rows + 1) * size, starts, rows * (size - 1), 0, rows, 0)
+    return TextRows(ids, np.arange(rows + 1) * size, starts, rows * (size - 1), 0, 0)
 
 
 def child(kind: str, recipe_name: str, overrides: list[str], steps: int) -> None:

@@ -49,14 +49,14 @@ def write_graphs(folder: Path) -> None:
     import onnxruntime
     import torch
 
-    from edgeformer.export.graphs import extract_outputs
     from edgeformer.models import load_recipe, model_spec_of
+    from edgeformer.models.tracing import extract_outputs
 
     for name, layers, iterations in (("shared", 3, 2), ("stacked", 6, 1)):
         sizes = {"hidden_size": WIDTH, "ffn_size": 1536, "heads": 6, "vocab_size": WORDS}
         sizes |= {"layers": layers, "iterations": iterations}
         recipe = load_recipe(
-            ROOT / "recipes/recurrent_sst2_fast.yaml", [f"model.{key}={value}" for key, value in sizes.items()]
+            str(ROOT / "recipes/recurrent_sst2_fast.yaml"), [f"model.{key}={value}" for key, value in sizes.items()]
         )
         torch.manual_seed(0)
         adapter = model_spec_of(recipe).adapter

@@ -46,7 +46,7 @@ def sentences() -> list[str]:
     """Sentences of the built-in generator, which is not real text."""
     from edgeformer.data.synthetic import synthetic_reviews
 
-    return [row.text for row in synthetic_reviews(_SENTENCES, 0)]
+    return [str(row.text) for row in synthetic_reviews(_SENTENCES, 0)]
 
 
 def write_rows(path: Path, size_bytes: int, vocabulary: list[str], seed: int) -> int:
@@ -98,7 +98,7 @@ def measure(folder: Path, gigabytes: float, arguments: argparse.Namespace) -> li
     settings = [*settings, f"data.parts={{{parts}}}", f"tokenizer={{kind: file, path: {tokenizer}}}"]
     settings += [f"model.vocab_size={vocabulary}"]
     settings += [f"data.stream={str(not arguments.in_memory).lower()}", "training.precision=fp32"]
-    results = []
+    results: list[dict[str, Any]] = []
     for batch in map(int, arguments.batches.split(",")):
         command = [sys.executable, "-m", "edgeformer", "train", recipe, "--name", f"batch-{batch}", "--json"]
         command += ["--accelerator", "cpu", "--max-steps", str(arguments.steps), "--artifacts", str(folder / "made")]

@@ -43,8 +43,10 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _keep_options_whole(code: str) -> str:
-    """Forbid a line break within ``--option``; show a pipe of a table cell without its backslash."""
-    return re.sub(r"--[\w-]+", r'<span class="option">\g<0></span>', code.replace("\\|", "|"))
+    """Forbid a line break within ``--option``, allow one within a long path; show a cell's pipe without a backslash."""
+    code = re.sub(r"--[\w-]+", r'<span class="option">\g<0></span>', code.replace("\\|", "|"))
+    is_path = code.count("/") + code.count("::") > 2 and " " not in code  # of the tag's own slashes there is one
+    return re.sub(r"(?<!<)/|::", r"\g<0><wbr>", code) if is_path else code
 
 
 def command_reference() -> str:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.claims            # write both
 python -m benchmarks.claims --check    # write nothing; 1 where they are not what the results say
+python -m benchmarks.claims --history  # also read from git in which commits rules and figures took their present form
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims.figures import Finder
+from benchmarks.claims.history import read_history, write_history
 from benchmarks.claims.page import VERDICTS, page, tally
 from benchmarks.claims.schema import Claims, read_claims
 from benchmarks.claims.verdicts import judge_all
@@ -65,18 +67,23 @@ def untested(claims: Claims) -> list[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--check", action="store_true", help="write nothing")
+    modes.add_argument("--history", action="store_true", help="read the commits of docs/claims.yaml again")
     arguments = parser.parse_args()
     try:
         claims = judged(CLAIMS, RESULTS)
+        if arguments.history:
+            write_text(CLAIMS, dump(claims))
+            write_history(CLAIMS)
     except InputError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
-    written = {CLAIMS: dump(claims), PAGE: page(claims)}
+    written = {CLAIMS: dump(claims), PAGE: page(claims, read_history())}
     stale = [path for path, text in written.items() if not path.is_file() or path.read_text("utf-8") != text]
     for path in stale if not arguments.check else ():
         write_text(path, written[path])
-    number, *verdicts = tally([claim for claim in claims.claims.values() if not claim.check])
+    number, *verdicts = tally([claim for claim in claims.claims.values() if claim.is_counted])
     print(f"{number} claims: " + ", ".join(f"{n} {name}" for n, name in zip(verdicts, VERDICTS, strict=True)))
     for reason, waiting in Counter(untested(claims)).items():
         print(f"  not tested yet, {waiting}: {reason}")

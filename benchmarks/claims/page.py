@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from tabulate import tabulate
 
+from benchmarks.claims.history import History, Origin
 from benchmarks.claims.schema import Claim, Claims, Number, Published, Verdict
 from benchmarks.claims.verdicts import figure
 
@@ -22,13 +24,24 @@ INTRODUCTION = """\
 # Claims of the papers
 
 Each quantitative claim of five texts has a verdict. The rule of a verdict is in `docs/claims.yaml`, with the source of
-each figure. Rules were written before the measurement; later changes are in the history of that file.
-[The papers' tables](papers.md) shows the studies.
+each figure. [The papers' tables](papers.md) shows the studies.
+"""
+AGES = """## Rules and figures
+
+Not every rule was written before its measurement. *why* ends with the commits in which rule and figure took their
+present form. Of the {all} claims that a rule decides by a figure, the rule is older than the figure in {older}, of the
+same commit in {same}, and younger in {younger}, which are marked **younger rule**: there the figure was known when the
+rule was written. An earlier figure was known then in {known_older} of the {older} and in {known_same} of the {same}.
+
+Commit {commit} of {date} was the first in which every claim had a verdict. Of its {claims} claims that still exist,
+{rules} have another rule since ({reworded} of them in other words only), {sources} another source of the figure, and
+{verdicts} another verdict; in {rules_and_verdicts}, rule and verdict changed together.
 """
 COUNTED = """
-*all* counts a claim once that several versions repeat, and a sentence with two readings once for each. A difference is
-noise if it is below two standard errors of the test set, or if the 95% interval over our seeds (Student's t) has both
-signs. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
+*all* counts a claim once that several versions repeat, and a sentence once; other readings and parts of a sentence are
+listed [apart](#other-readings-of-the-same-sentences). A row of a table counts once for parameters, size, scores and
+time. A difference is noise if it is below two standard errors of the test set, or if the 95% interval over our seeds
+(Student's t) has both signs. Training settings are no claims: the recipes `*_sst2` and `crt_deep_published` list them.
 """
 
 CHECKED = {
@@ -38,27 +51,62 @@ CHECKED = {
 """Verdict on a check → what its table holds."""
 
 
-def page(claims: Claims) -> str:
+def page(claims: Claims, history: History) -> str:
     """The whole document. Every claim must have its result."""
     titles = "\n".join(f"- *{key}*: {text.title}" for key, text in claims.texts.items())
-    parts = [INTRODUCTION, titles, "", counts(claims), COUNTED]
-    papers = dict.fromkeys(text.paper for text in claims.texts.values())
-    for paper in papers:
-        of_paper = [c for c in claims.claims.values() if any(claims.texts[key].paper == paper for key in c.where)]
+    counted = {name: claim for name, claim in claims.claims.items() if claim.is_counted}
+    origins = history.origins(claims)
+    commits = {name: rule_and_figure(claim, origins[name], history) for name, claim in claims.claims.items()}
+
+    def lines(title: str, verdict: str, names: Iterable[str], against: str = "ours") -> list[str]:
+        matches = [name for name in names if getattr(claims.claims[name].result, "verdict", None) == verdict]
+        rows = [cells(claims.claims[name], commits[name]) for name in matches]
+        return [f"{title}\n", table(rows, against), ""] if rows else []
+
+    parts = [INTRODUCTION, titles, "", counts(claims), COUNTED, ages(counted, origins, history)]
+    for paper in dict.fromkeys(text.paper for text in claims.texts.values()):
+        names = [n for n, claim in counted.items() if any(claims.texts[key].paper == paper for key in claim.where)]
         for verdict in VERDICTS:
-            matches = [c for c in of_paper if not c.check and c.result is not None and c.result.verdict == verdict]
-            if matches:
-                parts += [f"## Paper {paper}: {verdict}\n", table(matches), ""]
+            parts += lines(f"## Paper {paper}: {verdict}", verdict, names)
+    readings = [name for name, claim in claims.claims.items() if claim.reading_of]
+    parts.append("## Other readings of the same sentences\n")
+    for verdict in VERDICTS:
+        parts += lines(f"{verdict.capitalize()}:", verdict, readings)
     parts.append("## The texts against themselves\n")
+    checks = [name for name, claim in claims.claims.items() if claim.check]
     for verdict, title in CHECKED.items():
-        checks = [c for c in claims.claims.values() if c.check and c.result is not None and c.result.verdict == verdict]
-        parts += [f"{title}:\n", table(checks, "checked against"), ""]
+        parts += lines(f"{title}:", verdict, checks, "checked against")
     return "\n".join(parts) + "\n"
+
+
+def ages(counted: Mapping[str, Claim], origins: Mapping[str, Origin], history: History) -> str:
+    """Return the section that counts rules by their age, compared with the figures that they judge."""
+    decided = {name: origins[name] for name, claim in counted.items() if is_decided(claim)}
+    number: Counter[str | None] = Counter(origin.age for origin in decided.values())
+    known = Counter(
+        origin.age for origin in decided.values() if origin.first is not None and origin.first < origin.rule.place
+    )
+    named = {age: number[age] for age in ("older", "same", "younger")}
+    named |= {f"known_{age}": known[age] for age in ("older", "same")}
+    return AGES.format(all=len(decided), **named, **history.changes.model_dump())
+
+
+def is_decided(claim: Claim) -> bool:
+    """Return whether a rule compares a figure of ours with the published one."""
+    return claim.result is not None and bool(claim.result.ours) and claim.rule.kind != "untestable"
+
+
+def rule_and_figure(claim: Claim, origin: Origin, history: History) -> str:
+    """Return the commits of a claim's rule and figure; empty: no rule decides it by a figure."""
+    if not is_decided(claim) or origin.figure is None:
+        return ""
+    mark = "**younger rule**: " if origin.age == "younger" else ""
+    return f"{mark}rule {history.commit(origin.rule)}, figure {history.commit(origin.figure)}"
 
 
 def counts(claims: Claims) -> str:
     """Markdown: verdicts × texts."""
-    claimed = [claim for claim in claims.claims.values() if not claim.check]
+    claimed = [claim for claim in claims.claims.values() if claim.is_counted]
     columns = [tally([claim for claim in claimed if key in claim.where]) for key in claims.texts]
     columns.append(tally(claimed))
     labels = [("claims", ""), *((verdict, MEANINGS[verdict]) for verdict in VERDICTS)]
@@ -72,14 +120,14 @@ def tally(claims: list[Claim]) -> list[int]:
     return [len(claims), *(verdict_counts[verdict] for verdict in VERDICTS)]
 
 
-def table(claims: list[Claim], against: str = "ours") -> str:
+def table(claims: list[list[str]], against: str) -> str:
     """Markdown: one line per claim; not padded, because the last column is long. ``against``: what it is judged by."""
     header = ["where", "claim", "published", against, "unit", "why"]
-    rows = [header, ["---"] * len(header), *map(cells, claims)]
+    rows = [header, ["---"] * len(header), *claims]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def cells(claim: Claim) -> list[str]:
+def cells(claim: Claim, commits: str) -> list[str]:
     """One claim's line."""
     result = claim.result
     if result is None:
@@ -90,7 +138,7 @@ def cells(claim: Claim) -> list[str]:
     where = "; ".join(f"{place} ({', '.join(texts)})" for place, texts in places.items())
     published = listed({name: written(value) for name, value in claim.published.items()})
     ours = listed({name: short(value) for name, value in result.ours.items()})
-    why = "; ".join(part for part in (result.why, claim.note) if part)
+    why = "; ".join(part for part in (result.why, claim.note, commits) if part)
     return [cell.replace("|", "\\|") for cell in (where, f"“{claim.text}”", published, ours, claim.unit, why)]
 
 

@@ -173,6 +173,7 @@ class Claim(Frozen):
     ``without``    why it is not testable as long as our figure is not there; left out: it was not tested yet
     ``note``       what a reader of the verdict must know
     ``check``      a text's figure against another of its figures, or the released code. Counted apart
+    ``reading_of`` the claim that counts for the same sentence, of which this is another reading or part. Shown apart
     """
 
     text: str
@@ -185,7 +186,13 @@ class Claim(Frozen):
     without: str = ""
     note: str = ""
     check: bool = False
+    reading_of: str = ""
     result: Result | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it counts as a claim: each sentence, and each quantity of a row of a table, counts once."""
+        return not self.check and not self.reading_of
 
     @field_validator("text")
     @classmethod
@@ -236,6 +243,8 @@ class Claims(Frozen):
                 raise ValueError(f"claims.{name}.ours.of: must have {', '.join(claim.published)}, as `published`")
             if not claim.where or not claim.where.keys() <= self.texts.keys():
                 raise ValueError(f"claims.{name}.where: must name texts of {', '.join(self.texts)}")
+            if claim.reading_of and not getattr(self.claims.get(claim.reading_of), "is_counted", False):
+                raise ValueError(f"claims.{name}.reading_of: {claim.reading_of!r} is no claim that counts")
             for used in names_of(claim.ours):
                 if used not in self.sources:
                     raise ValueError(f"claims.{name}.ours: there is no source {used!r} under `sources`")

@@ -68,7 +68,7 @@ def trained_one_step(recipe: str, overrides: tuple[str, ...], folder: Path) -> N
     from edgeformer.models import load_recipe
     from edgeformer.training.train import TrainOptions, train
 
-    plain = load_recipe(recipe, overrides)
+    plain = load_recipe(recipe, [*overrides])
     folder.parent.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(folder.parent / f"{folder.name}-tokenizer.json", plain.model.vocab_size)
     settings = [f"tokenizer={{kind: file, path: {tokenizer}}}", "training.precision=fp32"]

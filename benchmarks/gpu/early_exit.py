@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, in_format, model_of, recipe_for
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
-from benchmarks.gpu.timing import MeasureRules, ratio, rules_of, times
+from benchmarks.gpu.timing import ratio, rules_of, times
+from edgeformer.artifacts.report import MeasureRules
 
 RECIPE = "crt_deep_rtx4050"
 CLAIMED = {2: 4.0, 4: 2.0, 6: 1.33}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.recipes import TINY_DECODER, WIKITEXT_2, recipe_for, trained
@@ -18,7 +19,7 @@ def measure(session: Session) -> None:
     """The teacher is read from a folder of Hugging Face below the data; each fold is gone on with from call to call."""
     teacher = _teacher(session)
     for name, (layers, iterations) in FOLDS.items():
-        session.case(name, lambda layers=layers, iterations=iterations: _fold(session, teacher, layers, iterations))
+        session.case(name, partial(_fold, session, teacher, layers, iterations))
 
 
 def _teacher(session: Session) -> Path:

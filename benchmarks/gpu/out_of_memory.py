@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
@@ -83,7 +84,7 @@ def measure(session: Session) -> None:
         half = {"batch_size": training.batch_size // 2, "accumulation": training.accumulation * 2}
         halved = recipe.model_copy(update={"training": training.model_copy(update=half)})
         for name, run in (("whole", recipe), ("whole again", recipe), ("half", halved)):
-            session.case(f"{precision}, {name}", lambda run=run: _train(session, run))
+            session.case(f"{precision}, {name}", partial(_train, session, run))
         for phase in PHASES:
 
             def case(phase: str = phase, recipe: Recipe = recipe) -> Figures:

@@ -91,7 +91,7 @@ class _Layer(nn.Module):
         mixed = torch.bmm(weights, values).reshape(batch, sizes.heads, seq, sizes.head_size).transpose(1, 2)
         states = self.norms[0](states + self.output(mixed.reshape(batch, seq, -1)))
         inner = F.silu(self.up[0](states)) * self.up[1](states) if sizes.gated else F.gelu(self.up[0](states))
-        return self.norms[1](states + self.down(inner))  # type: ignore[no-any-return]
+        return self.norms[1](states + self.down(inner))
 
 
 class Transformer(nn.Module):

@@ -28,8 +28,8 @@ INDEX = "index.md"
 
 
 def headline(text: str) -> str:
-    """Return the bold sentence below a page's title, without the asterisks."""
-    return next(line.strip("*") for line in text.splitlines() if line.startswith("**"))
+    """Return the bold text below a page's title, without the asterisks; a line may continue behind it."""
+    return next(line.split("**")[1] for line in text.splitlines() if line.startswith("**"))
 
 
 def title(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 
-import yaml
-
+from benchmarks.claims.history import read_history
+from benchmarks.claims.page import is_decided
+from benchmarks.claims.schema import read_claims
 from benchmarks.own_data import figures
 from benchmarks.results_page.bench import machines, met
 from benchmarks.results_page.studies import questions
@@ -233,10 +234,15 @@ def speeds() -> dict[str, str]:
 
 def claims() -> dict[str, str]:
     """Verdicts on the papers' claims."""
-    content = yaml.safe_load((FOLDER.parents[2] / "docs" / "claims.yaml").read_text(encoding="utf-8"))
-    made = [claim for claim in content["claims"].values() if not claim.get("check")]
-    verdicts = [claim["result"]["verdict"] for claim in made]
-    counted = sum(c["study"] == "counts" for c in made if c["result"]["verdict"] == "reproduced")
+    content = read_claims(FOLDER.parents[2] / "docs" / "claims.yaml")
+    origins = read_history().origins(content)
+    made = {name: claim for name, claim in content.claims.items() if claim.is_counted}
+    verdicts = [claim.result.verdict for claim in made.values() if claim.result is not None]
+    counted = sum(
+        claim.study == "counts" and claim.result is not None and claim.result.verdict == "reproduced"
+        for claim in made.values()
+    )
+    decided = [name for name, claim in made.items() if is_decided(claim)]
     return {
         "claims_made": f"{len(verdicts)}",
         "claims_reproduced": f"{verdicts.count('reproduced')}",
@@ -244,6 +250,8 @@ def claims() -> dict[str, str]:
         "claims_measured": f"{verdicts.count('reproduced') - counted}",
         "claims_not_reproduced": f"{verdicts.count('not reproduced')}",
         "claims_untestable": f"{sum(verdict.startswith('not test') for verdict in verdicts)}",
+        "claims_decided": f"{len(decided)}",
+        "claims_younger": f"{sum(origins[name].age == 'younger' for name in decided)}",
     }
 
 

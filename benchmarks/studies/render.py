@@ -52,15 +52,15 @@ def cell_text(row: StudyRow, name: str) -> str:
     return text if not cell.sd or not places else f"{text} ± {cell.sd:.{places}f}"
 
 
-def published_text(row: StudyRow, name: str) -> str:
-    """Return the paper's figure, and how much larger ours is."""
+def compared_text(row: StudyRow, name: str) -> str:
+    """Return a figure as the table shows it, with the paper's behind it, and how much larger ours is."""
     cell, places = row.cell(name), measure(name).places
     if cell.published is None:
-        return DASH
-    text = f"{cell.published:,.{places}f}"
-    if cell.difference is None or name in _TIMES:
-        return text
-    return f"{text} ({round(cell.difference, places) + 0.0:+,.{places}f})"  # + 0.0: no negative zero
+        return cell_text(row, name)
+    text = f"paper: {cell.published:,.{places}f}"
+    if cell.difference is not None and name not in _TIMES:
+        text += f", {round(cell.difference, places) + 0.0:+,.{places}f}"  # + 0.0: no negative zero
+    return f"{cell_text(row, name)} ({text})"
 
 
 def shown_columns(table: StudyTable) -> list[str]:
@@ -70,7 +70,7 @@ def shown_columns(table: StudyTable) -> list[str]:
 
 
 def study_markdown(table: StudyTable) -> str:
-    """Return the table, the rows of each group under its name, with the paper's figures where a group has any."""
+    """Return the table, the rows of each group under its name, with the paper's figures in the cells of ours."""
     model, place = _HEADINGS[table.kind]
     parts = []
     for group in dict.fromkeys(row.group for row in table.rows):
@@ -78,12 +78,8 @@ def study_markdown(table: StudyTable) -> str:
         columns: list[Column[StudyRow]] = [Column("run", lambda row: row.label, heading=model)]
         columns.append(Column("at", lambda row: row.at, heading=place))
         for name in shown_columns(table):
-            texts = {measure(name).heading: cell_text}
-            if any(row.cell(name).published is not None for row in rows):
-                texts["paper" if name in _TIMES else "paper (Δ)"] = published_text
-            for heading, function in texts.items():
-                text = partial(function, name=name)
-                columns.append(Column(name, text, heading=heading, text=text, number=True))
+            text = partial(compared_text, name=name)
+            columns.append(Column(name, text, heading=measure(name).heading, text=text, number=True))
         if any(row.keys for row in table.rows):  # else nothing was trained
             columns.append(Column("seeds", lambda row: len(row.keys), number=True))
         parts.append((f"{markdown_line(group)}\n\n" if group else "") + Columns(columns).markdown(rows))
@@ -98,9 +94,7 @@ def column_legend(table: StudyTable, template: str = "") -> str:
         lines[columns.index("minutes")] += f", on {table.hosts[0].rpartition(', ')[0]}"
     cells = [row.cell(name) for row in table.rows for name in columns]
     if any(cell.published is not None for cell in cells):
-        lines.append(
-            "- **paper (Δ)**: the published figure, and ours less it; not for times, the paper names no device"
-        )
+        lines.append("- **paper**: the published figure, and ours less it; not for times, the paper names no device")
     if any(cell.sd for cell in cells):
         lines.append("- **±**: standard deviation (n − 1) over the seeds")
     if table.pairs:

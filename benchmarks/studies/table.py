@@ -84,6 +84,7 @@ def pairs_of(study: Study, outcomes: Sequence[Outcome]) -> tuple[Paired, ...]:
     rights: dict[str, dict[str, dict[int, Right]]] = {}  # run → set → seed → answers
     for outcome in outcomes:
         for name, text in outcome.run.right.items() if outcome.run is not None else ():
+            assert outcome.run is not None
             count = next(row.n for row in outcome.run.evaluation.rows if (row.artifact, row.split) == (TORCH, name))
             rights.setdefault(outcome.job.row, {}).setdefault(name, {})[outcome.job.recipe.seed] = unpacked(text, count)
     pairs = []
@@ -170,11 +171,11 @@ def _lines(run: StudyRun, table: TableSpec, host: str | None) -> Lines:
                 place = "schedule" if early.threshold is None else f"{rule}{early.threshold:g}"
                 figures = _scores(early, ("loss", "accuracy", "perplexity", "mean_loops"))
                 lines[place] = {**figures, "loop_ratio": run.loops / early.mean_loops}
-    common = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
+    common: dict[str, Any] = {"parameters": run.parameters, "minutes": run.seconds / 60, "epochs": run.epochs}
     common |= {"train_rows": run.data.rows["train"]} if "train_rows" in table.columns else {}
     common |= {"best_epoch": run.best_epoch} if run.best_epoch is not None else {}
-    scored = [record["val_accuracy"] for record in run.curve if "val_accuracy" in record]
-    common |= {"last_validation": scored[-1]} if scored else {}
+    accuracies = [record["val_accuracy"] for record in run.curve if "val_accuracy" in record]
+    common |= {"last_validation": accuracies[-1]} if accuracies else {}
     common |= {"megabytes": _BYTES["fp32"] * run.parameters / 2**20}
     for figures in lines.values() if timing_hosts([run]) != [host] else ():
         figures.pop("ms_per_sample", None)

@@ -109,7 +109,8 @@ def right_rows(folder: Path, split: str) -> Right:
     (candidate,) = select_candidates(Location(folder, None), TORCH)
     evaluator = Evaluator(EvaluateOptions(TORCH, split), SILENT)
     rows, reader, task = evaluator.labelled_rows(candidate), candidate.reader(), candidate.owner.task
-    answers = np.empty((len(rows), len(candidate.owner.data.labels)))
+    data: Any = candidate.owner.data
+    answers = np.empty((len(rows), len(data.labels)))
     with candidate.session(every_exit=False) as session:
         for numbers in task.call_batches(rows, evaluator.options.batch, reader.vocabulary):
             batch = task.batch(rows, numbers, reader.pad)
@@ -296,8 +297,8 @@ class Trainer:
                 turns[run.key, artifact].append(row)
                 self.progress.advance()
         entries = []
-        for (run_key, artifact), rows in turns.items():
-            if measured := [row for row in rows if row is not None]:
+        for (run_key, artifact), turn_rows in turns.items():
+            if measured := [row for row in turn_rows if row is not None]:
                 entries.append(
                     TimedArtifact(
                         run=run_key, artifact=artifact, provider=measured[-1].provider,

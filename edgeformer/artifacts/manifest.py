@@ -40,6 +40,12 @@ class Lengths(Frozen):
     edges: tuple[int, ...] = Field(description="bins from edges[i] up to edges[i + 1]; the last one is open")
     texts: tuple[int, ...] = Field(description="number of texts in each bin")
 
+    def sentence(self, unit: str) -> str:
+        """Return the distribution with a histogram, as in paper A, Figure 3; ``unit``: words or tokens."""
+        bars = "".join("▁▂▃▄▅▆▇█"[min(7, 8 * count // max(self.texts))] for count in self.texts)
+        histogram = f"{bars} (bins of {self.edges[1]})"
+        return f"{self.min} to {self.max} {unit}, half of them at most {self.median:g} {histogram}"
+
 
 # First ONNX Runtime release of each opset, format version and operator. Later releases read all earlier ones.
 _FIRST_OPSET = {17: "1.12", 18: "1.14", 19: "1.15", 20: "1.17", 21: "1.18", 22: "1.21"}

@@ -74,6 +74,9 @@ class OneCycleSchedule(Frozen):
 
     kind: Literal["one-cycle"]
     warmup: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.05, description="fraction of all steps")
+    cycle_momentum: bool = Field(
+        False, description="β1 falls from 0.95 to 0.85 in the warm-up and rises again, as by default in torch"
+    )
 
 
 class CosineSchedule(Frozen):

@@ -275,6 +275,9 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
     if manifest.proof is not None:
         notes.append(manifest.proof.sentence)
+    for artifact in request.artifacts:
+        if artifact.guarantee is not None:
+            notes.append(f"{artifact.id} with early exit: {artifact.guarantee.sentence()}")
 
     sizes: list[SizeParts] = []
     for artifact in request.artifacts:

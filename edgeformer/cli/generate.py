@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def command(
     decay: float | None = advanced(
         None, min=0.0, max=1.0, help="With --confidence: factor of the threshold per loop. Default: 0.98."
     ),
+    cosine: opt.Cosine = None,
     artifact: str | None = Option(
         None, metavar="ID|torch", help="Artifact to run; torch: the weights of the run. Default: FP32."
     ),
@@ -57,8 +59,8 @@ def command(
 ) -> None:
     """Continue a prompt with a language model.
 
-    Stops at the end of the text or after --max-tokens. Without --exit and --confidence every token runs all loops, with
-    the bundle's decode graph. --exit and --confidence need the step artifact
+    Stops at the end of the text or after --max-tokens. Without --exit, --confidence and --cosine every token runs all
+    loops, with the bundle's decode graph. Those three need the step artifact
     ([b]edgeformer export RUN --exit all[/b]).
     Without a bundle, the run's own weights generate, with torch.
 
@@ -85,7 +87,7 @@ def command(
         raise InputError("--threshold, --floor, --decay: have no effect without --confidence; add --confidence")
     early = EarlyExit(**settings) if confidence else None
     sampling = Sampling(temperature, top_k, top_p, seed)
-    options = GenerateOptions(max_tokens, sampling, exit_, early, artifact, runtime)
+    options = GenerateOptions(max_tokens, sampling, exit_, early, artifact, runtime, cosine)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
         say(prompt, end="")
@@ -95,9 +97,11 @@ def command(
         return
     typer.echo("" if streaming else prompt + generation.text)  # in a pipe the text is the result, as it is
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
+    counts = sorted(Counter(generation.loops).items())
+    exits = f" ({', '.join(f'{count} after loop {loop}' for loop, count in counts)})" if len(counts) > 1 else ""
     say(
-        f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{speed} on "
-        f"{generation.provider}, {generation.artifact}]",
+        f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{exits}"
+        f"{speed} on {generation.provider}, {generation.artifact}]",
         err=True,
     )
     for note in generation.notes:

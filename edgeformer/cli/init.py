@@ -59,12 +59,14 @@ def command(
             "rows": recipe.rows,
             "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
             "notes": list(recipe.notes),
+            "lengths": recipe.lengths,
             "comparison": [entry.model_dump() for entry in recipe.comparison],
             "text": recipe.text,
         }
         opt.print_json(document)
         return
     opt.stdout().print(column_table(data.name, recipe.guess))
+    say(f"texts of {recipe.lengths}")
     for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
         say(note)
     for entry in recipe.comparison:

@@ -83,6 +83,15 @@ Lengths = Annotated[
     str | None,
     typer.Option(metavar="N,N…", help="Sequence lengths to measure, in tokens. Default: that of the device budget."),
 ]
+Cosine = Annotated[
+    float | None,
+    advanced(
+        min=-1.0,
+        max=1.0,
+        help="Language models: exit each token at the first exit whose loop left its state this similar, by the cosine "
+        "of both; try 0.99.",
+    ),
+]
 Threads = Annotated[
     str | None,
     advanced(metavar="N,N…", help="Threads per operator. Default: the physical cores available to this process."),

@@ -26,6 +26,7 @@ def command(
     chat_template: Path | None = Option(
         None, metavar="FILE", help="Language models: chat template (Jinja). Default: the model's own."
     ),
+    cosine: opt.Cosine = None,
     max_batch: int = Option(
         32, min=1, help="Largest number of texts in one call; 1: no batching. Not for language models."
     ),
@@ -94,7 +95,7 @@ def command(
 
     options = ServeOptions(
         host, port, artifact or location.artifact, runtime, template, limits, (*(allow_host or ()),),
-        (*(allow_origin or ()),),
+        (*(allow_origin or ()),), cosine,
     )  # fmt: skip
     answered_requests = serve(location, options, ready)
     say(f"stopped after {answered_requests:,} answered requests", err=True)

@@ -41,7 +41,7 @@ _CONTEXT = 8
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Length, sampling, exits and artifact. Without ``exit`` and ``early`` every token takes all loops.
+    """Length, sampling, exits and artifact. Without ``exit``, ``early`` and ``cosine`` every token takes all loops.
 
     Attributes:
         max_tokens: new tokens at most; None: 64, or as many as fit behind the prompt.
@@ -50,6 +50,7 @@ class GenerateOptions:
         early: every token answers at the first exit that is confident enough.
         artifact: a step or decode artifact of the bundle, or ``torch``; None: FP32 of the bundle, else torch.
         runtime: a runtime or one of its providers; None: the usual runtime of the artifact.
+        cosine: every token answers at the first exit where the cosine of its states around the loop reaches this.
     """
 
     max_tokens: int | None = None
@@ -58,12 +59,15 @@ class GenerateOptions:
     early: EarlyExit | None = None
     artifact: str | None = None
     runtime: str | None = None
+    cosine: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"--max-tokens {self.max_tokens}: must be at least 1")
-        if self.exit is not None and self.early is not None:
-            raise InputError("--exit, --confidence: exclude each other; leave out one of them")
+        rules = {"--exit": self.exit, "--confidence": self.early, "--cosine": self.cosine}
+        flags = [flag for flag, value in rules.items() if value is not None]
+        if len(flags) > 1:
+            raise InputError(f"{', '.join(flags)}: exclude each other; leave out all but one of them")
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,14 @@ class Writer:
             raise InputError(f"--exit {options.exit}: {model.name} has exits after the loops {listed}")
         # Loop → smallest top probability at which a token answers, in rising order.
         self._thresholds = {options.exit or exits[-1]: 0.0}
+        if len(exits) == 1 and (options.early, options.cosine) != (None, None):
+            flag = "--confidence" if options.cosine is None else "--cosine"
+            raise InputError(f"{flag}: {model.name} has no exit before its last loop; leave it out")
         if options.early is not None:
-            if len(exits) == 1:
-                raise InputError(f"--confidence: {model.name} has no exit before its last loop; leave it out")
             self._thresholds = {**options.early.thresholds(exits), exits[-1]: 0.0}
+        self._cosine = options.cosine
+        if self._cosine is not None:
+            self._thresholds = {**dict.fromkeys(exits[:-1], self._cosine), exits[-1]: 0.0}
         reader = model.reader()
         self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
         self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends
@@ -265,8 +273,12 @@ class Writer:
             decoder.read(unread)
             for loop, threshold in self._thresholds.items():
                 decoder.advance(loop)
+                if self._cosine is not None and loop != last_exit and decoder.cosine() < threshold:
+                    continue  # the released code's rule; no logits are needed to go on
                 logits = decoder.logits(loop)
-                if loop == last_exit or is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
+                if self._cosine is not None or loop == last_exit:
+                    break
+                if is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:
                     break
             token = sampling.pick(logits, generator)
             count += 1
@@ -335,7 +347,7 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
     if entry is not None and entry.role in _DECODER_ROLES:
         if all_loops or entry.role == "step":
             return entry
-        why = "runs all loops for every token, and --exit and --confidence need a step artifact"
+        why = "runs all loops for every token, and --exit, --confidence and --cosine need a step artifact"
     raise InputError(f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}")
 
 

@@ -370,6 +370,7 @@ class ServeOptions:
         hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
             the loopback address accepts any.
         origins: sites whose pages may read the answers.
+        cosine: of a language model's exits, as in :class:`GenerateOptions`.
     """
 
     host: str = "127.0.0.1"
@@ -380,6 +381,7 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    cosine: float | None = None
 
 
 @contextmanager
@@ -387,15 +389,16 @@ def open_service(location: Location, options: ServeOptions, metrics: Metrics) ->
     """Open the model and start its queue. Raises InputError, ArtifactError."""
     limits = options.limits
     if location.open_model().task.writes_text:
-        chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime)
+        chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
         with (
             closing(Writer(location, chosen)) as writer,
             closing(CompletionService(writer, limits, metrics, options.chat_template)) as completions,
         ):
             yield completions
         return
-    if options.chat_template is not None:
-        raise InputError(f"--chat-template: {location.name} is no language model; leave it out")
+    for flag, value in (("--chat-template", options.chat_template), ("--cosine", options.cosine)):
+        if value is not None:
+            raise InputError(f"{flag}: {location.name} is no language model; leave it out")
     with (
         open_served_predictor(location.open_bundle(), options.artifact, options.runtime) as model,
         closing(Engine(model, limits, metrics)) as engine,

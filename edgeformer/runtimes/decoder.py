@@ -53,6 +53,10 @@ class LoopEngine(Protocol[State]):
     def readout(self, state: State, loop: int) -> Array:
         """Return the logits float32 [B, V] of the newest token in ``state``, which has passed ``loop``."""
 
+    def hidden(self, state: State) -> Array:
+        """Return the hidden state [B, C] of the newest token in ``state``, [B, n, C]."""
+        return np.asarray(state)[:, -1]
+
 
 class Decoder(Generic[State]):
     """Reads and generates one text, or several of the same length, token by token, with exits after any loop."""
@@ -65,6 +69,7 @@ class Decoder(Generic[State]):
         # The engine joins states when they advance; joining per token would copy a long waiting prompt each time.
         self._waiting: list[list[State]] = [[] for _ in range(len(engine.stops) + 1)]
         self._newest: State | None = None
+        self._entered: State | None = None
 
     def fresh(self) -> Decoder[State]:
         """Return a decoder of another text on the same weights or graphs; this one is not used again."""
@@ -95,7 +100,7 @@ class Decoder(Generic[State]):
             self._waiting[stretch] = []
             state = self._engine.advance(stretch, states, keep=True)
             self._waiting[stretch + 1].append(state)
-            newest = state if stretch == last - 1 else None
+            newest, self._entered = (state, states[-1]) if stretch == last - 1 else (None, None)
         if newest is None:
             raise ValueError(f"no token waits in front of loop {loop}; read one first")
         if loop == self.loops:
@@ -105,6 +110,13 @@ class Decoder(Generic[State]):
     def logits(self, loop: int) -> Array:
         """Return the logits float32 [V] of the exit after ``loop``, the loop of the latest :meth:`advance`."""
         return np.asarray(self.row_logits(loop)[0])
+
+    def cosine(self) -> float:
+        """Return the cosine of the newest token's states before and after the loop of the latest :meth:`advance`."""
+        if self._newest is None or self._entered is None:
+            raise ValueError("nothing was computed yet: read tokens and advance first")
+        before, after = (self._engine.hidden(state)[0].astype(np.float64) for state in (self._entered, self._newest))
+        return float(before @ after / (np.linalg.norm(before) * np.linalg.norm(after)))
 
     def row_logits(self, loop: int) -> Array:
         """Return the logits float32 [B, V], as :meth:`logits`."""

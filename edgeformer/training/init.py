@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -23,10 +23,12 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.workspace import check_name, require_writable
-from edgeformer.data.cleaning import normalizers
+from edgeformer.data.batching import describe_lengths, length_of_most
+from edgeformer.data.cleaning import count_words, normalizers
 from edgeformer.data.column_detection import DetectedColumns, detect_columns, detect_spans
 from edgeformer.data.data_warnings import label_findings, load_with_findings, rows_per_label
-from edgeformer.data.encoding import encode_texts
+from edgeformer.data.encoding import Encoded, count_values, encode_texts
+from edgeformer.data.prepare import lengths_of_sets
 from edgeformer.data.records import COMPRESSIONS, FORMATS
 from edgeformer.data.rows import LabelledTexts, join_pair
 from edgeformer.data.sources import Columns
@@ -40,9 +42,8 @@ _TOKENIZER_TEXTS = 50_000
 """Texts that determine the vocabulary size: a small model does not use more words than these contain."""
 _MEASURED_TEXTS = 5_000
 _VOCABULARY = 8_000
-_MIN_LENGTH, _MAX_LENGTH = 16, 256
-"""Limits of ``data.max_length`` in tokens."""
-_UNCUT_SHARE = 0.98
+_MAX_LENGTH = 256
+"""Largest ``data.max_length`` in tokens."""
 _PATIENCE = 4
 """Epochs without a better validation score that end a training of more than twice as many."""
 _COMPARED_ROWS = 2_000
@@ -80,6 +81,7 @@ class Draft:
     rows: dict[str, int]
     findings: tuple[DataFinding, ...]
     notes: tuple[str, ...]
+    lengths: str  # of the texts, the padding of a batch and what max_length cuts
     comparison: tuple[ComparedFamily, ...] = ()
 
 
@@ -165,15 +167,21 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         family = comparison[0].family
     model: dict[str, Any]
     training: dict[str, Any] = {}
+    encoded: Encoded | None = None
+    sample = [*sets["train"].texts[:: max(1, len(sets["train"]) // _MEASURED_TEXTS)]]
     if options.source is None and family == "linear":
         trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, linear_model(len(detected.labels))
     elif options.source is None:
-        max_length, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+        tokenizer, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+        encoded, _ = encode_texts(tokenizer, sample, _MAX_LENGTH)
+        max_length = min(_MAX_LENGTH, length_of_most(encoded.lengths))
         training = encoder_training(len(sets["train"]), select_by)
     else:
         pretrained = open_source(options.source)
         training = fine_tuning(len(sets["train"]), select_by)
-        max_length = _max_length(pretrained.tokenizer, sets["train"], min(pretrained.max_positions, _MAX_LENGTH))
+        longest = min(pretrained.max_positions, _MAX_LENGTH)
+        encoded, _ = encode_texts(pretrained.tokenizer, sample, longest)
+        max_length = min(longest, length_of_most(encoded.lengths))
         folder = Path(pretrained.name)
         model = {"kind": "pretrained", "source": _path_from(folder, out) if folder.is_dir() else pretrained.name}
         if pretrained.pooling is not None and spans is None:  # as its embeddings are made
@@ -206,7 +214,12 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     )
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        load_recipe(str(temporary))
+        drafted = load_recipe(str(temporary)).training
+    lengths = lengths_of_sets({"train": count_values(count_words(sample, config.cleaning))})["train"].sentence("words")
+    if encoded is not None:
+        bucketed, uncut = drafted.batching == "bucketed", float(np.mean(encoded.lengths <= max_length))
+        tokens = describe_lengths(encoded, drafted.batch_size, bucketed=bucketed, max_length=max_length)
+        lengths += f"; {tokens}; max_length {max_length} reads {uncut:.1%} of them whole"
     spellings_of: dict[str, list[str]] = {}
     for label in detected.labels:
         spellings_of.setdefault(" ".join(label.casefold().split()), []).append(label)
@@ -228,7 +241,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     if any(fact.name == source.label and fact.has_booleans for fact in detected.columns):
         notes.append(f"column {source.label!r} has false and true: labels 0 and 1, which --labels A,B names")
     rows = {part: len(texts) for part, texts in sets.items()}
-    return Draft(out, name, text, detected, rows, (*findings,), (*notes,), comparison)
+    return Draft(out, name, text, detected, rows, (*findings,), (*notes,), lengths, comparison)
 
 
 def is_uneven(labels: Mapping[str, int]) -> bool:
@@ -289,15 +302,17 @@ def recipe_name(data: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", _stem(data)).strip("._-")[:60] or "own-data"
 
 
-def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[str, Any]]:
-    """Return max_length and model for a small recurrent encoder with its own tokenizer."""
-    texts = map(join_pair, islice(train.texts, _TOKENIZER_TEXTS))
-    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, normalizers() if algorithm == "wordpiece" else ())
+def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return tokenizer and model section of a small recurrent encoder."""
+    texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
+    cleaning = normalizers() if algorithm == "wordpiece" else ()
+    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
     vocabulary = embedding_rows(tokenizer)
     if vocabulary < _VOCABULARY:
         # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
         letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
         vocabulary = letters + (vocabulary - letters) * 3 // 4
+        tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
     is_large = len(train) >= _LARGE_ROWS
     width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
     model = {
@@ -309,15 +324,7 @@ def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[int, dict[s
         "ffn_size": 4 * width["hidden_size"],
         "residual_scale": 0.5,
     }
-    return _max_length(tokenizer, train, _MAX_LENGTH), model
-
-
-def _max_length(tokenizer: Tokenizer, train: LabelledTexts, limit: int) -> int:
-    """Return a multiple of 8 tokens that cuts few texts, special tokens included, at most ``limit``."""
-    texts: Sequence[Any] = train.texts[:: max(1, len(train) // _MEASURED_TEXTS)]
-    encoded, _ = encode_texts(tokenizer, list(texts), limit)
-    length = int(np.ceil(np.quantile(encoded.lengths, _UNCUT_SHARE) / 8)) * 8
-    return min(limit, max(_MIN_LENGTH, length))
+    return tokenizer, model
 
 
 def _path_from(path: Path, out: Path) -> str:

@@ -161,7 +161,7 @@ def build_schedule(
         # step would fail.
         steps = max(2, total_steps)
         warmup = max(config.warmup, 1.001 / steps)
-        return OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=False)
+        return OneCycleLR(optimizer, peak, total_steps=steps, pct_start=warmup, cycle_momentum=config.cycle_momentum)
     if not isinstance(config, (CosineSchedule, LinearSchedule)):
         return None
     warmup_steps, final, linear = round(config.warmup * total_steps), config.final, config.kind == "linear"

@@ -31,6 +31,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import MODEL_FOLDER, NEW_RUN, RECIPE_FILE, RUN_FILE, free_folder, resume_command
+from edgeformer.data.batching import describe_lengths
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import FittedAdapter, count_parameters
@@ -461,6 +462,11 @@ class RunRecord:
         for warning in (config.row_count_warning(data.rows["train"]), *(finding.message for finding in data.findings)):
             if warning is not None:
                 progress.message(warning)
+        if isinstance(loop, TrainingLoop) and "train" in data.text_words and not config.stream:
+            training, words = self.recipe.training, data.text_words["train"].sentence("words")
+            encoded, bucketed = loop.objective.prepared.train, training.batching == "bucketed"
+            tokens = describe_lengths(encoded, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
+            progress.message(f"train: texts of {words}; {tokens}")
         for name, count in data.truncated_rows.items():
             if count:
                 texts = "text was" if count == 1 else "texts were"

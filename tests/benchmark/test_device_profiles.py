@@ -19,7 +19,7 @@ from edgeformer.system import nvidia
 from tests.cli.in_process import in_process
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "devices.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "profiles.md"
 MIB, GIB = 2**20, 2**30
 NAMES = (
     "a100-80gb", "amd-ryzen-5-5625u", "amd-ryzen-5700g", "apple-m1", "apple-m4", "gtx1650", "h100", "h200", "host",

@@ -10,6 +10,8 @@ from edgeformer.data.batching import (
     WINDOW_BATCHES,
     Packer,
     collate,
+    describe_lengths,
+    length_of_most,
     ordered_batches,
     pad_batch,
     padded_lengths,
@@ -244,3 +246,14 @@ def test_scored_padding_is_predicted():
     assert text_batch(rows, np.array([0]), BOUNDARY, pad_to=3)["input_ids"].tolist() == [[99, 1, 2]]
     with pytest.raises(ValueError, match="a row of 3 inputs cannot be padded to 2"):
         text_batch(rows, np.array([0]), BOUNDARY, pad_to=2)
+
+
+def test_lengths_and_padding_are_described():
+    rows = Encoded.of_rows([np.zeros(size, np.int32) for size in (4, 14, 4, 4)], np.zeros(4, np.int64))
+    # One batch: 4 · 14 tokens of which 26 are text. Two batches of similar length: 2 · 4 + 2 · 14.
+    lengths = "4 to 14 tokens, half of them at most 4"
+    assert describe_lengths(rows, 4, bucketed=False, max_length=16) == f"{lengths}; 54% of batches of 4 is padding"
+    assert describe_lengths(rows, 2, bucketed=True, max_length=64) == (
+        f"{lengths}; 28% of batches of 2 is padding; data.max_length 16 would read 98% of the texts whole"
+    )
+    assert [length_of_most(np.array(sizes)) for sizes in ([3], [17], [20] * 99 + [500])] == [16, 24, 24]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
+from benchmarks.claims.history import changed, read_history, trace
 from benchmarks.claims.page import page, tally
 from benchmarks.claims.schema import Claim, Claims, Result, read_claims
 from benchmarks.claims.verdicts import fault
@@ -57,7 +58,49 @@ def verdict(path: Path) -> str:
 
 def test_what_is_committed_is_what_the_results_say(claims: Claims) -> None:
     assert CLAIMS.read_text(encoding="utf-8") == dump(claims), "run: make results"
-    assert PAGE.read_text(encoding="utf-8") == page(claims), "run: make results"
+    assert PAGE.read_text(encoding="utf-8") == page(claims, read_history()), "run: make results"
+    history = read_history()
+    newest = len(history.commits)
+    stale = [
+        name
+        for name, origin in history.origins(claims).items()
+        if newest in (origin.rule.place, origin.source.place, origin.figure and origin.figure.place)
+    ]
+    assert stale == [], "rule, source or figure is newer than its commit; run: python -m benchmarks.claims --history"
+
+
+def test_each_claim_has_the_commits_of_its_rule_and_figure() -> None:
+    """A rule that changed after its figure is younger; other words, and a figure that stays, change nothing."""
+
+    def version(absolute: float, accuracy: float | None, source: str = "t", because: str = "") -> dict[str, Any]:
+        rule = {"kind": "within", "absolute": absolute, **({"because": because} if because else {})}
+        result = {"ours": {} if accuracy is None else {"value": accuracy}, "verdict": f"{accuracy} {absolute}"}
+        claim = {"rule": rule, "published": {"value": 0.9}, "ours": source, "result": result}
+        return {"sources": {"t": [{"file": "a"}], "u": [{"file": "b"}]}, "claims": {"x": claim}}
+
+    before, measured = version(0.01, None), version(0.01, 0.89)
+    older = trace([before, measured, version(0.010, 0.89, because="words")])["x"]
+    assert older.figure is not None
+    assert (older.age, older.rule.place, older.figure.place, older.first) == ("older", 0, 1, 1)
+    assert trace([before])["x"].age is None and trace([measured])["x"].age == "same"
+    younger = trace([before, measured, version(0.02, 0.89)])["x"]
+    assert (younger.age, younger.rule.place, younger.first) == ("younger", 2, 1)
+    again = trace([measured, version(0.02, 0.89), version(0.02, 0.88, source="u")])["x"]
+    assert (again.age, again.first, again.source.place) == ("older", 0, 2), "an earlier figure was known"
+    count = changed(measured, version(0.02, 0.88, source="u"), "abc", "2026-11-23")
+    assert (count.claims, count.rules, count.reworded, count.sources, count.verdicts) == (1, 1, 0, 1, 1)
+    reworded = changed(measured, version(0.01, 0.89, because="words"), "abc", "2026-11-23")
+    assert (reworded.rules, reworded.reworded, reworded.verdicts) == (1, 1, 0)
+
+
+def test_a_sentence_counts_once(claims: Claims) -> None:
+    readings = {name: claim.reading_of for name, claim in claims.claims.items() if claim.reading_of}
+    assert {"b-loop6-best-causal", "b-trm-conv-wins-causal"} <= readings.keys()
+    assert not any(claims.claims[name].is_counted for name in readings)
+    sentences = [(claim.text, *claim.where.items()) for claim in claims.claims.values() if claim.is_counted]
+    repeated = {text for text, *_ in sentences if [other for other, *_ in sentences].count(text) > 1}
+    rows = {text for text in repeated if " | " in text}  # a row of a table has parameters and a size
+    assert repeated - rows == {"On the short-only subset (1–2 token inputs), both models show reduced performance"}
 
 
 def test_all_five_texts_are_covered(claims: Claims) -> None:
@@ -128,6 +171,7 @@ def claim_of(rule: dict[str, Any], published: dict[str, Any], ours: Any = "s") -
         ({"published": {}}, "at least one figure"),
         ({"rule": {"kind": "within", "absolute": {"f1": 0.1}}}, "rule.absolute: must have accuracy"),
         ({"ours": {"kind": "each", "of": {"f1": "x"}}}, "must have accuracy"),
+        ({"reading_of": "second"}, "claims.first.reading_of: 'second' is no claim that counts"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -227,7 +227,7 @@ def test_importing(edgeformer: Edgeformer) -> None:
 
 @pytest.mark.parametrize("first_line", ["name: my-card", "bandwidth_bytes_per_s:"])
 def test_profiles(edgeformer: Edgeformer, first_line: str) -> None:
-    text = block("docs/guides/devices.md", first_line).text
+    text = block("docs/guides/profiles.md", first_line).text
     complete = text if text.startswith("name:") else f"name: my-card\ntitle: My card\nkind: cuda\n{text}"
     Path("artifacts/profiles").mkdir(parents=True)
     Path("artifacts/profiles/my-card.yaml").write_text(complete, encoding="utf-8")

@@ -166,9 +166,11 @@ def test_lines_of_a_recipe_are_those_of_the_file(name: str, page: str, kind: str
 
 
 @pytest.mark.slow
-def test_the_plan_in_the_readme_is_the_plan(tmp_path: Path) -> None:
+def test_the_plan_of_a_looped_decoder_is_the_plan(tmp_path: Path) -> None:
     parameters, peak, free, budget = stated(
-        "README.md", r"([\d,]+) parameters, bf16.*peak +([\d.]+) GiB.*fits: ([\d.]+) GiB of ([\d.]+) GiB are free"
+        "docs/guides/language-models.md",
+        r"looped_rtx4050 on rtx4050: ([\d,]+) parameters, bf16.*? peak +([\d.]+) GiB.*?fits: ([\d.]+) GiB of "
+        r"([\d.]+) GiB are free",
     )
     plan = json.loads(edgeformer("plan", "looped_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path).out)
     assert plan["status"] == "pass" and plan["parameters"] == int(parameters.replace(",", ""))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> Non
         ) as caught:
             client.chat.completions.create(model="looped", messages=[{"role": "user", "content": "a"}])
         assert caught.value.code == "no_chat_template"
+
+
+def test_tokens_exit_by_the_cosine(tmp_path: Path) -> None:
+    folder = write_language_run(tmp_path / "tiny")
+    greedy = GenerateOptions(max_tokens=24, sampling=Sampling(0), artifact="torch")
+    every_loop, early = (
+        generate(locate(str(folder), tmp_path), PROMPT, replace(greedy, cosine=cosine)) for cosine in (None, -1.0)
+    )
+    assert set(early.loops) == {1} and early.text != every_loop.text
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    with serving("--artifact", "torch", "--cosine=-1", bundle=folder) as (_, port), connected(port) as client:
+        assert client.completions.create(**options).choices[0].text == early.text
 
 
 def test_a_template_that_cannot_be_read_only_disables_chats(run: Path, tmp_path: Path) -> None:

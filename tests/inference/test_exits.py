@@ -146,6 +146,14 @@ def guarantee_of(bundle: Path, artifact: str = STEP) -> ExitGuarantee:
     return guarantee
 
 
+def test_a_report_says_where_texts_leave(promised: Path, tmp_path: Path, edgeformer: Edgeformer) -> None:
+    folder = shutil.copytree(promised, tmp_path / "device")
+    options = ("--device", "raspberry-pi-5", "--no-host", "--artifact", STEP, "--json")
+    (note,) = [text for text in json.loads(edgeformer("profile", str(folder), *options))["notes"] if "exit" in text]
+    assert note == f"{STEP} with early exit: {guarantee_of(promised).sentence()}"
+    assert " after loop 1, " in note and " after loop 2)" in note
+
+
 def test_exits_writes_the_thresholds_that_predict_uses(bundle: Path, held_out: HeldOut, edgeformer: Edgeformer) -> None:
     file = held_out(ROWS)
     printed = edgeformer("exits", str(bundle), "--data", str(file), *GOAL, "--artifact", STEP, "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,12 +105,36 @@ def test_a_token_leaves_at_the_first_confident_exit(exported: Path) -> None:
     assert len(set(generation.loops)) > 1, "else the test shows nothing"
 
 
+def state_cosines(run: Path, generation: Generation) -> np.ndarray:
+    """Return the cosine of the states around the first exit's loop, for each new token, of the model without caches."""
+    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
+    prompt = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(generation.prompt).ids]
+    with torch.inference_mode():
+        states = load_model(run)(torch.tensor([[*prompt, *generation.tokens][:-1]]), None, every=True)
+    around = (states[loop][0, generation.prompt_tokens - 1 :] for loop in (EXIT - 1, EXIT))
+    return np.asarray(torch.nn.functional.cosine_similarity(*around, dim=-1))
+
+
+def test_a_token_leaves_where_its_state_rests(exported: Path) -> None:
+    always = run_generate(exported, PROMPT, SAMPLED, cosine=-1.0, artifact="torch")
+    assert set(always.loops) == {EXIT}
+    cosines = np.sort(state_cosines(exported, always))
+    threshold = float(cosines[len(cosines) // 2 - 1 :][:2].mean())  # between two tokens: rounding cannot decide
+    for artifact in ("torch", "onnx-fp32-step"):
+        generation = run_generate(exported, PROMPT, SAMPLED, cosine=threshold, artifact=artifact)
+        cosines = state_cosines(exported, generation)
+        assert list(generation.loops) == [EXIT if value >= threshold else LOOPS for value in cosines]
+        assert len(set(generation.loops)) > 1, "else the test shows nothing"
+
+
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
         ("#" * 400, {"max_tokens": 1}, "the prompt has 401 tokens, and the model takes at most 80"),
         ("a\udc80", {}, "not valid Unicode"),
         (PROMPT, {"exit": 1, "early": EarlyExit()}, "--exit, --confidence: exclude each other"),
+        (PROMPT, {"cosine": 0.9, "early": EarlyExit()}, "--confidence, --cosine: exclude each other"),
+        (PROMPT, {"artifact": "onnx-fp32-decode", "cosine": 0.9}, "runs all loops for every .* need a step artifact"),
         (PROMPT, {"max_tokens": 0}, "must be at least 1"),
         (PROMPT, {"artifact": "onnx-fp32"}, "reads whole texts and cannot write token by token"),
         (PROMPT, {"artifact": "nothing"}, "give one of onnx-fp32-decode, onnx-fp32-step, .*, torch"),
@@ -266,7 +291,11 @@ def test_the_command_prints_the_text_on_stdout_and_figures_on_stderr(exported: P
     assert "on CPUExecutionProvider, onnx-int8-step]" in outcome.err
     outcome = edgeformer("generate", str(exported), *options, "torch", cwd=tmp_path, stdin=f"{PROMPT}\n")
     assert outcome.code == 0 and outcome.out.startswith(PROMPT)
-    assert "2.00 loops per token" in outcome.err and "tokens/s on torch-cpu" in outcome.err
+    assert "2.00 loops per token, " in outcome.err and "tokens/s on torch-cpu" in outcome.err
+    early = ("--confidence", "--threshold", str(LOW_THRESHOLD.start), "--floor", "0", "--decay", "1", "--seed", "3")
+    outcome = edgeformer("generate", str(exported), PROMPT, *early, "--artifact", "torch", cwd=tmp_path)
+    line = re.search(r"(\d+) tokens, .* loops per token \((\d+) after loop 1, (\d+) after loop 2\), ", outcome.err)
+    assert line is not None and int(line[1]) == int(line[2]) + int(line[3]), outcome.err
 
 
 @pytest.mark.parametrize(

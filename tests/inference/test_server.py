@@ -240,6 +240,7 @@ def test_sigterm_under_load_finishes_the_accepted_requests() -> None:
     [
         ((str(CLASSIFIER), "--chat-template", "chat.jinja"), "--chat-template chat.jinja: cannot be read"),
         ((str(CLASSIFIER), "--chat-template", __file__), "is no language model; leave it out"),
+        ((str(CLASSIFIER), "--cosine", "0.9"), "--cosine: classifier-v1 is no language model; leave it out"),
         ((str(CLASSIFIER), "--runtime", "fast"), "--runtime fast: "),
         ((str(CLASSIFIER), "--port", "PORT"), "another program uses this port"),
         ((str(CLASSIFIER), "--artifact", "none"), "--artifact none"),

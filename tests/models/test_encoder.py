@@ -73,7 +73,13 @@ def test_parameter_count_of_the_paper(name: str, classes: int, parameters: int) 
     assert count_offline(load_recipe(name, [f"data.labels={labels}"])) == parameters
 
 
-@pytest.mark.parametrize("name", ["baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "baseline_sst2", "recurrent_sst2", "recurrent_wide_sst2", "baseline_yelp", "recurrent_yelp", "baseline_domains",
+        "recurrent_domains",
+    ],
+)  # fmt: skip
 def test_protocol_of_the_paper(name: str) -> None:
     """AdamW 3e-5, batch 16, clipping at 1.0, half the rate after 2 bad epochs, the end after 3 of them."""
     training = load_recipe(name).training
@@ -83,6 +89,10 @@ def test_protocol_of_the_paper(name: str) -> None:
     assert (training.schedule.factor, training.schedule.patience) == (0.5, 1)  # torch counts from one more
     assert (training.early_stopping.patience, training.early_stopping.min_delta) == (3, 1e-3)
     assert training.select_by == "loss" and training.label_smoothing == 0
+    model, _, data = name.rpartition("_")
+    assert load_recipe(name).model == load_recipe(f"{model}_sst2").model
+    if data != "sst2":  # the rows of the faster protocol, with 512 tokens
+        assert load_recipe(name).data == load_recipe(f"{name}_fast").data.model_copy(update={"max_length": 512})
 
 
 @pytest.mark.parametrize("data", ["yelp", "domains"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,11 +22,15 @@ from edgeformer.artifacts.manifest import Engine, Precision
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.export.graphs import weights_file, write_graph
-from edgeformer.run import read_run
+from edgeformer.models.weights import load_model
+from edgeformer.run import Run, read_run
 from edgeformer.runtimes.runtime import BuildJob, Target
-from edgeformer.runtimes.tensorrt import RTX_INT8, TensorRTBuilder
+from edgeformer.runtimes.tensorrt import RTX_INT8, TensorRTBuilder, TorchTensorRTBuilder
+from edgeformer.runtimes.tensorrt import torch_tensorrt as torch_tensorrt_builder
 from edgeformer.runtimes.tensorrt.engine import (
+    CODE_BYTES,
     BuiltEngine,
+    axis_sizes,
     build_engine,
     graph_bytes,
     why_engine_rejected,
@@ -238,13 +244,65 @@ class TestBuilder:
         assert without.status == "unavailable" and "no rows to calibrate with: lost" in str(without.reason)
 
 
+@pytest.mark.parametrize(("copies", "reason"), [(1, None), (4, "shared weights were copied, or FP16 was widened")])
+def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, reason: str | None
+) -> None:
+    """torch-tensorrt needs a card; a stand-in takes its place, and everything up to it runs on the processor."""
+    folder = Path(shutil.copytree(finished_run / "bundle", tmp_path / "bundle"))
+    (folder / "engines").mkdir(exist_ok=True)
+    opened, run = Bundle.open(folder), Run.open(finished_run)
+    graph = opened.artifact("onnx-fp32")
+    weights = (folder / str(graph.file)).stat().st_size
+    calls: list[dict[str, Any]] = []
+
+    def convert(program: Any, *, use_explicit_typing: bool = False, **options: Any) -> bytes:
+        calls.append({"program": program, "use_explicit_typing": use_explicit_typing, **options})
+        return bytes(CODE_BYTES + copies * weights)
+
+    package, tensorrt = ModuleType("torch_tensorrt"), ModuleType("tensorrt")
+    attributes: dict[str, Any] = {
+        "Input": SimpleNamespace, "__version__": "2.13.0",
+        "dynamo": SimpleNamespace(convert_exported_program_to_serialized_trt_engine=convert),
+    }  # fmt: skip
+    vars(package).update(attributes)
+    vars(tensorrt).update({"__version__": "11.0"})
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", package)
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    monkeypatch.setattr(torch_tensorrt_builder, "DEVICE", "cpu")
+    monkeypatch.setattr(torch_tensorrt_builder, "measured_on", lambda: {"gpu": "a card"})
+    adapter = run.model_spec.adapter
+    module = adapter.whole(adapter.exported(load_model(finished_run))).eval()
+    lengths = {"max_length": run.recipe.data.tokens_at_once, "max_positions": run.recipe.model.max_positions}
+    builds = job("fp32", bundle=folder, graphs=(graph,), module=lambda graph: module, **lengths)
+    batch, sequence = axis_sizes(builds).values()
+    (entry,) = TorchTensorRTBuilder().build(Target("torch-tensorrt", "h200", "9.0"), builds)
+    (call,) = calls
+    assert call["disable_tf32"] and call["offload_module_to_cpu"] and call["use_explicit_typing"]
+    assert [tensor.name for tensor in call["arg_inputs"]] == list(graph.inputs)
+    for tensor in call["arg_inputs"]:
+        assert [tensor.min_shape, tensor.opt_shape, tensor.max_shape] == [*zip(batch, sequence, strict=True)]
+    limits = call["program"].range_constraints.values()
+    assert {(int(limit.lower), int(limit.upper)) for limit in limits} == {(1, batch[2]), (1, sequence[2])}
+    assert entry.built_for == {
+        "compute_capability": "9.0", "torch-tensorrt": "2.13.0", "tensorrt": "11.0", "gpu": "a card",
+    }  # fmt: skip
+    assert entry.status == ("built" if reason is None else "rejected") and entry.file is not None
+    assert reason in str(entry.reason) if reason else entry.reason is None
+    assert entry.engine is not None and (entry.engine.checked_by, entry.engine.graph_bytes) == ("size", weights)
+    monkeypatch.delattr(package.dynamo, "convert_exported_program_to_serialized_trt_engine")
+    (failed,) = TorchTensorRTBuilder().build(Target("torch-tensorrt", "h200", "9.0"), builds)
+    assert failed.status == "rejected" and failed.file is None
+    assert "model.h200.torch.engine: torch-tensorrt cannot compile this model: AttributeError" in str(failed.reason)
+
+
 def test_size_and_warnings_decide() -> None:
     of_size = {"weight_bytes": None, "weight_elements": {}, "checked_by": "size"}
     for changes, size_bytes, message in (
         ({}, 9000, None),  # code beside the weights does not count
         ({"weight_bytes": 4000}, 9000, "its weights take 3.9 KiB, more than 1.2 × the graph of 2.1 KiB"),
-        (of_size, 2400, None),
-        (of_size, 2600, "it take"),
+        (of_size, CODE_BYTES + 2400, None),
+        (of_size, CODE_BYTES + 2600, "its weights take 2.5 KiB"),
         ({"warnings": ("Make sure input input_ids has Int64 binding.",)}, 2400, None),
         ({"warnings": ("Running layernorm with FP16 Reduce may cause overflow.",)}, 2400, "layernorm"),
     ):

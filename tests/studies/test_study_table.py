@@ -75,7 +75,7 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     )  # fmt: skip
     page = study_page(complete, {})
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
-    assert "| model" in page and "paper (Δ)" in page and "- **±**: standard deviation" in page and "**min**" not in page
+    assert "| model" in page and "(paper: " in page and "- **±**: standard deviation" in page and "**min**" not in page
     assert study_body(complete, "", {})[0].count("\n|") == len(lines) + 1
     kinds: tuple[Any, ...] = ("bubbles", "dots", "lines")
     look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ def test_recipe(folder: Path) -> None:
     kinds = [finding.kind for finding in result.findings]
     assert kinds == ["empty texts", "duplicates", "contradictions", "uneven labels"]
     assert [finding.rows for finding in result.findings][:3] == [3, 3, 2]
+
+
+def test_lengths_of_the_texts(folder: Path) -> None:
+    """Half of the texts have 2 words, the others 12."""
+    rows = [f"text{n} {'word ' * (11 if n % 2 else 1)},{'ab'[n % 4 // 2]}\n" for n in range(400)]
+    Path("own.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
+    words, tokens, padding, limit = draft(Path("own.csv"), DraftOptions()).lengths.split("; ")
+    assert re.fullmatch(r"2 to 12 words, half of them at most (2|7|12) ▁▁[▆▇█]▁{9}[▆▇█] \(bins of 1\)", words), words
+    recipe: Any = load_recipe("own.yaml")
+    assert "tokens, half of them at most" in tokens and f"% of batches of {recipe.training.batch_size} is" in padding
+    assert re.fullmatch(rf"max_length {recipe.data.max_length} reads (9[89]|100)\.\d% of them whole", limit)
+    linear = draft(Path("own.csv"), DraftOptions(out=Path("linear.yaml"), family="linear"))
+    assert linear.lengths == words, "a linear model pads nothing"
 
 
 def test_existing_recipe_is_kept(folder: Path) -> None:

@@ -71,6 +71,19 @@ class TestSchedules:
         if steps == 100:
             assert max(values) == pytest.approx(1.0) and values.index(max(values)) in (4, 5)
 
+    def test_one_cycle_of_the_first_beta(self) -> None:
+        """As the released code of paper B does, by a default of torch."""
+        published: Any = load_recipe("crt_deep_published").training.schedule
+        for schedule, ends in ((published, [0.95, 0.85, 0.95]), (OneCycleSchedule(kind="one-cycle"), [0.9, 0.9, 0.9])):
+            optimizer, scheduler = scheduled(schedule, total_steps=100)
+            betas = []
+            for step in range(100):
+                betas.append(optimizer.param_groups[0]["betas"][0])
+                optimizer.step()
+                if step < 99:
+                    scheduler.step()
+            assert [betas[0], betas[4], betas[-1]] == pytest.approx(ends)
+
     def test_plateau(self) -> None:
         # Paper A: half the rate where two epochs in a row do not improve the validation loss, which is patience 1.
         optimizer, scheduler = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=1))

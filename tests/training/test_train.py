@@ -59,10 +59,14 @@ class TestClassifier:
         monkeypatch.setattr(SwiGLU, "forward", record_format)
         recipe = load_recipe("quickstart", [*TINY, "training.precision=bf16"])
         expected = train(recipe, TrainOptions(tmp_path, name="expected", accelerator="cpu"))
+        messages = StopAfter(5)
         with pytest.raises(InterruptedRun):
-            train(recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), StopAfter(5))
+            train(recipe, TrainOptions(tmp_path, name="run", accelerator="cpu"), messages)
         run = train(recipe, TrainOptions(tmp_path, name="run", resume=True, accelerator="cpu"))
         assert_same_run(run, expected)
+        (line,) = messages.containing("train: texts of ")
+        assert line.startswith(f"train: texts of {read_run(run).data.text_words['train'].sentence('words')}; ")
+        assert " tokens, half of them at most " in line and f"% of batches of {recipe.training.batch_size} is" in line
         assert read_run(run).precision == "bf16"
         assert formats == {(True, torch.bfloat16), (False, torch.float32)}
 

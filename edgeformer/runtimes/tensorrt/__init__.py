@@ -198,7 +198,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
     flag = "--trt --trt-via torch-tensorrt"
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        from edgeformer.runtimes.tensorrt.engine import axis_sizes, graph_bytes
+        from edgeformer.runtimes.tensorrt.engine import axis_sizes, graph_bytes, why_engine_rejected
         from edgeformer.runtimes.tensorrt.torch_tensorrt import compile_engine
 
         graph = next((graph for graph in full_text_graphs(job, job.precision) if graph.role == "full"), None)
@@ -223,8 +223,9 @@ class TorchTensorRTBuilder(TensorRTBuilder):
             graph_bytes=graph_bytes(job.bundle / str(graph.file)),
             shapes=dict.fromkeys(graph.inputs, tuple(sizes)),
         )
+        reason = why_engine_rejected(engine, (job.bundle / file).stat().st_size, job.precision)
         packages = ("torch", "torch-tensorrt")
-        yield built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine)
+        yield built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine, reason=reason)
 
 
 class TensorRTRuntime(Runtime):

@@ -22,6 +22,8 @@ from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.tensorrt.engine import axis_sizes
 from edgeformer.runtimes.tensorrt.state import measured_on
 
+DEVICE = "cuda"
+
 
 def compile_engine(graph: ArtifactManifest, file: Path, target: Target, job: BuildJob) -> dict[str, str]:
     """Compile a graph's module for this system's GPU, write the engine, and return its ``built_for``.
@@ -37,13 +39,15 @@ def compile_engine(graph: ArtifactManifest, file: Path, target: Target, job: Bui
     shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
     trt_inputs = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
     try:
-        module.to("cuda")
-        example = tuple(torch.ones(2, best[1], dtype=torch.int64, device="cuda") for _ in inputs)
+        module.to(DEVICE)
+        example = tuple(torch.ones(2, best[1], dtype=torch.int64, device=DEVICE) for _ in inputs)
         program = torch.export.export(module, example, dynamic_shapes=dict.fromkeys(inputs, tuple(dims)))
         to_engine: Callable[..., Any] = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
         is_optional = "use_explicit_typing" in inspect.signature(to_engine).parameters  # the default in newer versions
         typing_option = {"use_explicit_typing": True} if is_optional else {}
-        engine = to_engine(program, arg_inputs=trt_inputs, disable_tf32=True, **typing_option)
+        # The builder needs the card's memory: the weights are in the engine that it writes.
+        options = {"disable_tf32": True, "offload_module_to_cpu": True, **typing_option}
+        engine = to_engine(program, arg_inputs=trt_inputs, **options)
     except Exception as error:  # errors of torch.export, converters and TensorRT share no base class
         raise EdgeformerError(
             f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"

@@ -83,6 +83,10 @@ class TorchEngine(LoopEngine[torch.Tensor]):
         logits: Array = self._model.logits(state[:, -1], loop).cpu().numpy()
         return logits
 
+    def hidden(self, state: torch.Tensor) -> Array:
+        hidden: Array = state[:, -1].float().cpu().numpy()
+        return hidden
+
 
 def torch_decoder(model: Any) -> Decoder[torch.Tensor]:
     """Return the decoder of a model in evaluation mode, see :class:`TorchEngine`; a model serves one decoder only."""
