@@ -32,6 +32,7 @@ from edgeformer.estimate.calibrate import add_checks, check_estimates
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
 from edgeformer.run import Location
+from edgeformer.system import child
 
 T = TypeVar("T")
 
@@ -178,10 +179,9 @@ def run_on(
 def _run_here(arguments: Sequence[str], progress: Progress, processes: list[subprocess.Popen[str]]) -> JobResult:
     """Run a command on this machine as on a device, and add its process to ``processes``."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgeformer", *arguments], stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.PIPE, env={**os.environ, "EDGEFORMER_PROGRESS": "json"}, encoding="utf-8",
-            errors="replace",
+        process = child.start(
+            [sys.executable, "-m", "edgeformer", *arguments], stdout=output, stderr=subprocess.PIPE,
+            env={**os.environ, "EDGEFORMER_PROGRESS": "json"}, encoding="utf-8", errors="replace",
         )  # fmt: skip
         processes.append(process)
         with process:

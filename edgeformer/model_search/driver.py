@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,10 @@ from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_sea
 from edgeformer.bundle import Bundle
 from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
+from edgeformer.system import child
 from edgeformer.system.host import cpu_name, now
 from edgeformer.system.lock import lock_folder
+from edgeformer.system.signals import handle_signals
 from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
@@ -82,7 +85,7 @@ def search_models(
 
     Raises:
         InputError: unknown model names, an invalid name, or a search of this name with other data.
-        InterruptedRun: Ctrl-C; the same call goes on later.
+        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
     """
     unknown = sorted({*options.models} - {model.name for model in ladder})
     if unknown:
@@ -92,8 +95,9 @@ def search_models(
     check_name(name)
     folder = artifacts / f"{name}-search"
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, "is being searched"):
-        return _ModelSearch(name, ladder, device, artifacts, folder, options, progress).run(data, source, on_change)
+    search = _ModelSearch(name, ladder, device, artifacts, folder, options, progress)
+    with lock_folder(folder, "is being searched"), handle_signals(("SIGTERM", "SIGHUP"), search.interrupt):
+        return search.run(data, source, on_change)
 
 
 class _ModelSearch:
@@ -111,6 +115,7 @@ class _ModelSearch:
         self._selected = options.models or tuple(self._ladder)
         self._started = time.monotonic()
         self._reports: dict[str, Report] = {}
+        self._command: subprocess.Popen[str] | None = None
 
     def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
@@ -133,6 +138,12 @@ class _ModelSearch:
         self._score_on_test()
         on_change(self.result, self._folder)
         return self.result
+
+    def interrupt(self, number: int, frame: object) -> None:
+        """Handle a signal: the running command ends in order. A terminal sends SIGHUP to that command itself."""
+        if self._command is not None and number == signal.SIGTERM:
+            self._command.terminate()
+        raise KeyboardInterrupt
 
     def _prepare(self, data: str, source: str | None) -> None:
         """Write the recipes, and take over what an earlier call has measured."""
@@ -341,10 +352,9 @@ class _ModelSearch:
         environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
         lines: deque[str] = deque(maxlen=20)
         with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
-            process = subprocess.Popen(
-                command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment,
-                encoding="utf-8", errors="replace",
-            )  # fmt: skip
+            process = self._command = child.start(
+                command, stdout=stdout, stderr=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
+            )
             assert process.stderr is not None
             try:
                 for line in process.stderr:
@@ -353,7 +363,7 @@ class _ModelSearch:
                         lines.append(rest.strip())
                 process.wait()
             except KeyboardInterrupt:
-                process.wait()  # the terminal has interrupted it too; it ends when its state is saved
+                process.communicate()  # it was interrupted too, and ends when its state is saved
                 raise InterruptedRun("interrupted; the same command continues the search") from None
             if process.returncode == InterruptedRun.exit_code:
                 raise InterruptedRun("interrupted; the same command continues the search")
