@@ -31,7 +31,7 @@ def start(
 
     Args:
         own: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in its own
-            place; elsewhere the program must end by itself, for instance when its stdin is closed.
+            place; on other systems only the end of its stdin can end it.
         env: as for subprocess.Popen.
     """
     return subprocess.Popen(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
