@@ -105,6 +105,9 @@ class FileSource(Frozen):
     delimiter: Literal[",", ";", "\t", "|"] | None = Field(
         None, description="column separator of a CSV file; absent: detected from its first lines"
     )
+    quote: Literal['"', "'"] | None = Field(
+        None, description="quotes around texts of a CSV file; absent: detected from its first lines"
+    )
     encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
     header: bool = Field(True, description="false: the first line has no column names; columns are numbered from 1")
     text: TextColumns = Field("text", description=TEXT)
@@ -117,12 +120,13 @@ class FileSource(Frozen):
 
     @model_validator(mode="after")
     def _fits_format(self) -> Self:
-        for key, is_set in (("delimiter", self.delimiter is not None), ("header", not self.header)):
+        layout = {"delimiter": self.delimiter is not None, "quote": self.quote is not None, "header": not self.header}
+        for key, is_set in layout.items():
             if is_set and self.format in ("jsonl", "parquet", "text"):
                 raise ValueError(f"{key} applies to tables of text, but format is {self.format}; set format: csv")
-        if self.format == "tsv" and self.delimiter not in (None, "\t"):
+        if self.format == "tsv" and (self.delimiter not in (None, "\t") or self.quote is not None):
             raise ValueError(
-                "delimiter does not apply to format: tsv, whose columns are separated by tabs; set format: csv"
+                "delimiter and quote do not apply to format: tsv, whose columns are separated by tabs; set format: csv"
             )
         if self.encoding is not None and self.format == "parquet":
             raise ValueError("encoding does not apply to format: parquet; leave it out")
