@@ -181,7 +181,7 @@ def _open_table(path: Path, how: Reading) -> Unlabelled:
             dialect, _ = detect_dialect(enumerate(first_lines(path, encoding)), source.delimiter, source.quote)
             delimiter = dialect.delimiter
         with path.open("rb") as file:
-            bom = file.read(3).startswith(_BYTE_ORDER_MARKS if encoding is not None else codecs.BOM_UTF8)
+            bom = file.read(3).startswith(_BYTE_ORDER_MARKS)
     return Unlabelled(
         str(path),
         source.text_pair is not None,
