@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.progress import Progress
 
 _PARENT = "EDGEFORMER_PARENT"
 """Environment variable of a child: the process id of its parent."""
@@ -42,6 +46,33 @@ def run(
 ) -> subprocess.CompletedProcess[Any]:
     """Run a child to its end, with options of subprocess.run; other arguments as for :func:`start`."""
     return subprocess.run(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
+
+
+def run_edgeformer(
+    arguments: Sequence[str], progress: Progress, on_start: Callable[[subprocess.Popen[str]], object]
+) -> tuple[str, int, list[str]]:
+    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end.
+
+    Returns its output, its exit code, and the other lines that it wrote to stderr.
+    """
+    from edgeformer.artifacts.progress import forward_event
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = start(
+            [sys.executable, "-m", "edgeformer", *arguments], stdout=output, stderr=subprocess.PIPE,
+            env={**os.environ, "EDGEFORMER_PROGRESS": "json"}, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        on_start(process)
+        assert process.stderr is not None
+        with process.stderr as events:
+            try:
+                lines = [rest.strip() for line in events if (rest := forward_event(line, progress)) is not None]
+                process.wait()
+            except KeyboardInterrupt:
+                process.communicate()
+                raise
+        output.seek(0)
+        return output.read(), process.returncode, lines
 
 
 def _with_launcher(command: Sequence[str], own: bool) -> list[str]:
