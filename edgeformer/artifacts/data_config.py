@@ -108,7 +108,9 @@ class FileSource(Frozen):
     quote: Literal['"', "'"] | None = Field(
         None, description="quotes around texts of a CSV file; absent: detected from its first lines"
     )
-    encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
+    encoding: Encoding | None = Field(
+        None, description="text encoding, e.g. cp1252 or latin-1; absent: UTF-8, or UTF-16 after its byte order mark"
+    )
     header: bool = Field(True, description="false: the first line has no column names; columns are numbered from 1")
     text: TextColumns = Field("text", description=TEXT)
     text_pair: ColumnName | None = Field(None, description="column of the second text, if rows are pairs of texts")
@@ -183,7 +185,7 @@ Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator
 
 _LATER = (
     "rows", "where", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit",
-    "label_values",
+    "label_values", "quote",
 )  # fmt: skip
 """Keys that were added after the first version of the recipe format."""
 
@@ -191,7 +193,10 @@ _LATER = (
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped ``data`` section or source without later keys at their default, to keep its hash unchanged."""
     reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {}, [])}
-    if "unlabelled" not in reduced:
+    if "unlabelled" in reduced:  # these sources are hashed with all older keys
+        sources = section["unlabelled"]
+        reduced["unlabelled"] = [{k: v for k, v in source.items() if (k, v) != ("quote", None)} for source in sources]
+    else:
         reduced.pop("unlabelled_unit", None)
     if "parts" in section:
         reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}
