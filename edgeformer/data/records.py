@@ -172,14 +172,16 @@ def likely_encodings(sample: bytes) -> list[str]:
     matches = [*from_bytes(sample, cp_isolation=[*_LIKELY_ENCODINGS])]
     least = min((match.chaos for match in matches), default=0.0)
     near = [match for match in matches if match.chaos <= least + _NEAR_CHAOS]
-    best = max((match.coherence for match in near), default=0.0)
-
-    def rank(name: str) -> tuple[bool, int]:
-        has_best = any(name in match.could_be_from_charset and match.coherence == best for match in near)
-        return not has_best, _LIKELY_ENCODINGS.index(name)
-
-    names = {name for match in near for name in match.could_be_from_charset} & {*_LIKELY_ENCODINGS}
-    return [name.replace("_", "-") for name in sorted(names, key=rank)]
+    coherence = {name: match.coherence for match in near for name in match.could_be_from_charset}
+    best = max(coherence.values(), default=0.0)
+    names = [name for name in _LIKELY_ENCODINGS if coherence.get(name, -1.0) >= best / 2]
+    # Sums of money decide the coherence between Western and Central European: cp1252 is far more frequent.
+    names.sort(key=lambda name: (name != "cp1252", -coherence[name]))
+    if not names:
+        with suppress(UnicodeDecodeError):
+            sample.decode("cp1252")
+            names = ["cp1252"]
+    return [name.replace("_", "-") for name in names]
 
 
 def check_file(path: Path) -> None:
@@ -345,9 +347,8 @@ def detect_dialect(
 ) -> tuple[Dialect, Iterator[Line]]:
     """Return the dialect of a CSV file, and the lines of its table. What is stated is not detected.
 
-    By its characters most rows have as many columns as the first row, which has at least two. Cells have single quotes
-    only if half of the rows have a cell in them. If no delimiter is better, also for a table with one column, it is a
-    comma.
+    By its characters most rows have as many columns as the first row, which has at least two. Single quotes win a tie
+    if half of the rows have a cell in them. If no delimiter is better, also for a table with one column, it is a comma.
     """
     sample = list(_sample_lines(lines))
     delimiter_line = _DELIMITER_LINE.fullmatch(sample[0][1]) if sample else None
@@ -355,21 +356,24 @@ def detect_dialect(
         del sample[0]
         delimiter = delimiter or delimiter_line[1]
     texts = [text for _, text in sample]
-    shares: dict[Dialect, float] = {}
-    for mark, character in itertools.product(quote or "'\"", delimiter or ",;\t|"):
-        dialect = Dialect(character, mark)
-        with suppress(csv.Error):
-            rows = [cells for cells in csv.reader(texts, **dialect._asdict()) if cells]
-            if not rows or (len(rows[0]) < 2 and delimiter is None):
+    quality: dict[Dialect, tuple[float, int]] = {}
+    for character, mark in itertools.product(delimiter or ",;\t|", quote or "\"'"):
+        rows: list[list[str]] = []
+        try:  # strict: an apostrophe at the beginning of a text is no quote
+            for cells in csv.reader(texts, delimiter=character, quotechar=mark, strict=mark == "'"):
+                rows += [cells] if cells else []
+        except csv.Error as error:
+            if "end of data" not in str(error):  # the sample ends within a text
                 continue
-            if mark == "'" and quote is None:
-                border = re.escape(character)
-                patterns = (f"(^|{border})'", f"'({border}|\r?\n?$)")
-                if any(2 * sum(bool(re.search(end, text)) for text in texts) < len(rows) for end in patterns):
-                    continue
-            shares[dialect] = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
+        if rows and (len(rows[0]) > 1 or delimiter is not None):
+            share = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
+            border = re.escape(character)
+            ends = (f"(^|{border}){mark}", f"{mark}({border}|\r?\n?$)")
+            quoted = min(sum(bool(re.search(end, text)) for text in texts) for end in ends)
+            if quoted or mark == quote or mark == '"':
+                quality[Dialect(character, mark)] = share, (2 * (2 * quoted >= len(rows)) if mark == "'" else 1)
     default = Dialect(delimiter or ",", quote or '"')
-    return max(shares, key=shares.__getitem__, default=default), itertools.chain(sample, lines)
+    return max(quality, key=quality.__getitem__, default=default), itertools.chain(sample, lines)
 
 
 def _csv_rows(path: Path, lines: Iterator[Line], dialect: Dialect) -> Iterator[tuple[int, list[str]]]:

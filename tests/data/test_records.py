@@ -208,8 +208,8 @@ def test_likely_encoding_is_suggested(tmp_path: Path, text: str, encoding: str) 
 def test_a_line_is_shown_as_each_likely_encoding_reads_it(tmp_path: Path) -> None:
     line = f"{'so ' * 20}you won \u00a31000 {'call now ' * 20},spam\n".encode("cp1252")
     message = failure(write(tmp_path, "a.csv", b"text,label\n" + line))
-    shown = [f"{'so ' * 5}you won {sign}1000 {'call now ' * 20}"[:50] for sign in "£Ł"]
-    assert f"likely cp1252, which reads {shown[0]!r}, or cp1250, which reads {shown[1]!r}" in message
+    shown = [f"o {'so ' * 5}you won {sign}1000 call now call now c" for sign in "£Ł"]
+    assert f"likely cp1252, which reads {shown[0]!r}, or cp1250, which reads {shown[1]!r}: save" in message
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
@@ -219,17 +219,20 @@ def test_utf_16_with_a_byte_order_mark_is_read(tmp_path: Path, encoding: str) ->
     assert detect_columns(write(tmp_path, "b.csv", path.read_bytes() + f"{GERMAN};0\n".encode(encoding) * 3), Columns())
 
 
+# Quotes around every text, or only where they are needed.
 QUOTED = "Sport;'Er sagte: \"Ja; nein\", und ''nie'' mehr'\r\nWeb;'Zwei\nZeilen; kurz'\r\nSport;'Drei, vier'\r\n" * 5
 
 
-def test_delimiter_and_quotes_are_detected_together(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", QUOTED)
+@pytest.mark.parametrize("unquoted", [0, 40])
+def test_delimiter_and_quotes_are_detected_together(tmp_path: Path, unquoted: int) -> None:
+    path = write(tmp_path, "a.csv", QUOTED + "Web;kurz, aber's reicht'\r\n" * unquoted)
     first = "Er sagte: \"Ja; nein\", und 'nie' mehr"
-    expected = [(first, "Sport"), ("Zwei\nZeilen; kurz", "Web"), ("Drei, vier", "Sport")]
+    expected = [(first, "Sport"), ("Zwei\nZeilen; kurz", "Web"), ("Drei, vier", "Sport")] * 5
+    expected += [("kurz, aber's reicht'", "Web")] * unquoted
     result = detect_columns(path, Columns())
     assert (result.source.delimiter, result.source.quote, result.source.header) == (";", "'", False)
-    assert [(row.text, row.label) for row in read(result.source)] == expected * 5
-    assert [row[:2] for row in rows(path, header=False, text=2, label=1)] == expected * 5, "a recipe without the keys"
+    assert [(row.text, row.label) for row in read(result.source)] == expected
+    assert [row[:2] for row in rows(path, header=False, text=2, label=1)] == expected, "a recipe without the keys"
     stated = Columns(delimiter="semicolon", quote="single")
     assert detect_columns(path, stated).source == result.source
     plain = write(tmp_path, "b.csv", "text,label\n'tis good, really,1\nfine,1\nit's bad,0\n" + "dull,0\n" * 9)
