@@ -6,7 +6,7 @@ EDGEFORMER := $(BIN)/edgeformer
 
 MINUTES ?= 9
 
-.PHONY: demo test test-slow bench study results gpu-check torture mutants lint docs wheel clean
+.PHONY: demo test test-slow bench study results gpu-check torture mutants lint style types docs wheel clean
 
 # A recipe becomes a run, a run a bundle, a bundle a report: meant to stay under 90 s on two cores after the installation.
 demo: $(VENV)/.train
@@ -52,11 +52,15 @@ mutants: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet "mutmut==3.8.1"
 	$(BIN)/python -m tests.mutants $(MODULES)
 
-lint: $(VENV)/.dev
+lint: style types
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
 
 # The documentation site, in site/. Broken links and anchors fail.
 docs: $(VENV)/.docs

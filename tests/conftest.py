@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from importlib import util
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from tests.mounts import on_disk
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; two threads each would wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job in the background inherits it, and so would the processes that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"

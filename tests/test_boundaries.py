@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,27 @@ def test_only_these_packages(rule: Rule, packages: tuple[str, ...]) -> None:
 )
 def test_the_rules(rule: Rule, violation: str, allowed: str) -> None:
     assert list(matches(rule, violation)) and not list(matches(rule, allowed))
+
+
+def imported_packages() -> Iterator[str]:
+    """Names of all packages that the code imports, of other projects."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [entry.name for entry in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from {name.partition(".")[0] for name in names} - {"edgeformer", *sys.stdlib_module_names}
+
+
+def test_imported_packages_are_declared() -> None:
+    text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    project = pytest.importorskip("tomllib").loads(text)["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {re.split(r"[\[><=]", line)[0] for line in lines}
+    distributions = metadata.packages_distributions()
+    projects = {package: {name.lower().replace("_", "-") for name in distributions.get(package, ())}
+                for package in imported_packages()}  # fmt: skip
+    undeclared = {package for package, names in projects.items() if names and not names & declared}
+    # pydantic, tokenizers, executorch and litert-torch bring these.
+    assert undeclared <= {"pydantic_core", "huggingface_hub", "torchao", "ai_edge_quantizer"}
+    private = re.compile("executorch|ai-edge-litert|litert-torch|xllamacpp")  # private names of these are used
+    assert all(re.search(r">=[\d.]+,<[\d.]+$", line) for line in lines if private.match(line))

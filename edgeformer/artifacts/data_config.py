@@ -105,7 +105,12 @@ class FileSource(Frozen):
     delimiter: Literal[",", ";", "\t", "|"] | None = Field(
         None, description="column separator of a CSV file; absent: detected from its first lines"
     )
-    encoding: Encoding | None = Field(None, description="text encoding, e.g. cp1252, latin-1 or utf-16; absent: UTF-8")
+    quote: Literal['"', "'"] | None = Field(
+        None, description="quotes around texts of a CSV file; absent: detected from its first lines"
+    )
+    encoding: Encoding | None = Field(
+        None, description="text encoding, e.g. cp1252 or latin-1; absent: UTF-8, or UTF-16 after its byte order mark"
+    )
     header: bool = Field(True, description="false: the first line has no column names; columns are numbered from 1")
     text: TextColumns = Field("text", description=TEXT)
     text_pair: ColumnName | None = Field(None, description="column of the second text, if rows are pairs of texts")
@@ -117,12 +122,13 @@ class FileSource(Frozen):
 
     @model_validator(mode="after")
     def _fits_format(self) -> Self:
-        for key, is_set in (("delimiter", self.delimiter is not None), ("header", not self.header)):
+        layout = {"delimiter": self.delimiter is not None, "quote": self.quote is not None, "header": not self.header}
+        for key, is_set in layout.items():
             if is_set and self.format in ("jsonl", "parquet", "text"):
                 raise ValueError(f"{key} applies to tables of text, but format is {self.format}; set format: csv")
-        if self.format == "tsv" and self.delimiter not in (None, "\t"):
+        if self.format == "tsv" and (self.delimiter not in (None, "\t") or self.quote is not None):
             raise ValueError(
-                "delimiter does not apply to format: tsv, whose columns are separated by tabs; set format: csv"
+                "delimiter and quote do not apply to format: tsv, whose columns are separated by tabs; set format: csv"
             )
         if self.encoding is not None and self.format == "parquet":
             raise ValueError("encoding does not apply to format: parquet; leave it out")
@@ -179,7 +185,7 @@ Source = Annotated[HubSource | FileSource | SyntheticSource, Field(discriminator
 
 _LATER = (
     "rows", "where", "encoding", "longest", "shortest", "balance", "prompts", "unlabelled", "unlabelled_unit",
-    "label_values",
+    "label_values", "quote",
 )  # fmt: skip
 """Keys that were added after the first version of the recipe format."""
 
@@ -187,7 +193,10 @@ _LATER = (
 def stated(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped ``data`` section or source without later keys at their default, to keep its hash unchanged."""
     reduced = {key: value for key, value in section.items() if key not in _LATER or value not in (None, {}, [])}
-    if "unlabelled" not in reduced:
+    if "unlabelled" in reduced:  # these sources are hashed with all older keys
+        sources = section["unlabelled"]
+        reduced["unlabelled"] = [{k: v for k, v in source.items() if (k, v) != ("quote", None)} for source in sources]
+    else:
         reduced.pop("unlabelled_unit", None)
     if "parts" in section:
         reduced["parts"] = {part: [stated(source) for source in rows] for part, rows in section["parts"].items()}

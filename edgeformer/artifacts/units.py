@@ -9,18 +9,19 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_MILLISECONDS = {"US": 1e-3, "MS": 1.0, "S": 1e3, "MIN": 6e4, "H": 3.6e6}
-_MILLIJOULES = {"UJ": 1e-3, "MJ": 1.0, "J": 1e3}  # units are case-insensitive: MJ is a millijoule
+_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4, "m": 6e4, "h": 3.6e6}
+_MILLIJOULES = {"uJ": 1e-3, "mJ": 1.0, "J": 1e3}  # units are case-insensitive: MJ is a millijoule
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
 def _parse(text: str, units: Mapping[str, float], example: str) -> float:
     match = _QUANTITY.fullmatch(text)
-    if match is None or match.group(2).upper() not in units:
+    sizes = {unit.lower(): size for unit, size in units.items()}
+    if match is None or match.group(2).lower() not in sizes:
         allowed = ", ".join(units)
         raise ValueError(f"{text!r} is not a quantity; write a number and a unit ({allowed}), e.g. {example}")
-    return float(match.group(1)) * units[match.group(2).upper()]
+    return float(match.group(1)) * sizes[match.group(2).lower()]
 
 
 def parse_bytes(text: str) -> int:
@@ -70,6 +71,11 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_time(created: str) -> str:
+    """Format a time of a file, which is UTC, for people: ``2026-11-28 14:03 UTC``."""
+    return f"{created[:16].replace('T', ' ')} UTC"
 
 
 def format_threads(threads: int) -> str:

@@ -18,6 +18,7 @@ import typer
 from edgeformer._version import __version__
 from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError
 from edgeformer.cli import devices, import_model
+from edgeformer.system.child import end_with_parent
 
 app = typer.Typer(
     name="edgeformer",
@@ -97,6 +98,7 @@ def main() -> None:
     Exit codes: 0 done; 1 failed; 2 bad input; 3 done, but an artifact was rejected or a budget failed; 4 undecided;
     130 interrupted.
     """
+    end_with_parent()
     # Garbage collection during imports and at exit, and the search for pydantic plugins, take a large part of a small
     # model's time to the first answer, and a short command needs none of them.
     gc.set_threshold(100_000)

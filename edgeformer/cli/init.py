@@ -20,6 +20,8 @@ def command(
     labels: opt.LabelNames = None,
     pair: opt.PairColumn = None,
     encoding: opt.Encoding = None,
+    delimiter: opt.Delimiter = None,
+    quote: opt.Quote = None,
     test: opt.TestFile = None,
     source: str | None = Option(
         None, metavar="PATH|NAME", help="Pretrained encoder to start from: a folder, or a name on the hub."
@@ -48,7 +50,8 @@ def command(
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
-    options = DraftOptions(out, Columns(text, pair, label, encoding, labels), source, model, name, force, test)
+    columns = Columns(text, pair, label, encoding, labels, delimiter, quote)
+    options = DraftOptions(out, columns, source, model, name, force, test)
     recipe = draft(data, options, show_progress())
     if as_json:
         document = {

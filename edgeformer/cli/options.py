@@ -179,7 +179,14 @@ TestFile = Annotated[
 PairColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the second text of a pair.")]
 Encoding = Annotated[
     str | None,
-    advanced("--encoding", metavar="NAME", help="Encoding of the file, e.g. cp1252 or utf-16. Default: UTF-8."),
+    advanced("--encoding", metavar="NAME", help="Encoding of the file, e.g. cp1252 or latin-1. Default: UTF-8."),
+]
+Delimiter = Annotated[
+    str | None,
+    advanced("--delimiter", metavar="MARK", help="Between columns: comma, semicolon, tab or bar. Default: detected."),
+]
+Quote = Annotated[
+    str | None, advanced("--quote", metavar="MARK", help="Around texts: double or single. Default: detected.")
 ]
 
 

@@ -47,6 +47,8 @@ def command(
     label: opt.LabelColumn = None,
     labels: opt.LabelNames = None,
     encoding: opt.Encoding = None,
+    delimiter: opt.Delimiter = None,
+    quote: opt.Quote = None,
     test: opt.TestFile = None,
     folder: opt.DataFolder = None,
     tokenizer: opt.TokenizerFile = None,
@@ -97,16 +99,17 @@ def command(
     options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
-        if text or label or labels or encoding or test:
+        if text or label or labels or encoding or delimiter or quote or test:
             raise InputError(
-                "--text, --label, --labels, --encoding, --test: of a data file; a recipe names these itself"
+                "--text, --label, --labels, --encoding, --delimiter, --quote, --test: of a data file; a recipe names "
+                "these itself"
             )
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:
         if folder or tokenizer:
             raise InputError("--data, --tokenizer: are of a recipe; for a data file leave them out")
-        columns = Columns(text, None, label, encoding, labels)
+        columns = Columns(text, None, label, encoding, labels, delimiter, quote)
         search_name = name or recipe_name(data)
         ladder = ladder_of_file(data, columns, source, progress, test)
     result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)

@@ -12,8 +12,8 @@ from typing import Any
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
-from edgeformer.data.records import check_file, detect_delimiter, file_records, first_lines, suffix_format
-from edgeformer.data.rows import comparison_key, format_names, plain_label
+from edgeformer.data.records import Dialect, check_file, detect_dialect, file_records, first_lines, suffix_format
+from edgeformer.data.rows import comparison_key, excerpt, format_names, plain_label
 from edgeformer.data.sources import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
@@ -147,8 +147,10 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
             plain = plain_label(spelling)
             merged[plain if plain in spellings else spelling.strip()] += count
         counts = merged
+    if counts is not None and len(counts) == 1:
+        raise DataError(_one_label(path, facts[label]))
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
-        number = f"more than {MAX_LABELS}" if counts is None or len(counts) > 2 else f"{len(counts)}"
+        number = f"more than {MAX_LABELS}" if counts is None or counts else "no"
         raise DataError(
             f"{path}: column {label!r} has {number} different labels, and 2 to {MAX_LABELS} are possible; choose "
             "another column: --label COLUMN"
@@ -165,28 +167,40 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     return DetectedColumns(source.model_copy(update=keys), tuple(facts.values()), labels, rows, label_values)
 
 
+def _one_label(path: Path, fact: ColumnFacts) -> str:
+    return (
+        f"{path}: every labelled row has the same label, {excerpt(fact.example, 80)!r} (column {fact.name!r}); add "
+        "rows with another label, or choose another column: --label COLUMN"
+    )
+
+
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
     """Return the file with its delimiter, and whether its first line names the columns. Raises DataError."""
     check_file(path)
-    layout: dict[str, object] = {"kind": "file", "path": str(path), "label": None, "encoding": columns.encoding}
-    kind = suffix_format(path)
+    stated, kind = columns.layout, suffix_format(path)
+    layout: dict[str, object] = {"kind": "file", "path": str(path), "label": None, **stated}
     if kind in ("jsonl", "parquet"):
         return FileSource.model_validate(layout)
     lines = first_lines(path, columns.encoding)
-    delimiter, table_lines = detect_delimiter(iter(enumerate(lines)), None)
-    if kind != "tsv":
-        layout["delimiter"] = delimiter
-    elif any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t")):
-        layout |= {"delimiter": "\t", "format": "csv"}
+    dialect, table_lines = detect_dialect(iter(enumerate(lines)), stated.get("delimiter"), stated.get("quote"))
+    if kind == "tsv" and not {"delimiter", "quote"} & stated.keys():
+        dialect = Dialect("\t", '"')
+        if any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t")):
+            layout |= {"delimiter": "\t", "format": "csv"}
+    else:
+        layout |= {"delimiter": dialect.delimiter, **({"quote": "'"} if dialect.quotechar == "'" else {})}
     rows: list[list[str]] = []
     with suppress(csv.Error):  # raised again when the rows are read
-        table = csv.reader((line for _, line in table_lines), delimiter="\t" if kind == "tsv" else delimiter)
+        table = csv.reader((line for _, line in table_lines), **dialect._asdict())
         rows = [cells for cells in table if cells]
     if not rows:
         return FileSource.model_validate(layout)
     first = rows[0]
     if len(first) < 2:
-        raise DataError(f"{path}: has one column, but a classifier needs two: a text and a label")
+        raise DataError(
+            f"{path}: has one column, but a classifier needs two, a text and a label; if it has more, state what "
+            "separates them: --delimiter"
+        )
     names = [name for _, name in columns.by_option(first)]
     complete = [cells for cells in rows if len(cells) == len(first)]
     repeats = any(cells[0].strip() and cells[0] in cells[1:] for cells in zip(*complete, strict=True))
@@ -206,6 +220,10 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
         if fact.values is not None
         and 2 <= len({comparison_key(value) for value in fact.values}) <= min(MAX_LABELS, fact.filled / 2)
     ]
+    constant = [fact for fact in free if fact.values is not None and len(fact.values) == 1]
+    constant = [fact for fact in constant if plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
+    if not likely and constant:
+        raise DataError(_one_label(path, constant[0]))
     if not likely or len(facts) < 2:
         raise DataError(
             f"{path}: no column looks like labels (2 to {MAX_LABELS} different values, each in two rows on average); "
@@ -222,5 +240,6 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
         for fact in candidates
     )
     raise AmbiguousDataError(
-        f"{path}: {len(candidates)} columns could hold the labels: {descriptions}; choose one: --label COLUMN"
+        f"{path}: {len(candidates)} columns could hold the labels: {excerpt(descriptions, 200)}; choose one: --label "
+        "COLUMN"
     )

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, column_names, parse_tag
 from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
@@ -48,11 +48,16 @@ _MAX_ROWS_PER_BYTE = 100
 """Maximum rows per byte of a Parquet file: repeated rows are packed to nearly nothing, but unpack to full texts."""
 _SMALL_PARQUET_BYTES = 64 << 20  # size to which every Parquet file may unpack
 _PARQUET_BATCH = 1_000  # rows per unpacked batch, because row groups can have any size
+_NEAR_CHAOS = 0.02
+"""Difference of charset-normalizer's measure of disorder by which an encoding is not less likely."""
+_SHOWN_CHARACTERS = 50
+"""Of a line, as each of at most three encodings reads it: messages show at most 200 characters of data."""
 _LIKELY_ENCODINGS = (
     "cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr", "utf_16", "utf_16_le",
     "utf_16_be",
 )  # fmt: skip
 """Encodings that are suggested, in order of preference among equally good ones."""
+_UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 200, 1 << 16  # start of a file that is searched for its delimiter
 _WRONG_BYTE = re.compile("[\udc80-\udcff]")  # an invalid byte, as surrogateescape represents it
 _TAG = re.compile(r"O|[BIESLU]-.+")
@@ -89,9 +94,12 @@ class _Unpacked(io.RawIOBase):
 def as_text(file: Any, encoding: str | None) -> TextIO:
     """Return a buffered binary file as text; wrong bytes are surrogates.
 
-    Only ``\\n`` ends a line, or ``\\r`` if the file begins with such lines, as old spreadsheets write them.
+    Without an ``encoding`` it is UTF-8, or UTF-16 after its byte order mark. Only ``\\n`` ends a line, or ``\\r`` if
+    the file begins with such lines, as old spreadsheets write them.
     """
     start = file.peek(_SAMPLE_CHARACTERS)
+    if encoding is None and start[:2] in _UTF_16_MARKS:
+        encoding = "utf-16"
     newline = "\r" if b"\r" in start[:-2] and b"\n" not in start else "\n"
     return io.TextIOWrapper(file, encoding or "utf-8", errors="surrogateescape", newline=newline)
 
@@ -133,35 +141,47 @@ def lines_of(path: Path, file: TextIO) -> Iterator[Line]:
             raise DataError(f"{path}, line {number}: longer than {MAX_LINE >> 20} MiB; split it into one line per text")
         wrong = None if line.isascii() else _WRONG_BYTE.search(line)
         if wrong is not None or (number == 1 and line.count("\0") * 3 > len(line)):
-            raw, problem = line.encode(encoding, "surrogateescape"), "every second byte is 0"
+            raw, place, problem = line.encode(encoding, "surrogateescape"), 0, "every second byte is 0"
             if wrong is not None:
-                place = len(line[: wrong.start()].encode(encoding)) + 1
-                problem = f"byte {place} of the line is 0x{ord(wrong[0]) - 0xDC00:02x}"
+                place = len(line[: wrong.start()].encode(encoding))
+                problem = f"byte {place + 1} of the line is 0x{ord(wrong[0]) - 0xDC00:02x}"
             following = file.read(_SAMPLE_CHARACTERS) if file.seekable() else ""  # reading a pipe could block
-            likely = likely_encoding(raw + following.encode(encoding, "surrogateescape"))
+            names = likely_encodings(raw + following.encode(encoding, "surrogateescape"))
+            readings: dict[str, str] = {}  # text around the wrong byte → the first encoding that reads it so
+            for name in names:
+                start = max(0, len(raw[:place].decode(name, "replace")) - _SHOWN_CHARACTERS // 2)
+                text = raw.decode(name, "replace").rstrip()[start : start + _SHOWN_CHARACTERS]
+                readings.setdefault(text, name)
+            guesses = ", or ".join([f"{name}, which reads {text!r}" for text, name in readings.items()][:3])
+            remark, name = (f"it is likely {guesses}: ", names[0]) if names else ("", "NAME")
             raise DataError(
-                f"{path}, line {number}: not {encoding.upper()} text ({problem}); "
-                f"{f'it is likely {likely}: ' if likely else ''}save the file as UTF-8, or state its encoding: "
-                f"--encoding {likely or 'NAME'} ({', '.join(WITH_OPTION)}), or encoding: {likely or 'NAME'} of the "
-                "source in a recipe"
+                f"{path}, line {number}: not {encoding.upper()} text ({problem}); {remark}save the file as UTF-8, or "
+                f"state its encoding: --encoding {name} ({', '.join(WITH_OPTION)}), or encoding: {name} of the source "
+                "in a recipe"
             )
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
-def likely_encoding(sample: bytes) -> str | None:
-    """Return the likely encoding of a text that is not UTF-8; None: no encoding fits."""
-    if sample[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
+def likely_encodings(sample: bytes) -> list[str]:
+    """Return the likely encodings of a text that is not UTF-8, the most likely one first; empty: none fits."""
     # In UTF-16, every second byte of Latin letters is 0.
     if sample[:400].count(0) * 3 > len(sample[:400]):
-        return "utf-16-le" if sample[1:400:2].count(0) > sample[0:400:2].count(0) else "utf-16-be"
+        return ["utf-16-le" if sample[1:400:2].count(0) > sample[0:400:2].count(0) else "utf-16-be"]
     from charset_normalizer import from_bytes
 
     matches = [*from_bytes(sample, cp_isolation=[*_LIKELY_ENCODINGS])]
-    best = min(((match.chaos, -match.coherence) for match in matches), default=None)
-    equals = [match for match in matches if (match.chaos, -match.coherence) == best]
-    names = {name for match in equals for name in match.could_be_from_charset}
-    return next((name.replace("_", "-") for name in _LIKELY_ENCODINGS if name in names), None)
+    least = min((match.chaos for match in matches), default=0.0)
+    near = [match for match in matches if match.chaos <= least + _NEAR_CHAOS]
+    coherence = {name: match.coherence for match in near for name in match.could_be_from_charset}
+    best = max(coherence.values(), default=0.0)
+    names = [name for name in _LIKELY_ENCODINGS if coherence.get(name, -1.0) >= best / 2]
+    # Sums of money decide the coherence between Western and Central European: cp1252 is far more frequent.
+    names.sort(key=lambda name: (name != "cp1252", -coherence[name]))
+    if not names:
+        with suppress(UnicodeDecodeError):
+            sample.decode("cp1252")
+            names = ["cp1252"]
+    return [name.replace("_", "-") for name in names]
 
 
 def check_file(path: Path) -> None:
@@ -192,17 +212,17 @@ def format_of_source(source: FileSource) -> str:
     name: str | None = source.format
     if name is None:
         name = suffix_format(path)
-        if source.delimiter is not None or not source.header:  # then it is a table
+        if source.delimiter is not None or source.quote is not None or not source.header:  # then it is a table
             if name in (None, "text"):
                 name = "csv"
             if name in ("jsonl", "parquet"):
-                raise DataError(f"{path}: the format {name} has no delimiter and no header; leave both keys out")
+                raise DataError(f"{path}: the format {name} has no delimiter, quote and header; leave these keys out")
     if name is None:
         raise DataError(
             f"{path}: the suffix names no format; set format: of the source to tsv, csv, jsonl, parquet or text"
         )
-    # TSV has tabs; a .tsv file with another delimiter has quotes as CSV.
-    return "csv" if name == "tsv" and source.delimiter not in (None, "\t") else name
+    # TSV has tabs and no quotes; a .tsv file with others is a CSV file.
+    return "csv" if name == "tsv" and (source.delimiter not in (None, "\t") or source.quote is not None) else name
 
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
@@ -229,10 +249,14 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
     with open_data_file(path, source.encoding) as file:
         lines = lines_of(path, file)
         if kind == "csv":
-            delimiter, lines = detect_delimiter(lines, source.delimiter)
-            name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
-            remedy = f'put a text that contains {name} in double quotes ("...")'
-            yield from _table_records(path, _csv_rows(path, lines, delimiter), remedy, header=source.header)
+            dialect, lines = detect_dialect(lines, source.delimiter, source.quote)
+            name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(dialect.delimiter, repr(dialect.delimiter))
+            mark = dialect.quotechar
+            remedy = (
+                f"put a text that contains {name} in quotes ({mark}...{mark}), or state the characters of the file: "
+                "--delimiter and --quote (init, search), or delimiter: and quote: of the source in a recipe"
+            )
+            yield from _table_records(path, _csv_rows(path, lines, dialect), remedy, header=source.header)
         elif kind == "tsv":
             rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines if line.rstrip("\r\n"))
             remedy = "a text that contains a tab needs CSV or JSONL, because TSV has no quotes"
@@ -297,7 +321,7 @@ def _conll_records(path: Path, lines: Iterator[Line], source: FileSource) -> Ite
 
 
 def first_lines(path: Path, encoding: str | None = None) -> list[str]:
-    """Return the lines with their ends by which a delimiter is detected. Raises DataError as :func:`file_records`."""
+    """Return the lines with their ends by which a dialect is detected. Raises DataError as :func:`file_records`."""
     with open_data_file(path, encoding) as file:
         return [line for _, line in _sample_lines(lines_of(path, file))]
 
@@ -311,32 +335,53 @@ def _sample_lines(lines: Iterator[Line]) -> Iterator[Line]:
             return
 
 
-def detect_delimiter(lines: Iterator[Line], stated: str | None) -> tuple[str, Iterator[Line]]:
-    """Return the delimiter of a CSV file (``stated``, if it is known), and the lines of its table.
+class Dialect(NamedTuple):
+    """Characters between and around the cells of a CSV file, as the arguments of csv.reader."""
 
-    By the delimiter most rows have as many columns as the first row, which has at least two. A comma if no delimiter is
-    better, also for a table with one column.
+    delimiter: str
+    quotechar: str
+
+
+def detect_dialect(
+    lines: Iterator[Line], delimiter: str | None = None, quote: str | None = None
+) -> tuple[Dialect, Iterator[Line]]:
+    """Return the dialect of a CSV file, and the lines of its table. What is stated is not detected.
+
+    By its characters most rows have as many columns as the first row, which has at least two. Single quotes win a tie
+    if half of the rows have a cell in them. If no delimiter is better, also for a table with one column, it is a comma.
     """
     sample = list(_sample_lines(lines))
     delimiter_line = _DELIMITER_LINE.fullmatch(sample[0][1]) if sample else None
     if delimiter_line:
         del sample[0]
-        stated = stated or delimiter_line[1]
-    shares: dict[str, float] = {}
-    for delimiter in (",", ";", "\t", "|") if stated is None else ():
-        with suppress(csv.Error):
-            rows = [cells for cells in csv.reader((text for _, text in sample), delimiter=delimiter) if cells]
-            if rows and len(rows[0]) > 1:
-                shares[delimiter] = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
-    return stated or max(shares, key=shares.__getitem__, default=","), itertools.chain(sample, lines)
+        delimiter = delimiter or delimiter_line[1]
+    texts = [text for _, text in sample]
+    quality: dict[Dialect, tuple[float, int]] = {}
+    for character, mark in itertools.product(delimiter or ",;\t|", quote or "\"'"):
+        rows: list[list[str]] = []
+        try:  # strict: an apostrophe at the beginning of a text is no quote
+            for cells in csv.reader(texts, delimiter=character, quotechar=mark, strict=mark == "'"):
+                rows += [cells] if cells else []
+        except csv.Error as error:
+            if "end of data" not in str(error):  # the sample ends within a text
+                continue
+        if rows and (len(rows[0]) > 1 or delimiter is not None):
+            share = sum(len(cells) == len(rows[0]) for cells in rows) / len(rows)
+            border = re.escape(character)
+            ends = (f"(^|{border}){mark}", f"{mark}({border}|\r?\n?$)")
+            quoted = min(sum(bool(re.search(end, text)) for text in texts) for end in ends)
+            if quoted or mark == quote or mark == '"':
+                quality[Dialect(character, mark)] = share, (2 * (2 * quoted >= len(rows)) if mark == "'" else 1)
+    default = Dialect(delimiter or ",", quote or '"')
+    return max(quality, key=quality.__getitem__, default=default), itertools.chain(sample, lines)
 
 
-def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, lines: Iterator[Line], dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line, and the cells, of each row that is not empty. Raises DataError."""
     csv.field_size_limit(MAX_LINE)  # Python's default of 128 KiB is less than some texts have
     first_number, first_text = next(lines, (1, ""))
     texts = itertools.chain([first_text], (line for _, line in lines))
-    reader = csv.reader(texts, delimiter=delimiter, strict=True)
+    reader = csv.reader(texts, **dialect._asdict(), strict=True)
     number = first_number
     try:
         for cells in reader:
@@ -344,9 +389,10 @@ def _csv_rows(path: Path, lines: Iterator[Line], delimiter: str) -> Iterator[tup
                 yield number, cells
             number = first_number + reader.line_num
     except csv.Error as error:
+        kind, mark = {"'": "single"}.get(dialect.quotechar, "double"), dialect.quotechar
         raise DataError(
-            f"{path}, line {number}: not valid CSV: {error}; look for a double quote that is not closed or not "
-            'doubled ("")'
+            f"{path}, line {number}: not valid CSV: {error}; look for a {kind} quote that is not closed or not doubled "
+            f"({mark}{mark})"
         ) from None
 
 

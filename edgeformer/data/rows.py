@@ -29,7 +29,7 @@ MAX_LABELS = 62
 """Maximum number of labels if a row can have several: each is one bit of an int64."""
 SCORE_UNIT, MAX_SCORE = 1e-6, 1e6
 """Unit in which scores are stored as integers, as caches, fingerprints and golden inputs need them; largest score."""
-_MAX_NAME = 80  # maximum length of a column name or label in a message
+_MAX_NAME, _MAX_NAMES = 80, 170  # maximum length of a column name or label in a message, and of several
 
 
 class Unreadable(str):
@@ -167,7 +167,7 @@ def span_rows(records: Iterable[Record], source: SpanSource, labels: Sequence[st
             if labels and label not in labels:
                 hint = did_you_mean(label, labels)
                 raise DataError(
-                    f"{where}: label {label[:_MAX_NAME]!r} is not in the set; {hint}allowed: {', '.join(labels)}; "
+                    f"{where}: label {label[:_MAX_NAME]!r} is not in the set; {hint}allowed: {format_names(labels)}; "
                     "change the span, or data.labels"
                 )
             spans.append(Span(start, end, label))
@@ -253,10 +253,17 @@ def comparison_key(text: Text) -> str:
 
 
 def format_names(names: Iterable[str], limit: int = 20) -> str:
-    """Return the first names for a message, long names shortened."""
+    """Return the first names for a message, long names shortened, and of long names fewer."""
     names = list(names)
-    shortened = [name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:limit]]
-    return ", ".join([*shortened, *([f"… ({len(names):,} in all)"] if len(names) > limit else [])])
+    shown = [excerpt(name, _MAX_NAME) for name in names[:limit]]
+    while len(shown) > 1 and sum(map(len, shown)) > _MAX_NAMES:
+        shown.pop()
+    return ", ".join([*shown, *([f"… ({len(names):,} in all)"] if len(names) > len(shown) else [])])
+
+
+def excerpt(text: str, limit: int) -> str:
+    """Return the beginning of a text of the data for a message."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 @dataclass(frozen=True)
@@ -385,8 +392,8 @@ def labelled(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] =
                 hint = did_you_mean(name, by_name) if label is not None else ""
                 ranges = f" (or their numbers 0 to {len(labels) - 1})" if can_be_index else ""
                 raise DataError(
-                    f"{row.where}: {problem}; {hint}allowed: {', '.join(by_name)}{ranges}; correct the row, or change "
-                    "data.labels"
+                    f"{row.where}: {problem}; {hint}allowed: {format_names(by_name)}{ranges}; correct the row, or "
+                    "change data.labels"
                 )
             indices.append(index)
         yield row.text, sum({1 << index for index in indices}) if isinstance(row.label, tuple) else indices[0]

@@ -66,15 +66,25 @@ _SPAN_SUFFIXES = ("conll", "jsonl")
 _TEXT_SUFFIXES = ("txt", *_TABLE_SUFFIXES)
 
 
+CHARACTERS = {
+    "delimiter": {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"},
+    "quote": {"single": "'", "double": '"'},
+}
+"""Option → names of its characters."""
 SPANS = SpanSource(kind="file", path="")
 """Source that files of texts with spans are read like if nothing else is known."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that the user names (None: found by name), and its encoding. Raises InputError for that.
+    """Columns of a file that the user names (None: found by name), and its layout (None: detected).
 
-    ``text``: a column, or several with commas. ``label_names``: with commas, of labels that are numbers.
+    Raises InputError: an unknown encoding, delimiter or quote.
+
+    Attributes:
+        text: a column, or several with commas.
+        label_names: with commas, of labels that are numbers.
+        delimiter, quote: a character, or its name in :data:`CHARACTERS`.
     """
 
     text: str | None = None
@@ -82,13 +92,26 @@ class Columns:
     label: str | None = None
     encoding: str | None = None
     label_names: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
 
     def __post_init__(self) -> None:
+        for option, allowed in CHARACTERS.items():
+            value = getattr(self, option)
+            if value is not None and value not in (*allowed, *allowed.values()):
+                raise InputError(f"--{option} {value}: write {', '.join(allowed)}, or the character in quotes")
         if self.encoding is not None:
             try:
                 check_encoding(self.encoding)
             except ValueError as error:
                 raise InputError(f"--encoding {self.encoding}: {error}") from None
+
+    @property
+    def layout(self) -> dict[str, str]:
+        """Keys of a source that the user states: encoding, delimiter, quote."""
+        stated = {option: getattr(self, option) for option in ("encoding", *CHARACTERS)}
+        keys = {option: value for option, value in stated.items() if value is not None}
+        return {option: CHARACTERS.get(option, {}).get(value, value) for option, value in keys.items()}
 
     def texts(self, columns: Collection[str]) -> str | tuple[str, ...] | None:
         """Return the text columns that the user names; commas separate them unless one of ``columns`` has that name."""
@@ -257,7 +280,7 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
     kind = suffix_format(path)
     if isinstance(like, FileSource) and kind not in ("jsonl", "parquet"):
         if kind in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
-            layout = {"format": like.format, "delimiter": like.delimiter}
+            layout = {"format": like.format, "delimiter": like.delimiter, "quote": like.quote}
         if not like.header and (any(layout.values()) or kind in ("csv", "tsv")):
             layout["header"] = False
     names = [name for _, name in user_columns.by_option()]
@@ -265,7 +288,8 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
     if names and not are_numbers:
         layout.pop("header", None)
     text = "1" if "header" in layout else "text"
-    source = FileSource(kind="file", path=str(path), text=text, label=None, encoding=user_columns.encoding, **layout)
+    layout |= user_columns.layout
+    source = FileSource(kind="file", path=str(path), text=text, label=None, **layout)
     columns = columns_of(source)
     names = [name for _, name in user_columns.by_option(columns)]
     if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):

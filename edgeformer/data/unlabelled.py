@@ -18,7 +18,7 @@ from edgeformer.data.records import (
     COMPRESSIONS,
     as_text,
     check_file,
-    detect_delimiter,
+    detect_dialect,
     file_records,
     first_lines,
     format_of_source,
@@ -178,9 +178,10 @@ def _open_table(path: Path, how: Reading) -> Unlabelled:
     if kind in ("csv", "tsv"):
         delimiter = "\t"
         if kind == "csv":
-            delimiter, _ = detect_delimiter(enumerate(first_lines(path, encoding)), source.delimiter)
+            dialect, _ = detect_dialect(enumerate(first_lines(path, encoding)), source.delimiter, source.quote)
+            delimiter = dialect.delimiter
         with path.open("rb") as file:
-            bom = file.read(3).startswith(_BYTE_ORDER_MARKS if encoding is not None else codecs.BOM_UTF8)
+            bom = file.read(3).startswith(_BYTE_ORDER_MARKS)
     return Unlabelled(
         str(path),
         source.text_pair is not None,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.system import child
 
 SSH_VARIABLE = "EDGEFORMER_SSH"
 """Environment variable with the ssh command and further options, e.g. ``ssh -F my_config``."""
@@ -27,6 +28,8 @@ _HOST = r"(ssh://)?([A-Za-z0-9_][\w.+\\-]*@)?[A-Za-z0-9_\[:][\w.:%\[\]-]*"
 _CONNECT_FAILED = 255
 """Exit code of ssh if there is no connection; the agent never uses it."""
 _OLDEST_PYTHON = (3, 10)
+_PERSIST_S = "10"
+"""Time after which the shared login ends without a call: ssh starts it, and it outlives a killed edgeformer so long."""
 _PROBE = r"""
 PATH="$PATH:$HOME/.local/bin:/usr/local/bin:/opt/homebrew/bin"
 echo edgeformer-probe
@@ -79,7 +82,7 @@ class Connection:
         self._folder = Path(tempfile.mkdtemp(prefix="ef-", dir="/tmp" if is_long else None))
         options = {"BatchMode": "yes", "ConnectTimeout": "15", "ServerAliveInterval": "5", "ServerAliveCountMax": "6"}
         if os.name == "posix":  # OpenSSH for Windows has no multiplexing
-            options |= {"ControlMaster": "auto", "ControlPath": str(self._folder / "s"), "ControlPersist": "60"}
+            options |= {"ControlMaster": "auto", "ControlPath": str(self._folder / "s"), "ControlPersist": _PERSIST_S}
         for name, value in options.items():
             command += ["-o", f"{name}={value}"]
         self._ssh = command
@@ -88,15 +91,14 @@ class Connection:
         """Close the shared login."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = [*self._ssh, "-O", "exit", "--", self.address]
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
+            child.run(command, own=False, capture_output=True, timeout=10)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self, remote_command: str, stderr: Any) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C must reach this process only, which then stops the device in order.
-        return subprocess.Popen(
-            [*self._ssh, "--", self.address, remote_command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=stderr, start_new_session=True,
-        )  # fmt: skip
+        command = [*self._ssh, "--", self.address, remote_command]
+        pipe = subprocess.PIPE
+        return child.start(command, own=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
 
     def find_python(self) -> None:
         """Find a Python for the agent. Raises ConnectionLost, and DeviceError without POSIX shell or new Python."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +20,7 @@ from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile, own_profiles, save_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.progress import Progress, bar, forward_event
+from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Report, parse_report, seal_report
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.bundle import Bundle
@@ -32,6 +30,7 @@ from edgeformer.estimate.calibrate import add_checks, check_estimates
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
 from edgeformer.run import Location
+from edgeformer.system import child
 
 T = TypeVar("T")
 
@@ -177,18 +176,8 @@ def run_on(
 
 def _run_here(arguments: Sequence[str], progress: Progress, processes: list[subprocess.Popen[str]]) -> JobResult:
     """Run a command on this machine as on a device, and add its process to ``processes``."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgeformer", *arguments], stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.PIPE, env={**os.environ, "EDGEFORMER_PROGRESS": "json"}, encoding="utf-8",
-            errors="replace",
-        )  # fmt: skip
-        processes.append(process)
-        with process:
-            lines = [forward_event(line, progress) for line in process.stderr or ()]
-        output.seek(0)
-        errors = tuple(line for line in lines if line is not None)
-        return JobResult((output.read(),), process.returncode, 0.0, errors, 0, 0.0)
+    output, code, lines = child.run_edgeformer(arguments, progress, processes.append)
+    return JobResult((output,), code, 0.0, tuple(lines), 0, 0.0)
 
 
 def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import re
-import subprocess
 import sys
 import zipfile
 from importlib import metadata
@@ -16,6 +15,7 @@ from edgeformer._version import __version__
 from edgeformer.artifacts.documents import Kind, shipped_folder
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing, replacing_folder
+from edgeformer.system import child
 
 WHEEL = f"edgeformer-{__version__}-py3-none-any.whl"
 _KINDS: tuple[Kind, ...] = ("recipes", "profiles")
@@ -86,7 +86,7 @@ def download_pack(tag: str, folder: Path) -> list[Path]:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--only-binary", ":all:"]
         command += ["--dest", str(temporary), "--implementation", "cp", "--python-version", python]
         command += [word for platform in platforms for word in ("--platform", platform)]
-        process = subprocess.run([*command, str(wheel)], capture_output=True, text=True, check=False)
+        process = child.run([*command, str(wheel)], own=False, capture_output=True, text=True, check=False)
         if process.returncode:
             errors = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
             raise EdgeformerError(

@@ -30,6 +30,7 @@ from edgeformer.measurement.artifact import (
 from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, cannot_run, on_gpu, opener_of
 from edgeformer.system.capability import exit_text
+from edgeformer.system.child import end_with_parent
 from edgeformer.tasks import get_task
 
 TOKENS = 16
@@ -97,13 +98,14 @@ def measure_resident(
 def work(document: bytes, send: Send) -> None:
     """Import the runtime; let a copy of this process open each artifact, so that nothing is left of another one."""
     job = ResidentJob.model_validate_json(document, strict=False)
-    provider = load_runtime(job.files[0], job.provider)
+    provider, worker = load_runtime(job.files[0], job.provider), os.getpid()
     for index, files in enumerate(job.files):
         if child := os.fork():
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if code:
                 send(Resident(index=index, provider=provider, reason=f"the process ended early: {exit_text(code)}"))
             continue
+        end_with_parent(worker)
         try:
             send(_open(index, files, provider))
         except EdgeformerError as error:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.system import child
 from edgeformer.system.capability import exit_text
 
 Send = Callable[[BaseModel], None]
@@ -76,9 +77,7 @@ class Worker:
         self._job, self._silence_s = job, silence_s
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
         command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=worker_environment(job)
-        )
+        self._process = child.start(command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=worker_environment(job))
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         # A thread reads, because Windows cannot wait for a pipe with a time limit.
         threading.Thread(target=self._read_lines, daemon=True).start()
@@ -154,6 +153,7 @@ def run_worker() -> None:
 
     An unexpected error ends in a traceback on stderr and exit code 1.
     """
+    child.end_with_parent()
     send, reason = claim_stdout(), None
     document = sys.stdin.buffer.readline()  # further lines are requests of a job that goes on
     try:

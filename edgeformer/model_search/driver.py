@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +16,7 @@ from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel, read_model_search
-from edgeformer.artifacts.progress import SILENT, Progress, forward_event
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, check_name, read_manifest
@@ -27,8 +24,10 @@ from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_sea
 from edgeformer.bundle import Bundle
 from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
+from edgeformer.system import child
 from edgeformer.system.host import cpu_name, now
 from edgeformer.system.lock import lock_folder
+from edgeformer.system.signals import handle_signals
 from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
@@ -82,7 +81,7 @@ def search_models(
 
     Raises:
         InputError: unknown model names, an invalid name, or a search of this name with other data.
-        InterruptedRun: Ctrl-C; the same call goes on later.
+        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
     """
     unknown = sorted({*options.models} - {model.name for model in ladder})
     if unknown:
@@ -92,8 +91,9 @@ def search_models(
     check_name(name)
     folder = artifacts / f"{name}-search"
     folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, "is being searched"):
-        return _ModelSearch(name, ladder, device, artifacts, folder, options, progress).run(data, source, on_change)
+    search = _ModelSearch(name, ladder, device, artifacts, folder, options, progress)
+    with lock_folder(folder, "is being searched"), handle_signals(("SIGTERM", "SIGHUP"), search.interrupt):
+        return search.run(data, source, on_change)
 
 
 class _ModelSearch:
@@ -111,6 +111,7 @@ class _ModelSearch:
         self._selected = options.models or tuple(self._ladder)
         self._started = time.monotonic()
         self._reports: dict[str, Report] = {}
+        self._commands: list[subprocess.Popen[str]] = []
 
     def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
@@ -133,6 +134,12 @@ class _ModelSearch:
         self._score_on_test()
         on_change(self.result, self._folder)
         return self.result
+
+    def interrupt(self, number: int, frame: object) -> None:
+        """Handle a signal: the running command ends in order. A terminal sends SIGHUP to that command itself."""
+        if self._commands and number == signal.SIGTERM:
+            self._commands[-1].terminate()
+        raise KeyboardInterrupt
 
     def _prepare(self, data: str, source: str | None) -> None:
         """Write the recipes, and take over what an earlier call has measured."""
@@ -337,31 +344,17 @@ class _ModelSearch:
 
     def _run(self, *arguments: str) -> dict[str, Any]:
         """Run a command and return its JSON. Raises EdgeformerError with its message, and InterruptedRun."""
-        command = [sys.executable, "-m", "edgeformer", *arguments, "--artifacts", str(self._artifacts), "--json"]
-        environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
-        lines: deque[str] = deque(maxlen=20)
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
-            process = subprocess.Popen(
-                command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment,
-                encoding="utf-8", errors="replace",
-            )  # fmt: skip
-            assert process.stderr is not None
-            try:
-                for line in process.stderr:
-                    rest = forward_event(line, self._progress)
-                    if rest is not None:
-                        lines.append(rest.strip())
-                process.wait()
-            except KeyboardInterrupt:
-                process.wait()  # the terminal has interrupted it too; it ends when its state is saved
-                raise InterruptedRun("interrupted; the same command continues the search") from None
-            if process.returncode == InterruptedRun.exit_code:
-                raise InterruptedRun("interrupted; the same command continues the search")
-            if process.returncode not in _DONE:
-                message = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines))
-                raise EdgeformerError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
-            stdout.seek(0)
-            return dict(json.load(stdout))
+        command = [*arguments, "--artifacts", str(self._artifacts), "--json"]
+        try:
+            output, code, lines = child.run_edgeformer(command, self._progress, self._commands.append)
+        except KeyboardInterrupt:  # the command was interrupted, too
+            code = InterruptedRun.exit_code
+        if code == InterruptedRun.exit_code:
+            raise InterruptedRun("interrupted; the same command continues the search")
+        if code not in _DONE:
+            message = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines[-20:]))
+            raise EdgeformerError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
+        return dict(json.loads(output))
 
     def _is_current(self, report: Path, model: str) -> bool:
         """Return whether a report is of the bundle that the model's run has now."""

@@ -229,10 +229,10 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
     drawn: list[float] = []
     scale, largest = 1 if check == "latency" else _MIB, max(ends, default=0.0)
     for limit in sorted({c.limit / scale for c in report.verdict.checks if c.name == check}):
-        text = f"budget {format_milliseconds(limit) + ' ms' if check == 'latency' else format_bytes(limit * scale)}"
+        text = f"limit {format_milliseconds(limit) + ' ms' if check == 'latency' else format_bytes(limit * scale)}"
         place: Any = {"xy": (limit, 1), "xycoords": ("data", "axes fraction")}
         if largest and limit > _FAR_LIMIT * largest:
-            text = f"{text}, {limit / largest:.0f}× beyond →"
+            text = f"{text} (to the right)"
             place = {"xy": (1, 1), "xycoords": "axes fraction"}
         else:
             axis.axvline(limit, color=RED, linestyle="--", linewidth=1.2)
@@ -253,13 +253,19 @@ def _draw_candidates(
 ) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
-    Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher.
+    Hollow and dashed: the latency is an estimate. Pale: not feasible. A lower perplexity is drawn higher. Bars are the
+    range of the latency and the interval of the score, which the axes show whole.
     """
     legend = ["ms per call (p50)"]
     scale = 260 / (max(c.size_bytes for c in search.candidates) or 1)
     for rank, row in enumerate(candidates):
         c, area = row.candidate, 40 + scale * row.candidate.size_bytes
         colour = colours.get(c.artifact, GREY)
+        low, high = c.low_ms or c.latency_ms, c.high_ms or c.latency_ms
+        bars: dict[str, Any] = {"color": colour, "linewidth": 1, "alpha": 0.75 if c.feasible else 0.25, "zorder": 1}
+        axis.plot([low, high], [c.score, c.score], **bars)
+        if c.score_low is not None and c.score_high is not None:
+            axis.plot([c.latency_ms, c.latency_ms], [c.score_low, c.score_high], **bars)
         style = {"facecolor": colour, "linewidth": 1}
         if c.latency_status == "estimated":
             style = {"facecolor": "none", "linewidth": 1.5, "linestyle": _DASHED}
@@ -365,7 +371,8 @@ CHARTS = {
     ),
     "search": Chart(
         "Score against latency",
-        "Bubble: size of the file; dotted line: Pareto front; numbers: see the list below.",
+        "Bubble: size of the file; bars: range of an estimated or unstable time, 95% interval of the score; dotted "
+        "line: Pareto front; numbers: see the list below.",
         "no candidate has a score and a time", 3.7, 0.07, _draw_search,
     ),
 }  # fmt: skip

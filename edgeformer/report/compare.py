@@ -12,7 +12,7 @@ from typing import Any, Literal
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
-from edgeformer.artifacts.units import format_threads, markdown
+from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.report.columns import DASH, Column, Columns
 from edgeformer.report.context import latency_text
@@ -140,7 +140,7 @@ def format_pairs(compared: Record, style: Style) -> str:
         return Columns(map(Column, names)).csv(rows).rstrip("\n")
     lines = [
         f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
-        f"{report['created']}"
+        f"{format_time(report['created'])}"
         for side, report in (("a", compared["a"]), ("b", compared["b"]))
     ]
     lines += [f"note: {note}" for note in compared["notes"]]

@@ -28,7 +28,7 @@ from edgeformer.artifacts.report import (
     Search,
     SizeParts,
 )
-from edgeformer.artifacts.units import format_bytes, format_threads, markdown
+from edgeformer.artifacts.units import format_bytes, format_threads, format_time, markdown
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
@@ -547,7 +547,7 @@ class ReportContext:
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
         self.facts = [*_profile_facts(report.profile)]
-        self.created = f"{report.created[:16].replace('T', ' ')} UTC"
+        self.created = format_time(report.created)
 
     def columns(self, layout: str) -> Columns[Row]:
         """Return the columns of a document in :data:`LAYOUTS`."""

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
-from edgeformer.artifacts.units import format_duration
+from edgeformer.artifacts.units import format_duration, format_time
 from edgeformer.report.charts import draw_model_search
 from edgeformer.report.columns import DASH, Column, Columns
 from edgeformer.report.context import candidate_columns, candidate_style, metric_named, ranked_candidates
@@ -105,6 +105,7 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
     html = render_template(
         "search.html",
         result=result,
+        created=format_time(result.created),
         recommendation=recommendation(result),
         test=test_text(result),
         picture=draw_model_search(result.search) if result.search is not None else None,

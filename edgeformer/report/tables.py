@@ -233,7 +233,8 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     )
     delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
     delimiter = f", separated by {delimiters[source.delimiter]}" if source.delimiter else ""
-    header = "" if source.header else ", the first line names no columns"
+    header = ", texts in single quotes" if source.quote == "'" else ""
+    header += "" if source.header else ", the first line names no columns"
     counts = [f"{label} {rows:,}" for label, rows in guess.labels.items()]
     labels = ", ".join(counts[:12]) + (f" … ({len(counts)} in all)" if len(counts) > 12 else "")
     return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.system import cuda_driver, host, nvidia
+from edgeformer.system import child, cuda_driver, host, nvidia
 
 _CPU_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -33,6 +33,8 @@ CUDA_13_DRIVER = 580
 
 _PROGRAM = f"""
 import json, sys
+from edgeformer.system.child import end_with_parent
+end_with_parent()
 result = dict()
 def say(**facts): result.update(facts)
 try:
@@ -88,9 +90,8 @@ def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Ans
 
     def run(script: str) -> Answer:
         try:
-            process = subprocess.run(
+            process = child.run(
                 [sys.executable, "-c", _PROGRAM, script],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 encoding="utf-8",

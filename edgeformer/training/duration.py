@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from edgeformer.data.batching import plan_batches
 from edgeformer.data.prepare import data_findings
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
 from edgeformer.tasks import get_task
 
@@ -303,15 +303,14 @@ def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         write_text(path, recipe.to_yaml())
-        child = subprocess.run(
+        timing = child.run(
             [sys.executable, "-m", "edgeformer.training.duration", str(path), str(cache.absolute()), str(TIMED_S)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            env={"OMP_PROC_BIND": "true", **os.environ},
+            capture_output=True, text=True, check=False, env={"OMP_PROC_BIND": "true", **os.environ},
         )  # fmt: skip
     try:
-        answer = json.loads(child.stdout.splitlines()[-1])
+        answer = json.loads(timing.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        lines = child.stderr.strip().splitlines() or ["no answer"]
+        lines = timing.stderr.strip().splitlines() or ["no answer"]
         raise InputError(f"{recipe.name}: its steps cannot be timed: {lines[-1]}") from None
     if "error" in answer:
         raise InputError(str(answer["error"]))
@@ -364,6 +363,7 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
 
 def main() -> None:
     """Time the recipe of the command line and print the result as JSON."""
+    child.end_with_parent()
     started = time.monotonic()
     try:
         recipe = load_recipe(sys.argv[1])

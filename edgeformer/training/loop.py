@@ -10,7 +10,7 @@ import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate.utils import set_seed
 from torch import nn
@@ -35,6 +35,15 @@ _FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed."""
 
 
+class Spike(NamedTuple):
+    """A step whose loss is beyond ``limit``, and the mean of the losses before it."""
+
+    step: int
+    loss: float
+    usual: float
+    limit: float
+
+
 class TrainingLoop:
     """The loop of one run; several processes share the rows of each step.
 
@@ -54,6 +63,7 @@ class TrainingLoop:
         self.position = Position(batch_size=self._config.batch_size)
         self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
+        self._spike: Spike | None = None
 
     @property
     def unused(self) -> list[str]:
@@ -109,6 +119,7 @@ class TrainingLoop:
                 if not self._train_epoch(stop):
                     self._save()
                     return False
+                self._report_spike()
                 is_complete = position.batch == self._epoch_steps
                 is_best = self._validate(is_complete=is_complete)
                 if is_complete:
@@ -244,7 +255,7 @@ class TrainingLoop:
         self._saved_at, self._saving_s = started, time.monotonic() - started
 
     def _check_loss(self, step: Meter) -> None:
-        """Report a skipped step or a loss spike. Raises EdgeformerError after too many skipped steps in a row."""
+        """Report a skipped step, record a loss spike. Raises EdgeformerError after too many skipped steps in a row."""
         position = self.position
         if step.skipped:
             position.skipped += 1
@@ -264,10 +275,23 @@ class TrainingLoop:
         position.skipped_in_a_row = 0
         recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
         has_history = len(recent) >= SPIKE_MIN_STEPS
-        if has_history and step.loss > usual + SPIKE_DEVIATIONS * statistics.pstdev(recent):
+        limit = usual + SPIKE_DEVIATIONS * statistics.pstdev(recent or [0.0])
+        if has_history and step.loss > limit:
             self._record("spike", {"loss": step.loss, "usual_loss": usual})
-            self._progress.message(f"loss spike at step {position.step}: {step.loss:.4g}, recent mean {usual:.4g}")
+            self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
         position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
+
+    def _report_spike(self) -> None:
+        """Report the first loss spike of an epoch if the loss has not come back since then."""
+        spike, self._spike = self._spike, None
+        if spike is not None:
+            since = self.position.losses[spike.step - self.position.step - 1 :]
+            loss = statistics.median(since[-SPIKE_MIN_STEPS:])
+            if loss > spike.limit:
+                self._progress.message(
+                    f"loss spike at step {spike.step}: {spike.loss:.4g}, and {loss:.4g} since then; the mean before it "
+                    f"was {spike.usual:.4g}"
+                )
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
         if self._log is not None:

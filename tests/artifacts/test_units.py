@@ -14,6 +14,7 @@ from edgeformer.artifacts.units import (
     format_bytes,
     format_duration,
     format_milliseconds,
+    format_time,
     parse_bytes,
     parse_millijoules,
     parse_milliseconds,
@@ -26,7 +27,8 @@ from edgeformer.artifacts.units import (
         (parse_bytes, "3KB", 3000), (parse_bytes, "3KiB", 3072), (parse_bytes, "20MiB", 20 * 2**20),
         (parse_bytes, "5.4 GiB", round(5.4 * 2**30)), (parse_milliseconds, "5ms", 5.0),
         (parse_milliseconds, "1.5 s", 1500.0), (parse_milliseconds, "250us", 0.25),
-        (parse_milliseconds, "2 min", 120_000.0), (parse_millijoules, "10mJ", 10.0),
+        (parse_milliseconds, "2 min", 120_000.0), (parse_milliseconds, "8m", 480_000.0),
+        (parse_millijoules, "10mJ", 10.0),
         (parse_millijoules, "0.5 J", 500.0), (parse_millijoules, "250uj", 0.25),
     ],
 )  # fmt: skip
@@ -66,3 +68,7 @@ def test_a_field_takes_a_number_or_a_quantity() -> None:
     assert (times.validate_python("1.5s"), times.validate_python(1500.0)) == (1500.0, 1500.0)
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
         sizes.validate_python(-1)
+
+
+def test_text_of_a_time() -> None:
+    assert format_time("2026-11-28T14:03:38.833+00:00") == "2026-11-28 14:03 UTC"

@@ -45,7 +45,7 @@ def refused(
         ("profile", ["--bundle", "another-run"], "--bundle: is for a report"),
         ("profile", ["--calibrate"], "No such option"),
         ("profile", ["--max-energy", "10"], "--max-energy"),
-        ("profile", ["--max-energy", "10MiB"], "UJ, MJ, J"),
+        ("profile", ["--max-energy", "10MiB"], "uJ, mJ, J"),
         ("profile", ["--threads", "1,two"], "--threads 1,16"),
         ("profile", ["--threads", "0"], "at least 1"),
         ("calibrate", ["--threads", "1,2"], "one number of threads"),

@@ -105,6 +105,7 @@ def test_other_formats(tmp_path: Path) -> None:
         ([["text", "label"]], "has no rows"),
         ([], "has no rows"),
         ([["text", "label\rgood text", "good\rbad text", "bad"]], "not valid CSV: new-line character"),
+        ([["text", "label"], *([text, "ham"] for text in TEXTS)], "same label, 'ham' .column 'label'.; add"),
         ([["text", "key"], *([text, f"k{n}"] for n, text in enumerate(TEXTS))], "no column looks like labels"),
     ],
 )

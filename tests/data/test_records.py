@@ -18,7 +18,7 @@ from edgeformer.artifacts.data_config import FileSource, HubSource
 from edgeformer.artifacts.errors import DataError, InputError, MissingDependencyError
 from edgeformer.cli.app import app
 from edgeformer.data.column_detection import detect_columns
-from edgeformer.data.records import WITH_OPTION, detect_delimiter, likely_encoding
+from edgeformer.data.records import WITH_OPTION, detect_dialect, likely_encodings
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import Columns, read
 from edgeformer.training.init import DraftOptions, draft
@@ -75,7 +75,7 @@ def test_csv_has_quotes_and_rows_begin_at_their_first_line(tmp_path: Path) -> No
         (["a|b\n", "x|y\n"], "|"),
         ([], ","),
     )
-    assert [detect_delimiter(enumerate(lines), None)[0] for lines, _ in samples] == [mark for _, mark in samples]
+    assert [detect_dialect(enumerate(lines))[0].delimiter for lines, _ in samples] == [mark for _, mark in samples]
     path = write(tmp_path, "d.csv", ";text;label;\n0;fine;1;\n")
     assert rows(path) == [("fine", "1", "line 2")]
     assert rows(path, text="column 1") == [("0", "1", "line 2")]
@@ -120,7 +120,6 @@ def test_missing_file_and_column_get_the_nearest_name(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a\\ud800", "label": 1}\n', "surrogate"),
         ("a.jsonl", '{"text": "a", "label": [1]}\n', "column 'label' has a value of type list"),
         ("a.tsv", b"text\tlabel\nca\xe9\t1\n", "line 2: not UTF-8 text (byte 3 of the line is 0xe9)"),
-        ("a.tsv", "text\tlabel\nx\t1\n".encode("utf-16"), "it is likely utf-16"),
         ("a.tsv", "", "no rows"),
         ("a.tsv", "text\tlabel\n", "no rows"),
         ("a.tsv", "text\tlabel\nfine\t\n", "skip_unlabelled: true"),
@@ -164,7 +163,7 @@ def test_columns_without_header_are_numbered(tmp_path: Path, name: str, delimite
     assert rows(path, header=False, text=2, label=1, **layout) == expected
     assert rows(path, header=False, text=2, label_value="x", **layout)[0] == ("fine film", "x", "line 1")
     assert "no column '3'" in failure(path, header=False, text=1, label=3, **layout)
-    message = "the format jsonl has no delimiter and no header"
+    message = "the format jsonl has no delimiter, quote and header"
     assert message in failure(write(tmp_path, "a.jsonl", "{}"), delimiter=";")
 
 
@@ -174,6 +173,7 @@ def test_columns_without_header_are_numbered(tmp_path: Path, name: str, delimite
         ({"header": False}, "use their numbers from 1 (text: 1, label: 2) instead of 'text'"),
         ({"header": False, "format": "jsonl"}, "header applies to tables of text, but format is jsonl"),
         ({"delimiter": ";", "format": "tsv"}, "set format: csv"),
+        ({"quote": "'", "format": "tsv"}, "set format: csv"),
         ({"text": True}, "valid string"),
     ],
 )
@@ -189,20 +189,75 @@ def test_contradictory_layouts_are_refused(settings: dict[str, Any], expected: s
         (GERMAN, "cp1252"),
         ("Le café était très agréable, à côté de la forêt ; où est le garçon ?", "cp1252"),
         ("It’s a “fine” film – really…", "cp1252"),
+        ("You have won a £1000 prize! It costs £5.", "cp1252"),
         ("Zażółć gęślą jaźń, proszę o fakturę za miesiąc.", "cp1250"),
         ("Это хороший фильм, мне понравилось.", "cp1251"),
         ("これは良い映画です。とても面白かった。", "shift-jis"),
-        (GERMAN, "utf-16"),
         (GERMAN, "utf-16-le"),
     ],
 )
 def test_likely_encoding_is_suggested(tmp_path: Path, text: str, encoding: str) -> None:
     path = write(tmp_path, "a.tsv", f"text\tlabel\n{text}\t1\n{text}\t0\n".encode(encoding))
-    assert likely_encoding(path.read_bytes()) == encoding
+    assert likely_encodings(path.read_bytes())[0] == encoding
     message = failure(path)
-    assert f"likely {encoding}: save the file as UTF-8, or " in message
+    assert f"likely {encoding}, which reads '" in message and ": save the file as UTF-8, or " in message
     assert f"--encoding {encoding} (" in message and f"encoding: {encoding} of the source in a recipe" in message
     assert [row[:2] for row in rows(path, encoding=encoding)] == [(text, "1"), (text, "0")]
+
+
+def test_a_line_is_shown_as_each_likely_encoding_reads_it(tmp_path: Path) -> None:
+    line = f"{'so ' * 20}you won \u00a31000 {'call now ' * 20},spam\n".encode("cp1252")
+    message = failure(write(tmp_path, "a.csv", b"text,label\n" + line))
+    shown = [f"o {'so ' * 5}you won {sign}1000 call now call now c" for sign in "£Ł"]
+    assert f"likely cp1252, which reads {shown[0]!r}, or cp1250, which reads {shown[1]!r}: save" in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_with_a_byte_order_mark_is_read(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path, "a.csv", f"\ufefftext;label\n{GERMAN};1\n".encode(encoding))
+    assert [row[:2] for row in rows(path)] == [(GERMAN, "1")]
+    assert detect_columns(write(tmp_path, "b.csv", path.read_bytes() + f"{GERMAN};0\n".encode(encoding) * 3), Columns())
+
+
+# Quotes around every text, or only where they are needed.
+QUOTED = "Sport;'Er sagte: \"Ja; nein\", und ''nie'' mehr'\r\nWeb;'Zwei\nZeilen; kurz'\r\nSport;'Drei, vier'\r\n" * 5
+
+
+@pytest.mark.parametrize("unquoted", [0, 40])
+def test_delimiter_and_quotes_are_detected_together(tmp_path: Path, unquoted: int) -> None:
+    path = write(tmp_path, "a.csv", QUOTED + "Web;kurz, aber's reicht'\r\n" * unquoted)
+    first = "Er sagte: \"Ja; nein\", und 'nie' mehr"
+    expected = [(first, "Sport"), ("Zwei\nZeilen; kurz", "Web"), ("Drei, vier", "Sport")] * 5
+    expected += [("kurz, aber's reicht'", "Web")] * unquoted
+    result = detect_columns(path, Columns())
+    assert (result.source.delimiter, result.source.quote, result.source.header) == (";", "'", False)
+    assert [(row.text, row.label) for row in read(result.source)] == expected
+    assert [row[:2] for row in rows(path, header=False, text=2, label=1)] == expected, "a recipe without the keys"
+    stated = Columns(delimiter="semicolon", quote="single")
+    assert detect_columns(path, stated).source == result.source
+    plain = write(tmp_path, "b.csv", "text,label\n'tis good, really,1\nfine,1\nit's bad,0\n" + "dull,0\n" * 9)
+    assert "line 2: has 3 columns" in failure(plain), "an apostrophe at the beginning of a text is no quote"
+
+
+def test_messages_show_little_data(tmp_path: Path) -> None:
+    header = ";".join(f"{number} {'long text ' * 9}" for number in range(30))
+    message = failure(write(tmp_path, "b.csv", f"{header}\n{'long text ' * 99};b\n"))
+    assert "has 2 columns, but the header has 30 (0 long text" in message and "(30 in all)" in message
+    assert message.count("long text") < 20 and "--delimiter and --quote (init, search)" in message
+    for option, value in (("delimiter", "x"), ("quote", "`")):
+        with pytest.raises(InputError, match=f"--{option} {value}: write "):
+            Columns(**{option: value})
+
+
+@pytest.mark.data
+def test_public_files_as_people_have_them(data_folder: Path) -> None:
+    own = data_folder / "own"
+    if not own.is_dir():
+        pytest.skip(f"{own} is not here")
+    message = failure(own / "sms_spam_cp1252.csv", text="v2", label="v1")
+    assert "it is likely cp1252, which reads '" in message and "£1.50" in message and "Ł1.50" in message
+    german = detect_columns(own / "gnad_1028_single_quotes.csv", Columns())
+    assert (german.source.quote, german.rows, len(german.labels), german.labels["Etat"]) == ("'", 1028, 9, 67)
 
 
 def test_bytes_in_no_encoding_are_refused(tmp_path: Path) -> None:
@@ -248,6 +303,9 @@ def test_suggested_commands_have_the_encoding_option() -> None:
         name for name, command in commands.items() if any("--encoding" in option.opts for option in command.params)
     ]
     assert sorted(names) == [*WITH_OPTION]
+    for name in ("init", "search"):  # of the message for rows of another length
+        options = [option for parameter in commands[name].params for option in parameter.opts]
+        assert {"--delimiter", "--quote"} <= {*options}
 
 
 @pytest.fixture

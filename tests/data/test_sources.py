@@ -145,7 +145,9 @@ def test_label_values_are_read_as_names_and_do_not_change_older_hashes(tmp_path:
     path = write(tmp_path, "a.csv", "text,label\na,1\nb,2.0\nc,4\nd,News\n")
     section = {"parts": {"test": [like(path=str(path))]}, "split": "imported", "labels": ["World", "Sci/Tech", "News"]}
     older = DataConfig.model_validate(section, strict=False)
-    assert "label_values" not in stated(older.model_dump(mode="json"))
+    hashed = stated(older.model_copy(update={"unlabelled": older.parts["test"]}).model_dump(mode="json"))
+    assert "label_values" not in hashed and "where" in hashed["unlabelled"][0]
+    assert not [source for source in (*hashed["parts"]["test"], *hashed["unlabelled"]) if "quote" in source]
     config = DataConfig.model_validate({**section, "label_values": [1, 2, 4]}, strict=False)
     assert DataConfig.model_validate_json(config.model_dump_json()) == config
     assert stated(config.model_dump(mode="json"))["label_values"] == ["1", "2", "4"]

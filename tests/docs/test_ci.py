@@ -1,7 +1,8 @@
-"""The workflow of docs/guides/ci-gate.md is YAML as GitHub reads it, and edgeformer takes its command line."""
+"""The workflow of docs/guides/ci-gate.md is YAML as GitHub reads it, and edgeformer takes its command line; ours."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,3 +37,11 @@ def test_only_undecided_is_waved_through_with_a_warning(tmp_path: Path, code: in
     done = subprocess.run(["bash", "-e", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is passes
     assert ("::warning::" in done.stdout) is (code == UNDECIDED)
+
+
+def test_our_workflows_pin_their_actions() -> None:
+    workflows = [path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    actions = re.findall(r"uses: (\S+)", "".join(workflows))
+    assert len(actions) > 8 and all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action) for action in actions)
+    done = subprocess.run([ROOT / ".ci" / "run", "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "parts: tests lint types docs" in done.stdout

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.errors import EdgeformerError, InterruptedRun
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
 from edgeformer.model_search.driver import ModelSearchOptions, _ModelSearch
 from edgeformer.model_search.ladder import LadderModel
+from edgeformer.run import read_run
+from edgeformer.system.signals import handle_signals
 from tests.training.runs import Messages
 
 LADDER = (
@@ -81,3 +88,19 @@ def test_epochs_that_fit_into_the_budget_are_trained(
         assert [*commands[0][4:]] == expected
         assert search._searched("small").predicted_high_s == (300.0 if not expected else 90.0)
         assert bool(progress.containing("3 of 10 epochs, because of the budget")) == bool(expected)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_sigterm_ends_the_training_in_order(tmp_path: Path) -> None:
+    search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), Messages())
+
+    def stop_when_it_trains() -> None:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "slow" / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_it_trains).start()
+    with handle_signals(("SIGTERM",), search.interrupt), pytest.raises(InterruptedRun, match="continues the search"):
+        search._run("train", "quickstart", "--name", "slow", "--set", "training.epochs=500")
+    assert read_run(tmp_path / "slow").status == "interrupted" and any((tmp_path / "slow" / "checkpoints").iterdir())

@@ -37,7 +37,7 @@ def test_a_linear_model_is_found_and_kept(tmp_path: Path) -> None:
     states = {model["name"]: (model["status"], model["reason"]) for model in result["models"]}
     assert states["linear"] == ("measured", None) and states["small"] == ("skipped", "not among --models")
     page = (tmp_path / "artifacts" / "tickets-search" / "search.html").read_text(encoding="utf-8")
-    assert "<svg" in page and "On 40 test rows its accuracy is" in page
+    assert "<svg" in page and " UTC</p>" in page and "On 40 test rows its accuracy is" in page
 
     run = tmp_path / "artifacts" / "tickets-linear" / "run.json"
     trained = run.stat().st_mtime_ns

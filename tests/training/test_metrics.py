@@ -117,14 +117,18 @@ class TestFp16Scaling:
             train(self.recipe, TrainOptions(tmp_path, name="run"))
 
 
-def test_spike_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_losses(monkeypatch, {28: times(50.0)})
+@pytest.mark.parametrize(("last", "reported"), [(26, 0), (28, 1)])
+def test_a_spike_is_reported_once_if_the_loss_stays_high(
+    last: int, reported: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch has the steps 25 to 28."""
+    change_losses(monkeypatch, dict.fromkeys(range(26, last + 1), times(50.0)))
     messages = Messages()
     run = train(load_recipe("quickstart", [*TINY, "training.epochs=8"]), TrainOptions(tmp_path, name="run"), messages)
-    (message,) = messages.containing("loss spike")
-    assert message.startswith("loss spike at step 28: ")
-    (spike,) = records(run, "spike")
-    assert spike["step"] == 28 and spike["loss"] > 20 > 1 > spike["usual_loss"]
+    said = messages.containing("loss spike at step 26: ")
+    assert len(messages.containing("loss spike")) == len(said) == reported
+    spike, *_ = records(run, "spike")
+    assert spike["step"] == 26 and spike["loss"] > 20 > 1 > spike["usual_loss"]
 
 
 def test_tensorboard_error_ends_training_without_a_traceback(

@@ -152,8 +152,12 @@ def test_refusals_write_nothing(tmp_path: Path, tiny_recipe: ClassificationRecip
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_signals_end_training_resumably(tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path) -> None:
+def test_signals_end_training_resumably(
+    tmp_path: Path, tiny_recipe: ClassificationRecipe, tiny_run: Path, request: pytest.FixtureRequest
+) -> None:
     """After the current step; a second signal ends it at once, with nothing saved yet."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, hangup))
     for numbers, message in (([signal.SIGTERM], "after step 3"), ([signal.SIGHUP] * 2, "--resume --name SIGHUP-2")):
         name = f"{numbers[0].name}-{len(numbers)}"
         progress = AfterSteps(3, lambda numbers=numbers: [*map(signal.raise_signal, numbers)])

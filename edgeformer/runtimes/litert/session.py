@@ -27,6 +27,7 @@ import numpy as np
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+from edgeformer.system import child
 from edgeformer.system.host import default_threads
 
 EXTRA = PROVIDER = "litert"
@@ -262,7 +263,7 @@ def _read_coverage(path: str, size: int, changed_ns: int) -> Counter[tuple[str, 
     """
     command = [sys.executable, "-c", f"from {__name__} import print_coverage; print_coverage()", path]
     try:
-        process = subprocess.run(command, capture_output=True, check=False, timeout=_COVERAGE_S)
+        process = child.run(command, capture_output=True, check=False, timeout=_COVERAGE_S)
         rows = json.loads(process.stdout) if process.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError):
         return None
@@ -271,6 +272,7 @@ def _read_coverage(path: str, size: int, changed_ns: int) -> Counter[tuple[str, 
 
 def print_coverage() -> None:
     """Print what :func:`_read_coverage` returns."""
+    child.end_with_parent()
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=sys.argv[1])

@@ -1,0 +1,129 @@
+"""Child processes that end with their parent, however the parent ends, ``kill -9`` included.
+
+On Linux the kernel kills the child, also while native code holds the interpreter's lock. Elsewhere a thread of the
+child waits for the end of the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.progress import Progress
+
+_PARENT = "EDGEFORMER_PARENT"
+"""Environment variable of a child: the process id of its parent."""
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_POLL_S = 0.5
+_NO_INPUT: dict[str, Any] = {"stdin": subprocess.DEVNULL}
+
+
+def start(
+    command: Sequence[str], *, own: bool = True, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a child, with options of subprocess.Popen. Its stdin is empty unless the options say otherwise.
+
+    On Linux the child ends with the thread that starts it: the thread must not end before the child.
+
+    Args:
+        own: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in its own
+            place; on other systems only the end of its stdin can end it.
+        env: as for subprocess.Popen.
+    """
+    return subprocess.Popen(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
+
+
+def run(
+    command: Sequence[str], *, own: bool = True, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a child to its end, with options of subprocess.run; other arguments as for :func:`start`."""
+    return subprocess.run(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
+
+
+def run_edgeformer(
+    arguments: Sequence[str], progress: Progress, on_start: Callable[[subprocess.Popen[str]], object]
+) -> tuple[str, int, list[str]]:
+    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end.
+
+    Returns its output, its exit code, and the other lines that it wrote to stderr.
+    """
+    from edgeformer.artifacts.progress import forward_event
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = start(
+            [sys.executable, "-m", "edgeformer", *arguments], stdout=output, stderr=subprocess.PIPE,
+            env={**os.environ, "EDGEFORMER_PROGRESS": "json"}, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+        on_start(process)
+        assert process.stderr is not None
+        with process.stderr as events:
+            try:
+                lines = [rest.strip() for line in events if (rest := forward_event(line, progress)) is not None]
+                process.wait()
+            except KeyboardInterrupt:
+                process.communicate()
+                raise
+        output.seek(0)
+        return output.read(), process.returncode, lines
+
+
+def _with_launcher(command: Sequence[str], own: bool) -> list[str]:
+    launcher = [] if own or sys.platform != "linux" else [sys.executable, "-I", "-S", __file__]
+    return [*launcher, *command]
+
+
+def _with_parent(env: Mapping[str, str] | None) -> dict[str, str]:
+    return {**(os.environ if env is None else env), _PARENT: str(os.getpid())}
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Let this process end when its parent ends; without effect in a process that :func:`start` did not start.
+
+    Args:
+        parent: process id, after a fork; None: as :func:`start` says.
+    """
+    parent = parent or int(os.environ.pop(_PARENT, "0"))
+    if not parent:
+        return
+    if not _is_killed_by_kernel():
+        threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
+    elif os.getppid() != parent:  # it ended before the request
+        os._exit(1)
+
+
+def _is_killed_by_kernel() -> bool:
+    """Request SIGKILL at the end of the parent. Returns whether this system can do it."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
+    except (OSError, AttributeError):  # a system without a shared C library
+        return False
+
+
+def _wait_for_end(parent: int) -> None:
+    """Wait for the end of ``parent``, and end this process."""
+    if sys.platform == "win32":
+        import psutil
+
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(parent).wait()
+    else:
+        while os.getppid() == parent:  # an orphan has another parent at once
+            time.sleep(_POLL_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    os.execvp(sys.argv[1], sys.argv[1:])
