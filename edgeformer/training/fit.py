@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -63,8 +64,9 @@ class Fit:
         progress.message("a fit has no checkpoints: it begins again")
 
     def run(
-        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None
-    ) -> bool:
+        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
+        max_s: float = math.inf,
+    ) -> bool:  # fmt: skip
         """Fit the model, and score it on the validation set; return False after a ``stop``, with nothing kept."""
         objective, position = self.objective, self.position
         adapter: Any = objective.model_spec.adapter

@@ -46,7 +46,8 @@ _MAX_LENGTH = 256
 """Largest ``data.max_length`` in tokens."""
 _PATIENCE = 4
 """Epochs without a better validation score that end a training of more than twice as many."""
-_COMPARED_ROWS = 2_000
+_COMPARED_ROWS, _COMPARED_S = 2_000, 30.0
+"""Rows of a comparison, and seconds after which the encoder begins no further epoch: a busy machine is slower."""
 LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "characters"}
 LINEAR_LENGTH = 4096
 """``data.max_length`` of a linear model, in characters."""
@@ -114,7 +115,9 @@ def compare_families(data: Path, options: DraftOptions, progress: Progress = SIL
             ]
             recipe = load_recipe(str(path), sets)
             with bar(progress, f"Comparing: {family}", None):
-                manifest = read_run(train(recipe, TrainOptions(Path(folder) / "runs", accelerator="cpu")))
+                manifest = read_run(
+                    train(recipe, TrainOptions(Path(folder) / "runs", accelerator="cpu", max_s=_COMPARED_S))
+                )
             score: Any = manifest.validation
             seconds = round(manifest.seconds or 0.0, 1)
             compared.append(ComparedFamily(family=family, score=score.accuracy, rows=manifest.data.rows["train"],

@@ -97,11 +97,13 @@ class TrainingLoop:
         self._window = Meter(**self.position.window)
 
     def run(
-        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None
-    ) -> bool:
+        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
+        max_s: float = math.inf,
+    ) -> bool:  # fmt: skip
         """Train until the recipe's epochs, early stopping or ``max_steps``; return whether that was without ``stop``.
 
-        ``stop`` ends training after the current step. Only the main process has a ``log``.
+        ``max_s``: no epoch begins after so many seconds. ``stop`` ends training after the current step. Only the main
+        process has a ``log``.
         """
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
         self._last_step = min(self.total_steps, max_steps or self.total_steps)
@@ -126,7 +128,7 @@ class TrainingLoop:
                     position.epoch += 1
                     position.batch, position.epoch_loss_sum, position.epoch_weight = 0, 0.0, 0
                 self._save(best=is_best)
-                if not is_complete:
+                if not is_complete or position.seconds > max_s:
                     break
         if position.epochs_without_improvement >= patience:
             progress.message("stopped early: the validation score no longer improves")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import threading
 import time
@@ -69,6 +70,7 @@ class TrainOptions:
         resume: continue the interrupted run of this name and recipe.
         accelerator: ``auto``: CUDA if torch has a card, else the CPU.
         max_steps: stop after this many optimizer steps; None: the epochs of the recipe.
+        max_s: begin no epoch after so many seconds.
         as_device: limit a larger CUDA card to the memory that this profile leaves to a process.
         ignore_memory: train although the predicted peak does not fit.
         sharded: several processes shard weights and optimizer state instead of copying them.
@@ -79,6 +81,7 @@ class TrainOptions:
     resume: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     max_steps: int | None = None
+    max_s: float = math.inf
     as_device: DeviceProfile | None = None
     ignore_memory: bool = False
     sharded: bool = False
@@ -199,7 +202,7 @@ def _train(
             processes.explaining_lost_connection(remedy),
             log or nullcontext() as metrics_log,
         ):
-            is_finished = loop.run(stop, metrics_log, progress, options.max_steps)
+            is_finished = loop.run(stop, metrics_log, progress, options.max_steps, options.max_s)
         step = loop.position.step
         if not is_finished:
             raise InterruptedRun(f"interrupted after step {step}; continue with: {command}")

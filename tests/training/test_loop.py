@@ -50,6 +50,13 @@ def test_every_part_of_a_training_has_a_bar(tmp_path: Path) -> None:
     assert len(progress.figures) == 3 and last["left_s"] == pytest.approx(80 / last["samples_per_s"] / 3)
 
 
+def test_no_epoch_begins_after_the_time_of_a_training(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", [*TINY, "training.epochs=3"])
+    run = read_run(train(recipe, TrainOptions(tmp_path, accelerator="cpu", max_s=0.0)))
+    assert run.status == "finished" and run.validation is not None
+    assert len(records(tmp_path / "quickstart-001", "epoch")) == 1
+
+
 def test_time_left_is_an_upper_bound_while_early_stopping_can_end_training(tmp_path: Path) -> None:
     progress = Bars()
     settings = ["training.early_stopping={patience: 1, min_delta: 9}", "training.epochs=3"]
