@@ -70,10 +70,10 @@ class TrainOptions:
         resume: continue the interrupted run of this name and recipe.
         accelerator: ``auto``: CUDA if torch has a card, else the CPU.
         max_steps: stop after this many optimizer steps; None: the epochs of the recipe.
-        max_s: begin no epoch after so many seconds.
         as_device: limit a larger CUDA card to the memory that this profile leaves to a process.
         ignore_memory: train although the predicted peak does not fit.
         sharded: several processes shard weights and optimizer state instead of copying them.
+        max_s: begin no epoch after so many seconds.
     """
 
     artifacts: Path
@@ -81,10 +81,10 @@ class TrainOptions:
     resume: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     max_steps: int | None = None
-    max_s: float = math.inf
     as_device: DeviceProfile | None = None
     ignore_memory: bool = False
     sharded: bool = False
+    max_s: float = math.inf
 
     @property
     def flags(self) -> list[str]:
