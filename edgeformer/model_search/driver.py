@@ -40,6 +40,10 @@ _DONE = (0, 3)
 """Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
 
 
+class _CommandError(EdgeformerError):
+    """A command of the search failed, which is a result; an interrupted one ends the search."""
+
+
 @dataclass(frozen=True)
 class ModelSearchOptions:
     """What is searched for.
@@ -208,7 +212,7 @@ class _ModelSearch:
             return
         try:
             times = self._run("plan", str(self._recipe(name)), "--device", "host")["time"]
-        except EdgeformerError as error:
+        except _CommandError as error:
             self._progress.message(f"{name}: its training time is not predicted: {error}")
             return
         self._update(name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
@@ -235,7 +239,7 @@ class _ModelSearch:
             report = self._run(
                 "profile", searched.run, "--device", self._device, "--search", "--runtime", "onnxruntime"
             )
-        except EdgeformerError as error:
+        except _CommandError as error:
             self._update(model.name, status="failed", reason=str(error))
             return
         write_json(self._report(model.name), report)
@@ -314,7 +318,7 @@ class _ModelSearch:
         started = time.monotonic()
         try:
             trained = self._run(*arguments)
-        except EdgeformerError as error:
+        except _CommandError as error:
             self._update(model.name, status="failed", reason=str(error))
             return
         # A run's own seconds leave out what the teacher's answers took; a resumed one's include earlier parts.
@@ -353,7 +357,7 @@ class _ModelSearch:
             raise InterruptedRun("interrupted; the same command continues the search")
         if code not in _DONE:
             message = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines[-20:]))
-            raise EdgeformerError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
+            raise _CommandError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
         return dict(json.loads(output))
 
     def _is_current(self, report: Path, model: str) -> bool:

@@ -104,3 +104,16 @@ def test_sigterm_ends_the_training_in_order(tmp_path: Path) -> None:
     with handle_signals(("SIGTERM",), search.interrupt), pytest.raises(InterruptedRun, match="continues the search"):
         search._run("train", "quickstart", "--name", "slow", "--set", "training.epochs=500")
     assert read_run(tmp_path / "slow").status == "interrupted" and any((tmp_path / "slow" / "checkpoints").iterdir())
+
+
+def test_an_interrupted_command_ends_the_search_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: str) -> dict[str, Any]:
+        raise InterruptedRun("stopped")
+
+    search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), Messages())
+    monkeypatch.setattr(search, "_run", interrupted)
+    with pytest.raises(InterruptedRun):
+        search.run("data.csv", None, lambda result, folder: None)
+    assert {model.status for model in search.result.models} == {"waiting"}
