@@ -11,7 +11,7 @@ from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for,
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from edgeformer.artifacts.errors import EdgeformerError
 
-RECIPE, ENCODER, DEVICE = "crt_deep_rtx4050", "baseline_sst2_fast", "rtx4050"
+RECIPE, ENCODER, LIGHT, DEVICE = "crt_deep_rtx4050", "baseline_sst2_fast", "recurrent_sst2_fast", "rtx4050"
 AS_IT_IS = "as the recipe is"
 
 
@@ -44,8 +44,10 @@ LEVERS = {
     "checkpointing: cycles": Lever(("training.checkpointing=cycles",)),
     "whole logits": Lever(("training.chunked_loss=false",)),
     "no checkpointing, whole logits": Lever(("training.checkpointing=none", "training.chunked_loss=false")),
-    "attention: math": Lever(within=math_attention),
-    "padded paragraphs": Lever(("data.mode=paragraphs",)),
+    "attention: SDPA": Lever(("model.attention=sdpa",)),
+    "attention: math": Lever(("model.attention=sdpa",), within=math_attention),
+    "paragraphs without padding": Lever(("data.mode=paragraphs",)),
+    "padded paragraphs": Lever(("data.mode=paragraphs", "model.attention=sdpa")),
     "AdamW: foreach": Lever(("training.optimizer.kernels=foreach",)),
     "AdamW: loop": Lever(("training.optimizer.kernels=loop",)),
     "memory not pinned": Lever(("training.pinned_memory=false",)),
@@ -60,11 +62,25 @@ LEVERS = {
     "encoder, fp32, TF32": _encoder("training.precision=fp32", "training.tf32=true"),
     "encoder, memory not pinned": _encoder("training.pinned_memory=false"),
     "encoder, torch.compile": _encoder("training.compile={shapes: 4}"),
+    **{
+        f"{name}, {batching}, dropout {dropout}, {attention}": Lever(
+            (f"training.batching={batching}", f"model.dropout={dropout}", f"model.attention={attention}"), recipe=recipe
+        )
+        for name, recipe in (("encoder", ENCODER), ("light encoder", LIGHT))
+        for batching in ("shuffled", "bucketed")
+        for dropout, attention in ((0.0, "sdpa"), (0.0, "auto"), (0.15, "sdpa"))
+    },
+    "light encoder": Lever(recipe=LIGHT),
+    "light encoder, shuffled": Lever(("training.batching=shuffled",), recipe=LIGHT),
 }
+"""``auto``, the encoders' default, is flash-attn with dropout, where that is installed, and torch's kernel without."""
 
-TRIED = (AS_IT_IS, "attention: math", "AdamW: loop", "fp32, TF32", "encoder")
+TRIED = (
+    *(AS_IT_IS, "attention: SDPA", "attention: math", "paragraphs without padding", "AdamW: loop", "fp32, TF32"),
+    *("encoder", "light encoder, shuffled, dropout 0.0, auto"),
+)
 """In a dry run. Nothing is compiled: that takes a minute."""
-STEPS = {RECIPE: (WIKITEXT_2_STEPS, 12, 3), ENCODER: (None, 80, 4)}
+STEPS = {RECIPE: (WIKITEXT_2_STEPS, 12, 3), ENCODER: (None, 80, 4), LIGHT: (None, 80, 4)}
 """Recipe → its data as it is brought, steps, and steps between two lines of the log: a shape that is compiled within a
 line spoils its speed, and the median passes over a few."""
 

@@ -170,6 +170,7 @@ def trained(run: Run) -> Figures:
     records = [item for item in map(json.loads, lines) if item["kind"] == "step" and not item.get("skipped")]
     steady = records[1:] or records
     figures: Figures = {"steps": manifest.steps, "batch_size": manifest.batch_size, "precision": manifest.precision}
+    figures["attention"] = f"{manifest.attention.used}{', unpadded' if manifest.attention.unpadded else ''}"
     for key in ("tokens_per_s", "samples_per_s"):
         if all(key in record for record in steady) and steady:
             figures[key] = statistics.median(record[key] for record in steady)

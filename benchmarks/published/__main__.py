@@ -29,11 +29,13 @@ from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.estimate import works_of
-from edgeformer.estimate.published import Errors, PublishedRecord, Setting, phase_of
-from edgeformer.estimate.roofline import Rates, product_type, rates_of, work_ms
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting, phase_of, product_type
+from edgeformer.estimate.roofline import Rates, rates_of, work_ms
 from edgeformer.system.host import now
 
 SUPPORTED = {"tensorrt", "onnxruntime", "openvino", "litert", "executorch", "llamacpp", "torch", "torch.compile"}
+TF32 = ("tensorrt", "onnxruntime", "tensorflow")
+"""Runtimes that multiply FP32 in TF32 by default on cards since Ampere."""
 _FUSING = {"tensorrt", "fastertransformer", "openvino", "tensorflow", "torch.compile"}
 _VARIANTS = {
     "A100.*40GB": (1.0, 1555 / 2039), "A100 PCIe 80GB": (1.0, 1935 / 2039), "H100 PCIe": (756 / 989, 2000 / 3350),
@@ -76,7 +78,7 @@ def rates(row: Measurement) -> Rates:
     """Return the rates of a row's device for its precision and threads. Raises EdgeformerError: a fact is missing."""
     device = profile(row.profile)
     on_gpu = device.kind == "cuda"
-    computed = product_type(device, row.runtime, row.precision)
+    computed = product_type(device, row.runtime, row.precision, TF32)
     of_profile = rates_of(device, "fp16" if on_gpu and computed == "int4" else computed)
     clock, memory = next((factors for text, factors in _VARIANTS.items() if re.search(text, row.device)), (1.0, 1.0))
     if not on_gpu and row.threads and of_profile.cores:
@@ -122,7 +124,7 @@ def counted() -> tuple[list[Measurement], NDArray[np.float64], list[float], dict
 def setting_of(row: Measurement, work: Sequence[float]) -> Setting:
     """Return what the estimate of a row depends on."""
     device = profile(row.profile)
-    precision = product_type(device, row.runtime, row.precision)
+    precision = product_type(device, row.runtime, row.precision, TF32)
     return Setting(device.kind, row.profile, row.runtime, precision, phase_of(row.phase, work))
 
 
@@ -207,7 +209,9 @@ def write_record(
             ))  # fmt: skip
     supported = {f"{word} {runtime}" for word in ("cpu", "cuda") for runtime in SUPPORTED}
     record = PublishedRecord(
-        created=now()[:10], devices=devices, errors=errors, names=tuple(names), rows=tuple(lines),
+        created=now()[:10], tf32=tuple(name for name in TF32 if name in SUPPORTED),
+        devices=devices, errors=errors,
+        names=tuple(names), rows=tuple(lines),
         effects={
             name: round(value, 3) for name, value in effects.items()
             if abs(value) >= 0.0005 and (not name.startswith(("runtime", "precision", "phase"))

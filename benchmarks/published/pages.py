@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -92,7 +93,12 @@ def facts(device: str) -> Iterator[list[str]]:
             value = fact["value"]
             text = f"{value:.4g}" if isinstance(value, float) else f"{value}"
             published = f"; published: {fact['published']}" if fact.get("published") else ""
-            yield [f"`{key}`", text, fact["verified"], f"{fact['source']}{published}".replace("|", "\\|")]
+            yield [f"`{key}`", text, fact["verified"], breakable(f"{fact['source']}{published}".replace("|", "\\|"))]
+
+
+def breakable(text: str) -> str:
+    """Return a source whose long words (commits, addresses) can be broken at the end of a line."""
+    return re.sub(r"[^\s-]{16}(?=[^\s-])", lambda found: f"{found[0]}<wbr>", text)
 
 
 def page(device: str, cases: Sequence[Case]) -> str:
@@ -104,7 +110,8 @@ def page(device: str, cases: Sequence[Case]) -> str:
         f"# {load_profile(device).title}",
         f"**{known['rows']:,} published times from {sources} sources: median error {known['median_error']:.0%}, "
         f"{known['within']:.0%} within the range.**",
-        "Each time is estimated by a fit to the other sources. [All devices](../devices.md) has the method.",
+        f"Counted on {result()['created']}, by `python -m benchmarks.published`. Each time is estimated by a fit to "
+        "the other sources. [All devices](../devices.md) has the method.",
         f"![Published against estimated times, each with its range](../pictures/devices/{device}.png)",
         "## Errors per runtime",
         markdown(("runtime", "precision", "phase", *HEADS), [[*key, *cells(figures(group))] for key, group in
@@ -114,7 +121,7 @@ def page(device: str, cases: Sequence[Case]) -> str:
             ("model", "runtime", "batch × size", "published ms", "estimated ms", "source"),
             [
                 [case.model, f"{case.runtime} {case.precision}", f"{case.batch} × {case.size}", f"{case.ms:.4g}",
-                 f"{case.ms * math.exp(case.error):.4g}", case.source]
+                 f"{case.ms * math.exp(case.error):.4g}", breakable(case.source)]
                 for case in worst
             ],
         ),
@@ -144,7 +151,7 @@ def index_facts() -> dict[str, Any]:
     ]
     classes = [[*key, *line(group, " ".join(key))] for key, group in by_class.items()]
     return {
-        **result()["counts"], "devices": len(by_device), "known": figures(cases),
+        **result()["counts"], "created": result()["created"], "devices": len(by_device), "known": figures(cases),
         "others": figures(cases, is_known=False), "former": former["all"], "commit": former["commit"],
         "by_device": markdown(("device", *heads), [["all", *line(cases, "all")], *devices]),
         "by_class": markdown(("kind", "runtime", "precision", *heads), classes),

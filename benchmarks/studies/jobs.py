@@ -242,6 +242,7 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     for key in _SPEED_ONLY:
         content["training"].pop(key, None)
     content["data"].pop("expected_rows", None)
+    content["model"].pop("attention", None)  # its kernel
 
     def portable(source: Mapping[str, Any]) -> dict[str, Any]:  # a file's fingerprint counts, not its folder
         return {key: Path(value).name if key == "path" else value for key, value in source.items()}

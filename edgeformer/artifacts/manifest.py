@@ -281,9 +281,10 @@ class DataSummary(Frozen):
 class AttentionUse(Frozen):
     """Attention implementation that ran, and the reason if it is not the requested one."""
 
-    requested: str
-    used: str
-    reason: str | None = None
+    requested: str = "sdpa"
+    used: str = Field("sdpa", description="sdpa, flash-attn or varlen_attn")
+    reason: str | None = Field(None, description="why no flash kernel was used")
+    unpadded: bool = Field(False, description="batches are computed without their padding where that is faster")
 
 
 class Causality(Frozen):
@@ -347,7 +348,7 @@ class RunManifest(Frozen):
     parameters: int
     vocabulary: int
     precision: str = Field(description="training precision")
-    attention: AttentionUse
+    attention: AttentionUse = AttentionUse()
     data: DataSummary
     tokenizer_fingerprint: str | None = Field(None, description="sha256 of the complete tokenizer")
     best_epoch: int | None = None

@@ -21,6 +21,9 @@ from edgeformer.artifacts.data_config import (
     stated,
 )
 
+_ATTENTION = "in training: sdpa with padding, flash without, or auto: flash where a kernel fits; on CPUs sdpa unpadded"
+Attention = Annotated[Literal["auto", "sdpa", "flash"], Field(description=_ATTENTION)]
+
 
 class Section(Frozen):
     """Base of the sections of a recipe, except ``data``."""
@@ -246,7 +249,7 @@ class ModelConfig(Section):
     """Section ``model`` of a recipe: fields of every configuration; ``kind`` names the model."""
 
     derived: ClassVar[tuple[str, ...]] = ()
-    """Keys that training sets; they are left out of a recipe's fingerprint."""
+    """Keys that training sets, or that change no weights; they are left out of a recipe's fingerprint."""
 
     kind: str
     vocab_size: PositiveInt = Field(description="number of tokens; for a trained tokenizer the maximum")
@@ -319,6 +322,8 @@ class Recipe(Frozen):
             "model": {*self.model.derived, *_unsaid(self.model)},
         }
         decisive = self.model_dump(mode="json", exclude=left_out)
+        if decisive["model"].get("attention") in ("auto", "flash"):  # changes no weights; once only sdpa
+            decisive["model"]["attention"] = "sdpa"
         for key in _unsaid(self.training.optimizer) if isinstance(self.training, TrainingConfig) else ():
             del decisive["training"]["optimizer"][key]
         text = json.dumps({**decisive, "data": stated(decisive["data"])}, sort_keys=True)

@@ -19,6 +19,8 @@ IGNORED = -100
 """Target of padding, which is not predicted: the index that torch's cross-entropy ignores."""
 WINDOW_BATCHES = 64
 """Number of batches within which rows are sorted by length: padding stays low and batches stay random."""
+LEAST_PADDING = 0.25
+"""Share of padding from which on a CPU computes a batch without it (benchmarks/unpadded_training.py)."""
 _FEISTEL_ROUNDS = 8
 
 
@@ -167,6 +169,21 @@ def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict
         batch[TOKEN_TYPES] = np.zeros(mask.shape, dtype=np.int64)
         batch[TOKEN_TYPES][mask] = encoded.types[places]
     return batch
+
+
+def concatenate(batch: dict[str, Int64s], least_padding: float = LEAST_PADDING) -> dict[str, NDArray[Any]]:
+    """Return a batch without padding: tokens [B, S] become [1, N]. One with less padding, or an empty row, stays.
+
+    Its rows, or the documents of packed rows, are described by the fields of ``models.segments.Segments``.
+    """
+    real = batch["attention_mask"] > 0 if "attention_mask" in batch else batch["targets"] != IGNORED
+    if not real[:, 0].all() or 1 - real.mean() < least_padding:
+        return batch
+    positions = batch.get("positions", np.broadcast_to(np.arange(real.shape[1]), real.shape))[real]
+    tokens = {name: batch[name][real][None] for name in ("input_ids", TOKEN_TYPES, "targets") if name in batch}
+    tokens["ends"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+    tokens["places"] = (np.cumsum(positions == 0) - 1) * (positions.max() + 1) + positions
+    return {**batch, **tokens, "positions": positions}
 
 
 def pad_batch(batch: dict[str, Int64s], length: int, pad: int) -> dict[str, Int64s]:

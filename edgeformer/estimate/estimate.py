@@ -27,15 +27,16 @@ from edgeformer.estimate.operators import (
     total,
     trust_of,
 )
-from edgeformer.estimate.published import KINDS, Estimated, Setting, estimate_ms, phase_of, published_record
-from edgeformer.estimate.roofline import (
-    calibrated_nodes_us,
-    estimate_memory,
+from edgeformer.estimate.published import (
+    KINDS,
+    Estimated,
+    Setting,
+    estimate_ms,
+    phase_of,
     product_type,
-    rates_of,
-    refused_calibration,
-    work_ms,
+    published_record,
 )
+from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, refused_calibration, work_ms
 from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
@@ -129,7 +130,7 @@ def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | N
     if runtime is None:
         return (None,)
     if runtime != ALL_RUNTIMES:
-        return requested_providers(artifact, runtime)
+        return requested_providers(artifact, runtime) or (None,)
     # Another runtime reads a float graph as its own; it has no good kernels for what ONNX Runtime quantized.
     is_float = artifact.precision in ("fp32", "fp16")
     openers = [
@@ -239,7 +240,7 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
     """Raise EdgeformerError if operators without a work count may take most of the time."""
     calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
     device, runtime, weight_bytes = case.device, case.runtime, stored_weight_bytes(nodes.nodes, works, case.listed)
-    computed = product_type(device, runtime.name, precision)
+    computed = product_type(device, runtime.name, precision, published_record().tf32)
     rates = rates_of(device, computed)
     if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
         raise EdgeformerError(

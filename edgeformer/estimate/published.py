@@ -8,7 +8,7 @@ errors of other devices those of estimates that were fitted without the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Literal, NamedTuple, cast
@@ -91,6 +91,7 @@ class PublishedRecord(Frozen):
     """
 
     created: str
+    tf32: tuple[str, ...] = Field(strict=False, description="runtimes that multiply FP32 in TF32 on cards since Ampere")
     devices: dict[str, Errors] = Field(description="device → errors of all its rows")
     effects: dict[str, float] = Field(description="effect → its part of the factor's logarithm")
     errors: dict[str, Errors]
@@ -148,6 +149,16 @@ def published_record() -> PublishedRecord:
     """Read the record that ships with the package."""
     text = resources.files(__package__).joinpath(RECORD_FILE).read_text(encoding="utf-8")
     return PublishedRecord.model_validate_json(text)
+
+
+def product_type(device: DeviceProfile, runtime: str, precision: str, tf32: Collection[str]) -> str:
+    """Return ``tf32`` where a runtime multiplies FP32 so, as some do on cards since Ampere; else the precision.
+
+    ``tf32``: these runtimes.
+    """
+    capability = device.compute_capability
+    has_tf32 = capability is not None and float(capability.value) >= 8.0
+    return "tf32" if precision == "fp32" and has_tf32 and runtime in tf32 else precision
 
 
 class Estimated(NamedTuple):

@@ -25,9 +25,6 @@ _INT8_WITHOUT_INSTRUCTIONS = 2.0
 _RAMP_BEGIN, _RAMP_END = 0.25, 1.25
 
 
-_USE_TF32 = ("tensorrt", "onnxruntime", "tensorflow")
-
-
 @dataclass(frozen=True)
 class Rates:
     """Rates of a device at one precision."""
@@ -39,13 +36,6 @@ class Rates:
     overhead_us: float  # from one kernel or operator to the next
     cores: int | None = None  # of a CPU; streaming multiprocessors of a GPU; None: not known
     gpu: bool = False
-
-
-def product_type(device: DeviceProfile, runtime: str, precision: str) -> str:
-    """Return ``tf32`` where a runtime multiplies FP32 so, as some do on cards since Ampere; else the precision."""
-    capability = device.compute_capability
-    has_tf32 = capability is not None and float(capability.value) >= 8.0
-    return "tf32" if precision == "fp32" and has_tf32 and runtime in _USE_TF32 else precision
 
 
 def rates_of(device: DeviceProfile, precision: str) -> Rates:

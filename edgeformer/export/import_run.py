@@ -30,7 +30,7 @@ from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TextCo
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
-from edgeformer.artifacts.manifest import AttentionUse, Causality, DataSummary, ImportProof, RunManifest
+from edgeformer.artifacts.manifest import Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import (
@@ -89,7 +89,6 @@ def write_run(
             reason=f"imported from {origin}{checksum}; golden inputs {golden_origin}",
             recipe_sha256=recipe.fingerprint(), started=moment, finished=moment, parameters=count_parameters(model),
             vocabulary=recipe.model.vocab_size, precision="unknown", data=prepared.summary,
-            attention=AttentionUse(requested="sdpa", used="sdpa"),
             tokenizer_fingerprint=fingerprint(prepared.tokenizer), leaks=leaks, causality=causality, proof=proof,
             versions=library_versions(), code_version=code_version(),
             host={**describe_host(), "threads": torch.get_num_threads()},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from edgeformer.artifacts.manifest import Causality
+from edgeformer.models.segments import Mask, Segments
 
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -50,13 +51,13 @@ class LanguageModel(nn.Module):
     tokens: nn.Embedding
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
         """Compute the hidden states after every exit: loop → [B, T, C], in rising order, see :meth:`head_of`.
 
         Args:
             input_ids: int64 [B, T], T ≤ max_positions.
-            positions: of each token in its document, int64 [B, T]; None: each row is one document.
+            positions: of each token in its document, int64 [B, T], or segments; None: each row is one document.
             until: the last loop to compute; None: all loops.
             every: also return the states after the other loops, and before the first one as loop 0.
         """
@@ -78,12 +79,14 @@ class LanguageModel(nn.Module):
         return self.head_of(loop)(self(input_ids, until=loop)[loop]).float()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute causal attention through torch's SDPA, [B, H, T, D]; ``mask`` of :func:`document_mask` replaces it."""
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Compute causal attention, [B, H, T, D], through torch's SDPA, in which a mask replaces causality, or segments."""
+    if isinstance(mask, Segments):
+        return mask.attend(q, k, v, causal=True)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
-def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """Compute :func:`attention`, for a BF16 gradient on a CPU in float32, which takes half the time."""
     if not (q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad):
         return attention(q, k, v, mask)
@@ -95,6 +98,13 @@ def document_mask(positions: Tensor) -> Tensor:
     """Return the mask of causal attention within documents: positions int64 [B, T] → bool [B, 1, T, T]."""
     document = (positions == 0).cumsum(1)
     return (document[:, :, None] == document[:, None, :]).tril()[:, None]
+
+
+def attention_arguments(positions: Mask) -> tuple[Tensor | None, Mask]:
+    """Return positions int64 [B, T], and the mask of :func:`attention`; both None for rows of one document each."""
+    if isinstance(positions, Segments):
+        return positions.positions[None], positions
+    return positions, None if positions is None else document_mask(positions)
 
 
 class KeyValueCache:

@@ -324,6 +324,7 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
     and the number of timed steps: at least eight, and more for ``seconds``.
     """
     # Only the child process imports torch.
+    from edgeformer.models.segments import choose_attention
     from edgeformer.training.checkpoint import Position
     from edgeformer.training.distributed import connect
     from edgeformer.training.objective import Objective
@@ -338,6 +339,7 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=changes)})
     processes = connect(recipe, "cpu", sharded=False)  # the host's profile describes its CPU
     objective = Objective(recipe, cache, SILENT)
+    objective.attention = choose_attention(recipe, "cpu", processes.precision)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared
     stepper = Stepper(objective, processes, len(plan) * epochs)
     starting_s = time.monotonic() - started

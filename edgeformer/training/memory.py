@@ -30,12 +30,15 @@ from edgeformer.artifacts.data_config import DataSection
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
+from edgeformer.data.batching import concatenate
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import run_scorer
+from edgeformer.models.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
 from edgeformer.training.duration import StepWork
 from edgeformer.training.optimizer import (
+    BF16_CAPABILITY,
     StaticGradientTable,
     allocate_state,
     build_optimizer,
@@ -76,7 +79,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
-        if func.namespace != "aten" or func.is_view or name in _NO_KERNEL:
+        if func.namespace not in ("aten", "torch_attn") or func.is_view or name in _NO_KERNEL:
             return out
         self._work.kernels += 1
         count_operations = flop_registry.get(func._overloadpacket)
@@ -230,9 +233,17 @@ def _trace_step(
     ledger = MemoryLedger([*weights, *existing])
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
+    arrays = task.example(recipe, recipe.training.batch_size)
+    use, longest = choose_attention(recipe, device_kind, precision, BF16_CAPABILITY), recipe.data.tokens_at_once
+    if use.used != SDPA:  # rows of full length, of one document each
+        arrays.pop("positions", None)
+        arrays = concatenate({**arrays, "attention_mask": np.ones_like(arrays["input_ids"])}, 0)
     half, counter = HALF_FORMATS.get(precision), nullcontext() if work is None else WorkCounter(work, device_kind)
     with ledger.recording("activations"), nullcontext() if half is None else torch.autocast("cpu", half):
-        batch = example_tensors(task.example(recipe, recipe.training.batch_size))
+        batch: dict[str, Any] = example_tensors(arrays)
+        if use.used != SDPA:
+            segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
+            batch["positions" if task.unit == "tokens" else "attention_mask"] = segments
         with counter:
             total = loss(model, batch).total
     with ledger.recording("temporary"):

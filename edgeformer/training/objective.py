@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.manifest import AttentionUse
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.batching import ordered_batches, pad_batch, padded_lengths, plan_batches
+from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import Batch, FittedAdapter, Losses, run_scorer
+from edgeformer.models.segments import SDPA, Segments
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.distributed import Processes
 from edgeformer.training.frozen import CPU, FrozenStart
@@ -39,6 +42,9 @@ class Objective:
         InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
             ``allow_leak``.
     """
+
+    attention = AttentionUse()
+    """Of training, see :func:`~edgeformer.models.segments.choose_attention`; by default with padding, as of scoring."""
 
     def __init__(
         self,
@@ -109,17 +115,24 @@ class Objective:
         return plan_batches(rows, size, seed=seed, epoch=epoch, bucketed=bucketed, streamed=streamed)
 
     def batch(self, rows: NDArray[np.int64], device: torch.device, *, pinned: bool = False) -> tuple[Batch, int]:
-        """Return training rows as a padded batch (int64 [B, …] by name) on ``device``, and its weight in the loss.
+        """Return training rows as a batch (int64 [B, …] by name) on ``device``, and its weight in the loss.
 
+        A batch without padding has segments in place of the attention mask, or of a language model's positions.
         ``pinned``: copy to a card out of page-locked memory, without waiting.
         """
         loaded, numbers = self.prepared.train.loaded(rows)
         arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
-        weight = self.task.weight(arrays)
+        weight, use = self.task.weight(arrays), self.attention
+        if use.unpadded:
+            arrays = concatenate(arrays) if use.used == SDPA else concatenate(arrays, 0)
         if (lengths := self._compiled_lengths) is not None:
             index = np.searchsorted(lengths, arrays["input_ids"].shape[1])
             arrays = pad_batch(arrays, int(lengths[index]), self.prepared.pad)
-        batch = _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None)
+        batch: dict[str, Any] = _to_tensors(arrays, device, pinned=pinned, keep_mask=lengths is not None)
+        if "ends" in arrays:
+            longest = int(arrays["positions"].max()) + 1
+            segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
+            batch["positions" if self.per_token else "attention_mask"] = segments
         if self.prepared.teacher_logits is not None:
             batch["teacher_logits"] = torch.from_numpy(self.prepared.teacher_logits[rows]).to(device)
         return batch, weight

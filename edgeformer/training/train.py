@@ -26,7 +26,7 @@ from edgeformer.artifacts.errors import (
     did_you_mean,
 )
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
-from edgeformer.artifacts.manifest import AttentionUse, MemoryUse, RunManifest
+from edgeformer.artifacts.manifest import MemoryUse, RunManifest
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
@@ -37,6 +37,7 @@ from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
+from edgeformer.models.segments import choose_attention
 from edgeformer.models.weights import load_weights, save_model
 from edgeformer.run import read_run, run_folders
 from edgeformer.runtimes import library_versions
@@ -154,6 +155,8 @@ def _train(
 
     resumed_folder = processes.on_main(lock_resumed_run)
     is_fitted = isinstance(model_spec_of(recipe).adapter, FittedAdapter)
+    with processes.failing_together():
+        attention = choose_attention(recipe, processes.device.type, processes.precision)
     if is_fitted:  # its memory depends on the data, which is read first
         if options.as_device is not None:
             raise InputError("--as-device caps the memory of a CUDA card; this run trains on the CPU")
@@ -166,6 +169,7 @@ def _train(
         has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
         objective = Objective(recipe, cache, progress, is_resumed=has_checkpoint, device=processes.device)
+        objective.attention = attention
     facts = {
         "the recipe's fingerprint": recipe.fingerprint(),
         "the data's fingerprint": objective.prepared.summary.fingerprint,
@@ -390,7 +394,7 @@ class RunRecord:
                 parameters=count_parameters(loop.plain_model),
                 vocabulary=recipe.model.vocab_size,
                 precision=loop.processes.precision,
-                attention=AttentionUse(requested="sdpa", used="sdpa"),
+                attention=objective.attention,
                 data=objective.prepared.summary,
                 tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
                 leaks=objective.causality is not None and objective.causality.leaks,
@@ -441,7 +445,8 @@ class RunRecord:
                 f"continuing with {count} processes instead of {manifest.processes}; the optimizer steps stay the same"
             )
         self.loop.resume(progress)
-        self._write(manifest.model_copy(update={"status": "running", "reason": None, "processes": count}))
+        update = {"status": "running", "reason": None, "processes": count, "attention": self.loop.objective.attention}
+        self._write(manifest.model_copy(update=update))
 
     def announce(self, progress: Progress) -> None:
         """Report size, precision and rows of the run, and all warnings about its data."""

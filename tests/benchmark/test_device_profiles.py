@@ -55,8 +55,8 @@ _DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 def honest(fact: Fact[object]) -> bool:
     """A source says where a figure is from; that of a verified one how and on which day it was measured there."""
     source = fact.source
-    if not fact.verified:
-        return len(source) > 10
+    if fact.verified != "measured here":
+        return len(source) > 10 and (fact.verified != "published" or fact.published is not None)
     return _HOW.search(source) is not None and _DAY.search(source) is not None and _DENIED.search(source) is None
 
 
@@ -265,7 +265,7 @@ name: host
 title: My laptop
 kind: cpu
 peaks:
-  fp32: {value: 400.0e+9, source: measured by this test, verified: true}
+  fp32: {value: 400.0e+9, source: measured by this test, verified: measured here}
 calibration:
   created: "2026-11-21T12:00:00.000+00:00"
   processor: Some Processor
@@ -293,6 +293,7 @@ def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(
     assert rows["rtx4050"]["power_w"] == [35, 115]
     table = run("list", "devices")
     lines = [" ".join(line.split()) for line in table.splitlines()]
-    assert "host cpu – – – – 2026-11-21, median error 10% –" in lines
+    assert "host cpu – – – – calibrated 2026-11-21, median error 10% –" in lines
+    assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)
     assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 no –" in lines
     assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table

@@ -43,7 +43,7 @@ def narrowest(cell: str) -> float:
     for code, plain in re.findall(r"`([^`]+)`|([^`]+)", text):
         is_path = code.count("/") + code.count("::") > 1 and " " not in code  # docs/hooks.py lets paths break
         words += re.split(r"(?<=[/:])" if is_path else r"(?<=-)|\s+", code)
-        words += re.split(r"(?<=[-–])|\s+", plain)
+        words += re.split(r"(?<=[-–])|\s+|<wbr>", plain)
     return 23 + 6.6 * max(map(len, words))
 
 

@@ -60,7 +60,7 @@ def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options
         moved.setdefault(recipe.to_yaml(), []).append(name)
     same = [names for names in moved.values() if len(names) > 1]
     # Math attention is no key: nobody would ask for it. A dry run's recipes are in fp32 already.
-    assert same == [["as the recipe is", "attention: math", "fp32"], ["encoder", "encoder, fp32"]]
+    assert same == [["as the recipe is", "fp32"], ["attention: SDPA", "attention: math"], ["encoder", "encoder, fp32"]]
 
 
 def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:

@@ -15,7 +15,7 @@ from edgeformer.estimate.roofline import WORK
 ERRORS = Errors(factor=2.0, rows=30, sources=3, median_error=0.1, worst_error=2.0, within=0.9)
 SETTING = Setting("cpu", "pi", "onnxruntime", "fp32", "call")
 RECORD = PublishedRecord(
-    created="2026-11-29", devices={"pi": ERRORS, "rare": ERRORS.model_copy(update={"rows": 3})},
+    created="2026-11-29", tf32=("onnxruntime",), devices={"pi": ERRORS, "rare": ERRORS.model_copy(update={"rows": 3})},
     effects={
         "kind cpu: products": math.log(2.0), "runtime cpu onnxruntime: products": math.log(3.0),
         "precision cpu onnxruntime fp32: memory": math.log(5.0), "device pi": math.log(7.0),

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgeformer.models.causal import document_mask
 from edgeformer.models.crt.model import CausalAttention
+from edgeformer.models.segments import FLASH_ATTN, VARLEN, Segments, kernel_problems
 
 pytestmark = pytest.mark.gpu
 
@@ -59,3 +60,23 @@ def test_packed_documents_attend_as_if_they_were_alone() -> None:
         packed = layer(x, document_mask(positions))
         alone = torch.cat([layer(part) for part in x.split(lengths, dim=1)], dim=1)
     assert torch.allclose(packed, alone, atol=2e-2)
+
+
+@pytest.mark.parametrize("kernel", [VARLEN, FLASH_ATTN])
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_without_padding_compute_what_sdpa_computes(kernel: str, causal: bool, ampere: None) -> None:
+    if (problem := kernel_problems()[kernel]) is not None:
+        pytest.skip(problem)
+    lengths = torch.tensor([5, 1, 42, 17], device="cuda")
+    ends = F.pad(lengths.cumsum(0), (1, 0)).int()
+    positions = torch.cat([torch.arange(length, device="cuda") for length in lengths.tolist()])
+    places = torch.arange(4, device="cuda").repeat_interleave(lengths) * 42 + positions
+    base, results = torch.randn(3, 1, 4, len(places), 64, device="cuda", dtype=torch.bfloat16), []
+    for name in (kernel, "sdpa"):
+        vectors = base.clone().requires_grad_()
+        mixed = Segments(ends, positions, places, 42, name).attend(*vectors, causal=causal)
+        mixed.square().sum().backward()
+        assert vectors.grad is not None
+        results.append((mixed.detach(), vectors.grad))
+    for fast, expected in zip(*results, strict=True):
+        assert (fast - expected).float().norm() <= 2e-2 * expected.float().norm()

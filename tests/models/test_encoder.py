@@ -23,6 +23,7 @@ from edgeformer.models import load_recipe
 from edgeformer.models.encoder import EncoderConfig, adapter
 from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import (
+    FIRST,
     EncoderClassifier,
     Rotation,
     SelfAttention,
@@ -159,7 +160,7 @@ def test_attention_follows_the_formula() -> None:
         scores = (head_q @ head_k.transpose(1, 2) / 2.0).masked_fill(real[:, None] == 0, -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., part])
     assert torch.allclose(result, attention.out(torch.cat(heads, -1)), atol=1e-12)
-    first = attention(x, cos, sin, (1 - real)[:, None, None] * MASKED, 1)
+    first = attention(x, cos, sin, (1 - real)[:, None, None] * MASKED, FIRST)
     assert torch.allclose(first, result[:, :1], atol=1e-14)
     assert torch.isfinite(torch.tensor(MASKED, dtype=torch.float16))
 

@@ -124,6 +124,18 @@ def test_a_cpu_only_torch_is_explained_where_it_helps() -> None:
     assert torch_runtime.describe_torch(CUDA_13, None).remedy is None, "a card is here: a CPU build is no remedy"
 
 
+def test_flash_attention_has_a_line() -> None:
+    absent = "flash-attn 2 cannot be imported (No module named 'flash_attn')"
+    for facts, status, detail in (
+        ({}, "unavailable", "torch finds no CUDA card"),
+        ({"cuda": False, "flash": {"varlen_attn": None}}, "unavailable", "torch finds no CUDA card"),
+        ({"cuda": True, "flash": {"flash-attn": absent, "varlen_attn": None}}, "available", "varlen_attn"),
+        ({"cuda": True, "flash": {"flash-attn": absent, "varlen_attn": "built without"}}, "unavailable", absent),
+    ):
+        line = torch_runtime.describe_flash(facts)
+        assert (line.name, line.status) == ("flash attention", status) and line.detail.startswith(detail)
+
+
 def test_cuda_13_needs_driver_580() -> None:
     reason = "CUDA 13 needs NVIDIA driver R580 or newer, and {} is installed"
     for cuda, driver in (("13.0", "550.54.14"), ("13.1", "579.99")):

@@ -8,14 +8,14 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
-from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
+from edgeformer.artifacts.recipe import Attention, ModelConfig, TrainingConfig
 from edgeformer.models import ModelSpec
 
 
 class CRTConfig(ModelConfig):
     """CRT-Deep (paper B, section 3.1): one shared block, applied ``loops`` times."""
 
-    later: ClassVar[tuple[str, ...]] = ("attention",)
+    derived: ClassVar[tuple[str, ...]] = ("attention",)
 
     kind: Literal["crt"]
     hidden_size: PositiveInt = Field(512, description="width")
@@ -52,7 +52,7 @@ class CRTConfig(ModelConfig):
     causal: bool = Field(
         True, description="false: convolutions see future tokens, as in the published code; such scores are void"
     )
-    attention: Literal["sdpa"] = "sdpa"
+    attention: Attention = "sdpa"
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -64,6 +64,8 @@ class CRTConfig(ModelConfig):
             raise ValueError(
                 f"exits must be increasing loops before the last one ({self.loops}), not {list(self.exits)}"
             )
+        if self.attention != "sdpa" and (self.norm == "batch" or not self.causal):
+            raise ValueError("attention must be sdpa with norm: batch or causal: false, which read padding")
         if not self.embedding_projection and self.embedding_size != self.hidden_size:
             raise ValueError(
                 f"embedding_projection: false needs embedding_size {self.hidden_size} (hidden_size), not "

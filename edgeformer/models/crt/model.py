@@ -19,12 +19,13 @@ from edgeformer.models.causal import (
     Checkpointing,
     KeyValueCache,
     LanguageModel,
+    attention_arguments,
     cpu_attention,
-    document_mask,
     recomputed,
 )
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.layers import INITIAL_STD, NORMS, initialize_weights
+from edgeformer.models.segments import Mask
 
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
@@ -201,8 +202,8 @@ class CausalAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.attend = cpu_attention
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, attend: Attend | None = None) -> Tensor:
-        """x [B, T, C] → [B, T, C]; ``mask`` of :func:`document_mask`; ``attend`` for cached tokens."""
+    def forward(self, x: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
+        """x [B, T, C] → [B, T, C]; ``mask`` of :func:`attention_arguments`; ``attend`` for cached tokens."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = self.attend(q, k, v, mask) if attend is None else attend(q, k, v)  # [B, H, T, D]
         return self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
@@ -270,14 +271,14 @@ class CRT(LanguageModel):
         h, next_cache = self.refine.forward_cached(self.projection(self.tokens(input_ids)), cache)
         return h + self.positions(positions), next_cache
 
-    def block(self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def block(self, x: Tensor, encoding: Tensor, positions: Tensor | None = None, mask: Mask = None) -> Tensor:
         """Apply the shared block with a loop's encoding [C]: [B, T, C] → [B, T, C] (eq. 3)."""
         recompute = self.training and self.checkpointing == "cycles"
         x = x + encoding.to(x.dtype)
         x = recomputed(self._attend, x, mask) if recompute else self._attend(x, mask)
         return self.norm2(x + self.trm(x, positions, recompute=recompute))
 
-    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, x: Tensor, mask: Mask) -> Tensor:
         return self.norm1(x + self.attention(x, mask))
 
     def block_cached(self, x: Tensor, encoding: Tensor, attend: Attend, cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,9 +290,9 @@ class CRT(LanguageModel):
         return result, next_cache
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
-        mask = None if positions is None else document_mask(positions)
+        positions, mask = attention_arguments(positions)
         x = self.embed(input_ids, positions)
         states = {0: x} if every else {}
         for loop in range(1, (until or self.loops) + 1):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
-from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
+from edgeformer.artifacts.recipe import Attention, ModelConfig, TrainingConfig
 from edgeformer.models import ModelSpec
 
 
@@ -41,7 +41,7 @@ class DecoderConfig(ModelConfig):
     rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
     norm_eps: PositiveFloat = Field(1e-5, description="ε of the norms")
     dropout: Probability = Field(0.0, description="dropout in training")
-    attention: Literal["sdpa"] = "sdpa"
+    attention: Attention = "sdpa"
 
     @property
     def head_width(self) -> int:

@@ -18,12 +18,13 @@ from edgeformer.models.causal import (
     Head,
     KeyValueCache,
     LanguageModel,
+    attention_arguments,
     cpu_attention,
-    document_mask,
     recomputed,
 )
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
+from edgeformer.models.segments import Mask
 
 
 class GroupedAttention(nn.Module):
@@ -49,12 +50,10 @@ class GroupedAttention(nn.Module):
         q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, attend: Attend | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
 
-        ``mask`` of :func:`~edgeformer.models.causal.document_mask`; ``attend`` for cached tokens.
+        ``mask`` of :func:`~edgeformer.models.causal.attention_arguments`; ``attend`` for cached tokens.
         """
         q, k, v = self.project(x, cos, sin)
         if attend is not None:
@@ -78,9 +77,7 @@ class DecoderLayer(nn.Module):
         self.ffn = SwiGLU(config.hidden_size, config.ffn_size, bias=False)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, attend: Attend | None = None
-    ) -> Tensor:
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         h = h + self.attention(self.norm1(h), cos, sin, mask, attend)
         return h + self.dropout(self.ffn(self.norm2(h)))
 
@@ -135,20 +132,20 @@ class DecoderModel(LanguageModel):
         """input_ids int64 [B, T] → [B, T, C]."""
         return self.dropout(self.tokens(input_ids))
 
-    def iterate(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def iterate(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
         """Apply all layers and the final norm once: [B, T, C] → [B, T, C]."""
         for layer in self.layers:
             h = layer(h, cos, sin, mask)
         return self.norm(h)
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor | None = None, until: int | None = None, every: bool = False
+        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
     ) -> dict[int, Tensor]:
+        positions, mask = attention_arguments(positions)
         if positions is None:
-            mask, place = None, slice(0, input_ids.shape[1])
+            place = slice(0, input_ids.shape[1])
             cos, sin = self.cos[None, place, None], self.sin[None, place, None]
         else:
-            mask = document_mask(positions)
             cos, sin = self.cos[positions, None], self.sin[positions, None]
         h = self.embed(input_ids)
         states = {0: h} if every else {}

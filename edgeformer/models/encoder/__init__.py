@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt, Probability
 from edgeformer.artifacts.manifest import Precision
-from edgeformer.artifacts.recipe import ModelConfig, TrainingConfig
+from edgeformer.artifacts.recipe import Attention, ModelConfig, TrainingConfig
 from edgeformer.models import ModelSpec, text_client_config
 
 
@@ -25,7 +25,7 @@ class EncoderConfig(ModelConfig):
     ffn_size: PositiveInt = Field(description="inner width of the feed-forward network")
     residual_scale: Annotated[float, Field(ge=0.0)] = Field(description="α in h ← F(h) + α·h; 0 for the stacked model")
     dropout: Probability = Field(0.1, description="dropout in training")
-    attention: Literal["sdpa"] = "sdpa"
+    attention: Attention = "auto"
     max_positions: PositiveInt = Field(512, description="longest input in tokens: rows of the rotary table")
     rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
     norm_eps: PositiveFloat = Field(1e-6, description="ε of the norms")

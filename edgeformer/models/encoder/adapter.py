@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.encoder.model import EncoderClassifier, FirstRow, exported_form
+from edgeformer.models.encoder.model import ALL, FIRST, EncoderClassifier, FirstRow, exported_form
 from edgeformer.models.tracing import (
     BATCH,
     TOKENS,
@@ -110,7 +110,7 @@ def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
         _READOUT: GraphSpec(Piece(model, model.readout), state, {"state": _STATE_AXES}, longest=longest),
     }
     layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
-    for piece, queries in ((_LAYER, None), *(() if model.per_token else ((_ANSWER, 1),))):
+    for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
         specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
     return specs
 

@@ -23,6 +23,11 @@ from edgeformer.models.layers import (
     padding_mask,
     rotary_table,
 )
+from edgeformer.models.segments import Mask, Segments
+
+Queries = slice | Tensor  # positions that a layer computes
+ALL: Queries = slice(None)
+FIRST = slice(1)
 
 
 class SelfAttention(nn.Module):
@@ -36,16 +41,20 @@ class SelfAttention(nn.Module):
         self.rotate = Rotation(has_neighbours=True)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Attend from the first ``queries`` positions (None: all) to every real token: [B, S, d] → [B, queries, d].
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, queries: Queries = ALL) -> Tensor:
+        """Attend from the ``queries`` to every real token of their row: [B, S, d] → [B, queries, d].
 
         ``cos`` and ``sin`` are [S, 1, D / 2]; ``mask`` [B, 1, 1, S] is 0 for a real token and MASKED for padding.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size)).unbind(2)  # each [B, S, H, D]
-        q, k = self.rotate(q[:, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
+        read = ALL if isinstance(mask, Segments) else queries
+        q, k = self.rotate(q[:, read], cos[read], sin[read]), self.rotate(k, cos, sin)
         dropout = self.dropout if self.training else 0.0
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, S, D]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if isinstance(mask, Segments):
+            mixed = mask.attend(q, k, v, causal=False, dropout=dropout)[:, :, queries]
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -60,9 +69,9 @@ class EncoderLayer(nn.Module):
         self.ffn = SwiGLU(config.hidden_size, config.ffn_size)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Mask, queries: Queries = ALL) -> Tensor:
         mixed = self.attention(self.norm1(h), cos, sin, mask, queries)
-        h = h[:, :queries] + self.dropout(mixed)
+        h = h[:, queries] + self.dropout(mixed)
         return h + self.dropout(self.ffn(self.norm2(h)))
 
 
@@ -95,30 +104,34 @@ class EncoderClassifier(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         initialize_weights(self)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the logits in float32; without a mask every token is real."""
+    def forward(self, input_ids: Tensor, attention_mask: Mask = None) -> Tensor:
+        """Return the logits in float32; without a mask every token is real. Segments are of input_ids [1, N]."""
         h = self.embed(input_ids)
         for iteration in range(1, self.iterations + 1):
             h = self.iterate(h, attention_mask, answer=iteration == self.iterations)
-        return self.readout(h)
+        return self.readout(h.transpose(0, 1) if isinstance(attention_mask, Segments) and not self.per_token else h)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [B, S] → [B, S, d]."""
         return self.dropout(self.tokens(input_ids) + self.types(torch.zeros_like(input_ids)))
 
-    def iterate(self, h: Tensor, attention_mask: Tensor | None, *, answer: bool = False) -> Tensor:
+    def iterate(self, h: Tensor, attention_mask: Mask, *, answer: bool = False) -> Tensor:
         """Apply the shared layers once, h ← F(h) + α·h: [B, S, d] → [B, S, d].
 
-        For the ``answer`` the last layer computes only what the readout reads: [CLS], [B, 1, d], or all.
+        For the ``answer`` the last layer computes only what is read: [CLS], [B, 1, d] or [1, B, d] of segments, or all.
         """
         cos, sin, mask = self.layer_arguments(h, attention_mask)
-        start, last, queries = h, len(self.layers) - 1, None if self.per_token else 1
+        start, last, queries = h, len(self.layers) - 1, ALL
+        if answer and not self.per_token:
+            queries = mask.ends[:-1] if isinstance(mask, Segments) else FIRST
         for number, layer in enumerate(self.layers):
-            h = layer(h, cos, sin, mask, queries if answer and number == last else None)
-        return h + self.residual_scale * start[:, : h.shape[1]] if self.residual_scale else h
+            h = layer(h, cos, sin, mask, queries if number == last else ALL)
+        return h + self.residual_scale * start[:, queries] if self.residual_scale else h
 
-    def layer_arguments(self, h: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def layer_arguments(self, h: Tensor, attention_mask: Mask) -> tuple[Tensor, Tensor, Mask]:
         """Return cos, sin and mask for every layer, see :meth:`SelfAttention.forward`."""
+        if isinstance(attention_mask, Segments):
+            return self.cos[attention_mask.positions, None], self.sin[attention_mask.positions, None], attention_mask
         length, mask = h.shape[1], padding_mask(h, attention_mask)
         return self.cos[:length, None], self.sin[:length, None], mask
 
@@ -183,8 +196,8 @@ class ExportedAttention(nn.Module):
         self.qkv.weight = nn.Parameter(trained.qkv.weight.detach()[rows])
         self.qkv.bias = nn.Parameter(trained.qkv.bias.detach()[rows])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, queries: Queries = ALL) -> Tensor:
         shape, (cos, sin) = (self.heads, self.head_size), (cos[:, 0], sin[:, 0])  # [S, D / 2]
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))  # [B, H, S, D]
-        q, k = self.rotate(q[:, :, :queries], cos[:queries], sin[:queries]), self.rotate(k, cos, sin)
+        q, k = self.rotate(q[:, :, queries], cos[queries], sin[queries]), self.rotate(k, cos, sin)
         return self.out(explicit_attention(q, k, v, mask).transpose(1, 2).flatten(2))

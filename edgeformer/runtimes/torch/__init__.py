@@ -32,6 +32,8 @@ import torch
 cuda = torch.cuda.is_available()
 say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
     devices=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [])
+from edgeformer.models.segments import kernel_problems
+say(flash=kernel_problems())
 """,
 }
 
@@ -91,7 +93,9 @@ class TorchRuntime(Runtime):
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         answers = ask_installed(_SCRIPTS, timeout_s)
-        return [describe_torch(answers["torch"], cuda_driver.problem()), describe_extra("train")]
+        torch = answers["torch"]
+        flash = describe_flash({} if torch is None else torch.facts)
+        return [describe_torch(torch, cuda_driver.problem()), flash, describe_extra("train")]
 
 
 def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
@@ -116,6 +120,14 @@ def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
         detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {why}"
         hint = None if driver is None else _CPU_ONLY
     return Capability("torch", "available", facts.get("version"), detail, hint)
+
+
+def describe_flash(facts: dict[str, Any]) -> Capability:
+    """Return the line of ``doctor`` about flash attention in training."""
+    problems = facts.get("flash", {}) if facts.get("cuda") else {"": "torch finds no CUDA card"}
+    kernels = [name for name, problem in problems.items() if problem is None]
+    detail = "; ".join(kernels or filter(None, problems.values()))
+    return Capability("flash attention", "available" if kernels else "unavailable", None, detail)
 
 
 RUNTIME = TorchRuntime()
