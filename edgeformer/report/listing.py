@@ -79,8 +79,8 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     lines = []
     for row in rows:
         watts, created, median = row.get("power_w"), row.get("calibrated"), row.get("median_log2_error")
-        error = f", median error {2**median - 1:.0%}" if median is not None else ""
-        estimates = f"calibrated {created[:10]}{error}" if created is not None else None
+        error = f", error {2**median - 1:.0%}" if median is not None else ""
+        estimates = f"calibrated{error}" if created is not None else None
         if estimates is None and row.get("published_times"):
             count = row["published_times"]
             estimates = f"{count:,} time{'s' if count != 1 else ''}, error {row['published_median_error']:.0%}"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.errors import EdgeformerError, InterruptedRun
+from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
-from edgeformer.model_search.driver import ModelSearchOptions, _ModelSearch
+from edgeformer.model_search.driver import ModelSearchOptions, _CommandError, _ModelSearch
 from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
 from edgeformer.system.signals import handle_signals
@@ -78,7 +78,7 @@ def test_epochs_that_fit_into_the_budget_are_trained(
 
     def run(*arguments: str) -> dict[str, Any]:
         commands.append(arguments)
-        raise EdgeformerError("ends here")
+        raise _CommandError("ends here")
 
     monkeypatch.setattr(search, "_run", run)
     search._train(model, for_model="small")
