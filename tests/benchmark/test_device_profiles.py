@@ -295,5 +295,5 @@ def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(
     lines = [" ".join(line.split()) for line in table.splitlines()]
     assert "host cpu – – – – calibrated, error 10% –" in lines
     assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)
-    assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 no –" in lines
+    assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 37 times, error 101% –" in lines
     assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table
