@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.published.fit import Groups, fit, left_out, summary
 from benchmarks.published.pages import RESULT, draw, index_facts
 from benchmarks.published.rows import FOLDER, Measurement, load, rebuilt
-from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.estimate import works_of
@@ -55,16 +55,13 @@ def profile(name: str) -> DeviceProfile:
         return load_profile(name)
     row = processors()[name]
 
-    def fact(key: str, kind: type) -> Any:
-        value = kind(float(row[key])) if row[key] else None
-        return None if value is None else Fact[kind](value=value, source=row["source"], verified="data sheet")
+    def fact(key: str) -> Any:
+        return {"value": float(row[key]), "source": row["source"], "verified": "data sheet"} if row[key] else None
 
-    return DeviceProfile(
-        name=name, title=row["title"], kind="cpu",
-        peaks=Peaks(fp32=fact("fp32_ops_per_s", float), int8=fact("int8_ops_per_s", float)),
-        bandwidth_bytes_per_s=fact("bandwidth_bytes_per_s", float), cache_bytes=fact("cache_bytes", int),
-        cores=fact("cores", int), launch_overhead_us=fact("launch_overhead_us", float),
-    )  # fmt: skip
+    names = ("bandwidth_bytes_per_s", "cache_bytes", "cores", "launch_overhead_us")
+    peaks = {"fp32": fact("fp32_ops_per_s"), "int8": fact("int8_ops_per_s")}
+    sections = {"name": name, "title": row["title"], "kind": "cpu", "peaks": peaks, **{key: fact(key) for key in names}}
+    return DeviceProfile.model_validate(sections, strict=False)
 
 
 @cache

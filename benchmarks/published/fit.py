@@ -54,7 +54,7 @@ def fit(features: Floats, settings: Sequence[Setting], ms: Floats) -> dict[str, 
     same = Counter((setting.device, setting.runtime, setting.precision) for setting in settings)
     weights = np.array([same[setting.device, setting.runtime, setting.precision] ** -_REPEATED for setting in settings])
     weights /= _NOISE
-    names = {setting: effect_names(setting) for setting in {*settings}}
+    names = {setting: effect_names(setting) for setting in dict.fromkeys(settings)}
     index: dict[str, int] = {}
     for of_setting in names.values():
         for each in of_setting:
@@ -101,7 +101,7 @@ def left_out(features: Floats, settings: Sequence[Setting], ms: Floats, groups: 
     fold_of_row = np.array([folds[group] for group in groups])
     errors = np.zeros(len(ms))
     for fold in range(_FOLDS):
-        train, test = np.flatnonzero(fold_of_row != fold), np.flatnonzero(fold_of_row == fold)
+        train, test = (np.flatnonzero(chosen).tolist() for chosen in (fold_of_row != fold, fold_of_row == fold))
         effects = fit(features[train], [settings[row] for row in train], ms[train])
         errors[test] = np.log(estimated_ms(features[test], [settings[row] for row in test], effects) / ms[test])
     return errors

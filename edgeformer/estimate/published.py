@@ -135,8 +135,8 @@ class PublishedRecord(Frozen):
         of_device = [row for row in self.rows if self.names[row[0]] == setting.device]
         return tuple(
             PublishedTime(
-                model=self.names[model], runtime=self.names[runtime], precision=precision, phase=phase, batch=batch,
-                size=size, ms=ms, source=self.names[source],
+                model=self.names[model], runtime=self.names[runtime], precision=precision, phase=cast(Phase, phase),
+                batch=batch, size=size, ms=ms, source=self.names[source],
             )
             for _, runtime, precision, phase, model, batch, size, ms, _, source in sorted(of_device, key=distance)[
                 :_NEAREST
