@@ -24,7 +24,7 @@ _STATISTICS = {
 
 
 def published_rows(report: Report, bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """Yield a row per measured and repeatable time; without the run's name, paths, or anything else of the owner."""
+    """Yield a row per measured and repeatable time, without the run's name, paths, or what identifies its owner."""
     manifest, versions = bundle.manifest, report.host.get("versions", {})
     for row in report.rows:
         if (
