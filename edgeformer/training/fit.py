@@ -90,7 +90,7 @@ class Fit:
         position.seconds = position.training_seconds = time.perf_counter() - started
         position.samples = position.step * len(objective.prepared.train)
         with bar(progress, "Scoring validation", len(objective.prepared.validation), "rows"):
-            score = objective.evaluate(objective.model, "validation", advance=progress.advance)
+            score = objective.evaluate(objective.model, "validation", progress=progress)
         position.epoch = position.best_epoch = 1
         position.best_value = objective.task.criterion(score, recipe.training)
         position.validation = score.model_dump()

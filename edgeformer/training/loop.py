@@ -33,6 +33,8 @@ _AVERAGED_STEPS = 50
 """Batches differ in length, so the time of a step is a mean."""
 _FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed."""
+SCORING_S = 120.0
+"""Seconds for each set that is scored where ``max_steps`` ends a run in its first epoch, which is a trial."""
 
 
 class Spike(NamedTuple):
@@ -174,8 +176,11 @@ class TrainingLoop:
                 # The time left, with scoring. It is an upper bound if early stopping can still end training sooner.
                 validations = -(-self._last_step // self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
-                steps_left = self._last_step - position.step + _FORWARD_SHARE * rows_left / effective
-                left_s = steps_left * statistics.fmean(step_seconds)
+                step_s = statistics.fmean(step_seconds)
+                scoring_s = _FORWARD_SHARE * rows_left / effective * step_s
+                if self._last_step < self._epoch_steps:
+                    scoring_s = min(scoring_s, (1 + len(prepared.tests)) * SCORING_S)
+                left_s = (self._last_step - position.step) * step_s + scoring_s
                 stopping = self._config.early_stopping
                 ends_sooner = stopping and validations > stopping.patience - position.epochs_without_improvement
                 left = {"most_left_s" if ends_sooner else "left_s": left_s}
@@ -212,7 +217,9 @@ class TrainingLoop:
         position, objective, progress = self.position, self.objective, self._progress
         started, rows = time.perf_counter(), len(objective.prepared.validation)
         with bar(progress, "Scoring validation", rows, "rows"):
-            score = objective.evaluate(self.plain_model, "validation", self.processes, progress.advance)
+            # Scores of a later epoch must be comparable with earlier ones.
+            max_s = math.inf if is_complete or position.epoch else SCORING_S
+            score = objective.evaluate(self.plain_model, "validation", self.processes, progress, max_s=max_s)
         if self.processes.sharded:  # free the weights that the evaluation gathered
             module: Any = self.processes.accelerator.unwrap_model(self.stepper.model)
             module.reshard()

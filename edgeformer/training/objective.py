@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import AttentionUse
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.units import format_duration
 from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
@@ -146,11 +148,15 @@ class Objective:
         model: nn.Module,
         name: str,
         processes: Processes | None = None,
-        advance: Callable[[int], None] = lambda rows: None,
+        progress: Progress = SILENT,
+        *,
+        max_s: float = math.inf,
     ) -> Score:
         """Score ``model`` in float32 on "validation" or a test set. Leaves it in evaluation mode.
 
-        ``processes`` share the batches, and all return the score; None: this one computes all. ``advance`` counts rows.
+        ``processes`` share the batches, and all return the score; None: this one computes all. ``max_s``: batches are
+        left out, evenly over the lengths of the rows, if all would take longer, and ``progress`` says how many rows are
+        scored; without effect with several processes, which must leave out the same ones.
         """
         # Shards gather the weights with which training continues: these must not be inference tensors.
         is_sharded = processes is not None and processes.sharded
@@ -162,6 +168,17 @@ class Objective:
             scorer = self.model_spec.adapter.scorer(model).eval()
             meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
             batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
+            if count == 1 and max_s < math.inf:
+                started = time.perf_counter()
+                arrays = self.task.batch(rows, batches[0], self.prepared.pad, pad_to=self._pad_to)  # the longest rows
+                run_scorer(scorer, _to_tensors(arrays, device))
+                seconds = (time.perf_counter() - started) * len(batches)
+                if seconds > max_s and len(batches) > 1:
+                    batches = batches[:: math.ceil(seconds / max_s)]
+                    progress.message(
+                        f"{name}: scored on {sum(map(len, batches)):,} of {len(rows):,} rows, because all would take "
+                        f"{format_duration(seconds)}"
+                    )
             for first in range(0, len(batches), count):
                 # A process without a batch computes the last one: all must gather the shards of the weights.
                 numbers = batches[min(first + rank, len(batches) - 1)]
@@ -171,7 +188,7 @@ class Objective:
                 scored = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))
                 for pair in scored[: len(batches) - first]:
                     meter.add(*pair)
-                advance(sum(map(len, batches[first : first + count])))
+                progress.advance(sum(map(len, batches[first : first + count])))
             # Padding that counts as text belongs to no word.
             return meter.score(None if self._pad_to else getattr(rows, "words", None))
 

@@ -50,7 +50,7 @@ from edgeformer.system.signals import handle_signals
 from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.distributed import Processes, connect
 from edgeformer.training.fit import Fit, check_fit_memory
-from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
+from edgeformer.training.loop import METRICS_FILE, SCORING_S, MetricsLog, TrainingLoop
 from edgeformer.training.memory import check_data_fits, measured_peak, predict_peak, share_of
 from edgeformer.training.objective import Objective
 from edgeformer.training.optimizer import resolve_precision
@@ -524,9 +524,9 @@ class RunRecord:
         validation = objective.task.score_type.model_validate(position.validation)
         # The task may choose values by the validation score; the run's recipe.yaml keeps the requested ones.
         objective.recipe = objective.task.settled(objective.recipe, validation)
-        sets = objective.prepared.tests
+        sets, max_s = objective.prepared.tests, SCORING_S if reason is not None and not position.epoch else math.inf
         with bar(progress, f"Scoring {', '.join(sets)}", sum(map(len, sets.values())), "rows"):
-            tests = {name: objective.evaluate(model, name, advance=progress.advance) for name in sets}
+            tests = {name: objective.evaluate(model, name, progress=progress, max_s=max_s) for name in sets}
         rows = [
             row
             for name, score in {"validation": validation, **tests}.items()

@@ -13,8 +13,10 @@ import torch
 
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
+from edgeformer.tasks import task as tasks_module
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import loop
 from edgeformer.training import train as train_module
@@ -22,7 +24,7 @@ from edgeformer.training.checkpoint import Checkpoints
 from edgeformer.training.step import Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
-from tests.training.runs import StopAfter, assert_same_run, records, states
+from tests.training.runs import Messages, StopAfter, assert_same_run, records, states
 
 
 class Bars(Progress):
@@ -48,6 +50,22 @@ def test_every_part_of_a_training_has_a_bar(tmp_path: Path) -> None:
     # After the last step only the scoring of 80 rows remains, not the second epoch.
     *_, last = progress.figures
     assert len(progress.figures) == 3 and last["left_s"] == pytest.approx(80 / last["samples_per_s"] / 3)
+
+
+@pytest.mark.parametrize(("steps", "validated", "tested"), [(3, 8, 8), (6, 40, 40)])
+def test_a_trial_is_scored_on_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, validated: int, tested: int
+) -> None:
+    """Only where --max-steps ends the first epoch: scores of later epochs are compared with each other."""
+    for module in (loop, train_module):
+        monkeypatch.setattr(module, "SCORING_S", 1e-9)
+    monkeypatch.setattr(tasks_module, "EVALUATION_ROWS", 8)
+    progress = Messages()
+    run = train(load_recipe("quickstart", TINY), TrainOptions(tmp_path, accelerator="cpu", max_steps=steps), progress)
+    validation = read_run(run).validation
+    (test,) = [row for row in read_evaluation(run).rows if row.split == "random-split"]
+    assert validation is not None and (validation.n, test.n) == (validated, tested)
+    assert ("random-split: scored on 8 of 40 rows" in " ".join(progress.lines)) == (tested < 40)
 
 
 def test_no_epoch_begins_after_the_time_of_a_training(tmp_path: Path) -> None:
