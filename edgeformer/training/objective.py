@@ -168,18 +168,8 @@ class Objective:
             scorer = self.model_spec.adapter.scorer(model).eval()
             meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
             batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
-            if count == 1 and max_s < math.inf:
-                started = time.perf_counter()
-                arrays = self.task.batch(rows, batches[0], self.prepared.pad, pad_to=self._pad_to)  # the longest rows
-                run_scorer(scorer, _to_tensors(arrays, device))
-                seconds = (time.perf_counter() - started) * len(batches)
-                if seconds > max_s and len(batches) > 1:
-                    batches = batches[:: math.ceil(seconds / max_s)]
-                    progress.message(
-                        f"{name}: scored on {sum(map(len, batches)):,} of {len(rows):,} rows, because all would take "
-                        f"{format_duration(seconds)}"
-                    )
-            for first in range(0, len(batches), count):
+            first, started = 0, time.perf_counter()
+            while first < len(batches):
                 # A process without a batch computes the last one: all must gather the shards of the weights.
                 numbers = batches[min(first + rank, len(batches) - 1)]
                 arrays = self.task.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
@@ -189,8 +179,18 @@ class Objective:
                 for pair in scored[: len(batches) - first]:
                     meter.add(*pair)
                 progress.advance(sum(map(len, batches[first : first + count])))
-            # Padding that counts as text belongs to no word.
-            return meter.score(None if self._pad_to else getattr(rows, "words", None))
+                seconds = (time.perf_counter() - started) * len(batches)
+                if first == 0 and count == 1 < len(batches) and seconds > max_s:
+                    stride = math.ceil(seconds / max_s)
+                    batches = [batches[0], *batches[stride::stride]]
+                    progress.message(
+                        f"{name}: scored on {sum(map(len, batches)):,} of {len(rows):,} rows, because all would take "
+                        f"{format_duration(seconds)}"
+                    )
+                first += count
+            is_whole = sum(map(len, batches)) == len(rows)
+            # Padding that counts as text belongs to no word, and the number of words is that of all rows.
+            return meter.score(getattr(rows, "words", None) if is_whole and not self._pad_to else None)
 
 
 def _to_tensors(
