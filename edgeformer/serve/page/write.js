@@ -1,23 +1,10 @@
-"use strict";
-const [form, text, note, send, written] = ["form", "text", "note", "send", "written"].map((id) => document.getElementById(id));
-let chat = false;
+// A text that the model continues, or a message that it answers; the pieces are shown as they arrive.
+import { introduce, post, say } from "./server.js";
+import { make, visible } from "./show.js";
+
+const [form, text, send, written] = ["form", "text", "send", "written"].map((id) => document.getElementById(id));
+let isChat = false;
 let running = null;
-
-fetch("healthz")
-  .then((response) => response.json())
-  .then((facts) => {
-    document.getElementById("model").textContent = document.title = `${facts.run} · ${facts.artifact}`;
-    chat = facts.chat;
-    if (!chat) return;
-    document.getElementById("label").textContent = "Message";
-    text.value = "What is the capital of France?";
-  })
-  .catch(() => say("the server does not answer", true));
-
-function say(content, wrong = false) {
-  note.textContent = content;
-  note.className = wrong ? "error" : "";
-}
 
 /** Documents of a stream of server-sent events. */
 async function* documentsOf(response) {
@@ -43,16 +30,13 @@ async function write(signal) {
     stream: true,
     stream_options: { include_usage: true },
   };
-  const question = chat ? { messages: [{ role: "user", content: text.value }] } : { prompt: text.value };
-  const response = await fetch(chat ? "v1/chat/completions" : "v1/completions", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...question, ...settings }), signal,
-  });
-  if (!response.ok) throw new Error((await response.json()).error.message);
+  const question = isChat ? { messages: [{ role: "user", content: text.value }] } : { prompt: text.value };
+  const response = await post(isChat ? "v1/chat/completions" : "v1/completions", { ...question, ...settings }, signal);
   let started = 0;
   for await (const { choices: [choice], usage, error } of documentsOf(response)) {
     if (error) throw new Error(error.message);
     started ||= performance.now();
-    if (choice) written.append(choice.text ?? choice.delta.content ?? "");
+    if (choice) written.append(visible(choice.text ?? choice.delta.content ?? ""));
     if (usage) {
       const speed = (usage.completion_tokens - 1) / ((performance.now() - started) / 1000);
       say(`${usage.completion_tokens} tokens${usage.completion_tokens > 1 ? `, ${speed.toFixed(1)} per second` : ""}`);
@@ -65,8 +49,7 @@ form.addEventListener("submit", async (event) => {
   if (running) return running.abort();
   running = new AbortController();
   send.textContent = "Stop";
-  written.replaceChildren();
-  if (!chat) written.append(Object.assign(document.createElement("b"), { textContent: text.value }));
+  written.replaceChildren(...(isChat ? [] : [make("strong", {}, text.value)]));
   say("…");
   try {
     await write(running.signal);
@@ -75,4 +58,11 @@ form.addEventListener("submit", async (event) => {
   }
   running = null;
   send.textContent = "Write";
+});
+
+introduce(({ chat }) => {
+  isChat = chat;
+  if (!isChat) return;
+  document.getElementById("label").textContent = "Message";
+  text.value = "What is the capital of France?";
 });

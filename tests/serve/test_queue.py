@@ -1,4 +1,4 @@
-"""The batching engine without HTTP: order, limits, errors and closing."""
+"""The batching queue without HTTP: order, limits, errors and closing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,8 @@ import pytest
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.bundle import Bundle
 from edgeformer.inference.predict import Predictor
-from edgeformer.inference.serving_engine import (
-    Engine,
-    Limits,
-    Metrics,
-    RefusedError,
-    batch_by_length,
-    open_served_predictor,
-)
+from edgeformer.serve.queue import BatchingQueue, batch_by_length, open_served_predictor
+from edgeformer.serve.service import Metrics, RefusedError, ServeLimits
 from edgeformer.tasks.task import Unanswered
 
 OLD = Path(__file__).parents[1] / "old_format"
@@ -53,10 +47,10 @@ class BlockedRun:
 
 
 @contextmanager
-def blocked_engine(model: Predictor, limits: Limits | None = None) -> Iterator[tuple[Engine, BlockedRun]]:
+def blocked_queue(model: Predictor, limits: ServeLimits | None = None) -> Iterator[tuple[BatchingQueue, BlockedRun]]:
     run = BlockedRun(model)
-    with closing(Engine(replace(model, run=run), limits or Limits(), Metrics())) as engine:
-        yield engine, run
+    with closing(BatchingQueue(replace(model, run=run), limits or ServeLimits(), Metrics())) as queue:
+        yield queue, run
 
 
 def label(answer: Any) -> tuple[str, float]:
@@ -65,10 +59,10 @@ def label(answer: Any) -> tuple[str, float]:
 
 def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Predictor) -> None:
     texts = [f"{'very ' * (number % 9)}good film {number}" for number in range(40)]
-    with blocked_engine(model, Limits(batch=16)) as (engine, run):
-        futures = [engine.submit([texts[0]])]
+    with blocked_queue(model, ServeLimits(batch=16)) as (queue, run):
+        futures = [queue.submit([texts[0]])]
         assert run.entered.wait(30)
-        futures += [engine.submit([text, ""]) for text in texts[1:]]
+        futures += [queue.submit([text, ""]) for text in texts[1:]]
         run.go.set()
         for text, future in zip(texts, futures, strict=True):
             first, *rest = future.result(30)
@@ -78,56 +72,56 @@ def test_waiting_requests_are_batched_and_each_gets_its_own_answers(model: Predi
 
 
 def test_a_full_queue_refuses_with_a_retry_time(model: Predictor) -> None:
-    with blocked_engine(model, Limits(queue=3)) as (engine, run):
-        first = engine.submit(["good"])
+    with blocked_queue(model, ServeLimits(queue=3)) as (queue, run):
+        first = queue.submit(["good"])
         assert run.entered.wait(30)
-        waiting = [engine.submit(["good", "bad"]), engine.submit(["dull"])]
+        waiting = [queue.submit(["good", "bad"]), queue.submit(["dull"])]
         with pytest.raises(RefusedError, match="the queue is full with 3 texts") as refused:
-            engine.submit(["one more"])
+            queue.submit(["one more"])
         assert refused.value.retry_after_s >= 1
         run.go.set()
         assert [len(future.result(30)) for future in (first, *waiting)] == [1, 2, 1]
-        assert len(engine.submit(["good"] * 5).result(30)) == 5  # an empty queue takes any single request
+        assert len(queue.submit(["good"] * 5).result(30)) == 5  # an empty queue takes any single request
 
 
 def test_closing_answers_the_accepted_requests(model: Predictor) -> None:
-    with blocked_engine(model) as (engine, run):
-        futures = [engine.submit([f"film {number}"]) for number in range(10)]
-        closing = threading.Thread(target=engine.close)
+    with blocked_queue(model) as (queue, run):
+        futures = [queue.submit([f"film {number}"]) for number in range(10)]
+        closing = threading.Thread(target=queue.close)
         closing.start()
-        while engine.healthy:
+        while queue.healthy:
             pass
         with pytest.raises(RefusedError, match="stopping"):
-            engine.submit(["late"])
+            queue.submit(["late"])
         run.go.set()
         closing.join(30)
         assert [future.result(0)[0].text for future in futures] == [f"film {number}" for number in range(10)]
 
 
 def test_a_cancelled_request_is_not_run(model: Predictor) -> None:
-    with blocked_engine(model) as (engine, run):
-        first = engine.submit(["good"])
+    with blocked_queue(model) as (queue, run):
+        first = queue.submit(["good"])
         assert run.entered.wait(30)
-        cancelled: Future[Any] = engine.submit(["never"])
+        cancelled: Future[Any] = queue.submit(["never"])
         assert cancelled.cancel()
         run.go.set()
         first.result(30)
-        assert engine.submit(["dull"]).result(30)
+        assert queue.submit(["dull"]).result(30)
     assert sum(run.rows) == 2
     with pytest.raises(CancelledError):
         cancelled.result(0)
 
 
 def test_an_error_reaches_only_the_request_that_causes_it(model: Predictor) -> None:
-    with blocked_engine(model) as (engine, run):
-        first = engine.submit(["good"])
+    with blocked_queue(model) as (queue, run):
+        first = queue.submit(["good"])
         assert run.entered.wait(30)
-        small, large = engine.submit(["bad film"]), engine.submit(["very " * 24])
+        small, large = queue.submit(["bad film"]), queue.submit(["very " * 24])
         run.go.set()
         assert first.result(30) and small.result(30)
         with pytest.raises(EdgeformerError, match="not enough memory"):
             large.result(30)
-        assert engine.submit(["dull"]).result(30)
+        assert queue.submit(["dull"]).result(30)
 
 
 def test_rows_of_a_call_have_similar_lengths() -> None:

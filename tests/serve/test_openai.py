@@ -26,14 +26,15 @@ from edgeformer.inference.sampling import Sampling
 from edgeformer.run import locate
 from tests.docs.document import ROOT, programs
 from tests.export.language_run import language_recipe, write_language_run
-from tests.inference.test_server import request, serving
+from tests.serve.test_server import request, serving
 from tests.web.browser import headless
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
 
-from edgeformer.inference.completions import ChatMessage, ChatTemplate, WritingQueue  # noqa: E402
-from edgeformer.inference.serving_engine import Limits, Metrics, RefusedError  # noqa: E402
+from edgeformer.serve.openai import ChatMessage, ChatTemplate  # noqa: E402
+from edgeformer.serve.queue import WritingQueue  # noqa: E402
+from edgeformer.serve.service import Metrics, RefusedError, ServeLimits  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 1, "exits": [], "heads": 4, "kv_heads": 2,
@@ -322,7 +323,7 @@ class Gate:
 
 def test_requests_wait_for_their_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One text after the other, in order; a full queue refuses; who gives up waiting is never written."""
-    gate, limits = Gate(monkeypatch), Limits(queue=2, timeout_s=30)
+    gate, limits = Gate(monkeypatch), ServeLimits(queue=2, timeout_s=30)
     with closing(Writer(locate(str(run), run.parent), GenerateOptions())) as writer:
         queue, ids = WritingQueue(writer, limits, Metrics()), writer.encode(PROMPT)
 
@@ -351,7 +352,7 @@ def test_who_waits_too_long_is_refused_and_errors_reach_only_their_request(
 ) -> None:
     gate = Gate(monkeypatch)
     with closing(Writer(locate(str(run), run.parent), GenerateOptions())) as writer:
-        queue, ids = WritingQueue(writer, Limits(timeout_s=0.2), Metrics()), writer.encode(PROMPT)
+        queue, ids = WritingQueue(writer, ServeLimits(timeout_s=0.2), Metrics()), writer.encode(PROMPT)
 
         async def text(tokens: list[int]) -> int:
             return len([piece async for piece in queue.write(tokens, 2, Sampling(0), ())])

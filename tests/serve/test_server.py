@@ -119,7 +119,7 @@ def test_pages_of_other_sites_cannot_read_answers(port: int) -> None:
     assert status == 200 and not [name for name in headers if name.lower().startswith("access-control")]
     assert request(port, "/healthz", headers={"Host": "example.org"})[0] == 400
     assert request(port, "/healthz", headers={"Host": f"[::1]:{port}"})[0] == 200
-    replies = [request(port, path) for path in ("/", "/page.js", "/page.css")]
+    replies = [request(port, path) for path in ("/", "/predict.js", "/server.js", "/show.js", "/page.css")]
     assert "default-src 'none'" in replies[0][1]["content-security-policy"]
     assert not re.search(r"https?://", "".join(content for _, _, content in replies))
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import uvicorn
 from prometheus_client import generate_latest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -33,12 +33,13 @@ from edgeformer._version import __version__
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
-from edgeformer.inference.completions import CompletionService
 from edgeformer.inference.generate import GenerateOptions, Writer
 from edgeformer.inference.predict import Predictor
 from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
-from edgeformer.inference.serving_engine import Engine, Limits, Metrics, RefusedError, Service, open_served_predictor
 from edgeformer.run import Location
+from edgeformer.serve.openai import CompletionService
+from edgeformer.serve.queue import BatchingQueue, open_served_predictor
+from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
 from edgeformer.tasks.scoring import pairs_problem
 from edgeformer.tasks.task import Unanswered
@@ -125,22 +126,7 @@ class Refusal(BaseModel):
     error: str
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def _parse(kind: type[M], body: bytes) -> M:
-    """Parse the JSON body of a request. Raises InputError."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        problems = []
-        for problem in error.errors()[:5]:
-            location, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
-            problems.append(f"{location}: {message}" if location else message)
-        raise InputError("; ".join(problems)) from None
-
-
-def openapi(service: Service, limits: Limits) -> dict[str, object]:
+def openapi(service: Service, limits: ServeLimits) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of the server."""
     messages: list[Any] = [service.refusal]
     for request, response, _ in service.posts.values():
@@ -182,7 +168,7 @@ def openapi(service: Service, limits: Limits) -> dict[str, object]:
 class PredictService(Service):
     """Answers texts with a model that is not a language model, in batches."""
 
-    page = "page"
+    page = "predict"
     posts: ClassVar = {
         "/predict": (PredictRequest, PredictResponse, "Answer one text or many, in the order of the texts"),
         "/rank": (RankRequest, RankResponse, "Rank documents for a query, best first"),
@@ -190,13 +176,13 @@ class PredictService(Service):
     refusal = Refusal
     refusals: ClassVar = {"422": "the request is invalid or exceeds a limit"}
 
-    def __init__(self, model: Predictor, engine: Engine, limits: Limits, metrics: Metrics) -> None:
-        self._model, self._engine, self._limits, self._metrics = model, engine, limits, metrics
+    def __init__(self, model: Predictor, queue: BatchingQueue, limits: ServeLimits, metrics: Metrics) -> None:
+        self._model, self._queue, self._limits, self._metrics = model, queue, limits, metrics
         self.name, self.id = model.name, model.id
 
     @property
     def healthy(self) -> bool:
-        return self._engine.healthy
+        return self._queue.healthy
 
     def example(self, address: str) -> str:
         return f"curl {address}/predict -H 'Content-Type: application/json' -d '{{\"text\": \"TEXT\"}}'"
@@ -213,11 +199,11 @@ class PredictService(Service):
         ranking: RankRequest | None = None
         rows: list[Text]
         if path == "/rank":
-            ranking = _parse(RankRequest, body)
+            ranking = read_message(RankRequest, body, 422, most_problems=5)
             check_can_rank(task, data)
             rows = scoring_inputs(task, data, ranking.query, ranking.documents)
         else:
-            content = _parse(PredictRequest, body)
+            content = read_message(PredictRequest, body, 422, most_problems=5)
             texts = content.texts or [str(content.text)]
             pairs = content.pairs if content.pair is None else [content.pair]
             rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
@@ -242,7 +228,7 @@ class PredictService(Service):
         except InputError as error:
             raise RefusedError(422, str(error)) from None
         try:
-            answers = await asyncio.wait_for(asyncio.wrap_future(self._engine.submit(texts)), limits.timeout_s)
+            answers = await asyncio.wait_for(asyncio.wrap_future(self._queue.submit(texts)), limits.timeout_s)
         except asyncio.TimeoutError:
             raise RefusedError(504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts") from None
         self._metrics.texts.inc(len(answers))
@@ -257,7 +243,8 @@ class PredictService(Service):
         return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
 
 
-_PAGE = files(__package__) / "page"
+_PAGES, _SHARED = files(__package__) / "page", files("edgeformer.web") / "site"
+"""Pages of servers, and the files that they have in common with the page of ``edgeformer page``."""
 _PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -268,7 +255,7 @@ _PAGE_HEADERS = {
 
 
 def application(
-    service: Service, limits: Limits, metrics: Metrics, hosts: Sequence[str],
+    service: Service, limits: ServeLimits, metrics: Metrics, hosts: Sequence[str],
     origins: Sequence[str],
 ) -> Starlette:  # fmt: skip
     """Return the ASGI application; ``hosts`` (against DNS rebinding) and ``origins`` are as in ``ServeOptions``."""
@@ -336,8 +323,8 @@ def application(
 
     async def page(request: Request) -> Response:
         name = request.url.path.lstrip("/") or f"{service.page}.html"
-        media_type = _PAGE_TYPES[name.rpartition(".")[2]]
-        return Response(_PAGE.joinpath(name).read_bytes(), media_type=media_type, headers=_PAGE_HEADERS)
+        content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
+        return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     async def document(request: Request) -> Response:
         return JSONResponse(service.documents[request.url.path])
@@ -348,7 +335,7 @@ def application(
         Route("/metrics", show_metrics),
         Route("/openapi.json", describe),
         *(Route(path, document) for path in service.documents),
-        *(Route(f"/{name}", page) for name in ("", "page.css", f"{service.page}.js")),
+        *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
     if origins:
@@ -378,7 +365,7 @@ class ServeOptions:
     artifact: str | None = None
     runtime: str | None = None
     chat_template: str | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServeLimits = field(default_factory=ServeLimits)
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     cosine: float | None = None
@@ -401,9 +388,9 @@ def open_service(location: Location, options: ServeOptions, metrics: Metrics) ->
             raise InputError(f"{flag}: {location.name} is no language model; leave it out")
     with (
         open_served_predictor(location.open_bundle(), options.artifact, options.runtime) as model,
-        closing(Engine(model, limits, metrics)) as engine,
+        closing(BatchingQueue(model, limits, metrics)) as queue,
     ):
-        yield PredictService(model, engine, limits, metrics)
+        yield PredictService(model, queue, limits, metrics)
 
 
 class _Server(uvicorn.Server):

@@ -1,84 +1,27 @@
-"""Serving: limits, metrics, the model behind a server, and the engine that batches waiting requests."""
+"""Queues in front of a model: one that answers waiting texts in batches, and one that writes text after text."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 
-from edgeformer.artifacts.errors import InputError
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import Int64s, Text
+from edgeformer.inference.generate import Piece, Writer
 from edgeformer.inference.predict import Predictor, check_answerable, open_predictor
+from edgeformer.inference.sampling import Sampling
 from edgeformer.run import Location
+from edgeformer.serve.service import Metrics, RefusedError, ServeLimits
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.task import Answer
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a server, which bound its memory and the age of its answers.
-
-    Attributes:
-        batch: texts per call of the model; 1: no batches.
-        queue: waiting texts, or requests to a language model; more are refused, with the time after which to try again.
-        timeout_s: from a complete request to its answer, or to the first token of a language model; also for a body.
-        texts, body_bytes: per request.
-        characters: per text.
-        connections: with a request for predictions; more are refused.
-    """
-
-    batch: int = 32
-    queue: int = 1024
-    timeout_s: float = 30.0
-    texts: int = 128
-    characters: int = 20_000
-    body_bytes: int = 1 << 20
-    connections: int = 256
-
-
-class Metrics:
-    """Prometheus counters, gauges and histograms of one server; safe to change from any thread."""
-
-    def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        self.requests = counter(
-            "edgeformer_requests_total", "Requests for predictions, by the status of their response.", ["status"]
-        )
-        self.running = gauge("edgeformer_requests_running", "Requests in progress.")
-        self.request_s = histogram(
-            "edgeformer_request_seconds",
-            "Time from the first byte of a request to its response.",
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
-        )
-        self.tokens = counter("edgeformer_tokens_total", "Tokens that a language model wrote.")
-        self.texts = counter("edgeformer_texts_total", "Texts in responses.")
-        self.unanswered = counter("edgeformer_texts_without_answer_total", "Texts without an answer, e.g. empty ones.")
-        self.waiting = gauge("edgeformer_queue_texts", "Texts in the queue.")
-        self.call_rows = histogram(
-            "edgeformer_call_rows", "Texts in one call of the model.", buckets=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-        )
-        self.call_s = counter("edgeformer_call_seconds_total", "Time in the model.")
-        resident = gauge("process_resident_memory_bytes", "Resident memory of the server.")
-        resident.set_function(lambda: psutil.Process().memory_info().rss)
 
 
 @contextmanager
@@ -91,77 +34,19 @@ def open_served_predictor(bundle: Bundle, artifact: str | None, runtime: str | N
         yield model
 
 
-class RefusedError(InputError):
-    """A request that gets an error response of this status.
-
-    Args:
-        retry_after_s: when it may succeed.
-        param, code: the key that is wrong, and the kind of error, in OpenAI's form.
-    """
-
-    def __init__(
-        self, status: int, message: str, retry_after_s: int | None = None, *, param: str | None = None,
-        code: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.status, self.retry_after_s, self.param, self.code = status, retry_after_s, param, code
-
-
-class Service(ABC):
-    """A model behind a server.
-
-    Attributes:
-        name, id: of the run and of the artifact.
-        page: name of the files of its page.
-        posts: path → messages of request and response, and what it does.
-        documents: path → a JSON document to read.
-        refusal: message of an error; ``refusals``: status → reason, of statuses that other services lack.
-        facts: what /healthz says beside name and id.
-    """
-
-    name: str
-    id: str
-    page: ClassVar[str]
-    posts: ClassVar[Mapping[str, tuple[type[BaseModel], type[BaseModel], str]]]
-    documents: Mapping[str, object] = MappingProxyType({})
-    refusal: ClassVar[type[BaseModel]]
-    refusals: ClassVar[Mapping[str, str]]
-    facts: Mapping[str, object] = MappingProxyType({})
-
-    @property
-    @abstractmethod
-    def healthy(self) -> bool:
-        """Whether it accepts requests."""
-
-    @abstractmethod
-    def example(self, address: str) -> str:
-        """Return a command that asks the server at an address."""
-
-    @abstractmethod
-    def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
-        """Return the body of an error response."""
-
-    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
-        """End the requests that still run: the server stops, and their time is over."""
-
-    @abstractmethod
-    async def answer(self, request: Request, body: bytes) -> Response:
-        """Answer a request. Raises RefusedError, or ClientDisconnect."""
-
-
 class _Request(NamedTuple):
     texts: Sequence[Text]
     answers: Future[list[Answer]]
 
 
-class Engine:
+class BatchingQueue:
     """Answers requests in the order of their arrival, in one thread that calls the model.
 
     While a call runs, new requests queue up, and the next call takes them together. A single text is therefore answered
-    at once, and the batches grow with the load. Only the engine's thread may call ``model``.
+    at once, and the batches grow with the load. Only the queue's thread may call ``model``.
     """
 
-    def __init__(self, model: Predictor, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, model: Predictor, limits: ServeLimits, metrics: Metrics) -> None:
         self._model, self._limits, self._metrics = model, limits, metrics
         self._max_rows = min(limits.batch, model.answering.max_rows or limits.batch)
         self._queue: deque[_Request] = deque()
@@ -223,7 +108,7 @@ class Engine:
                 for request in requests:
                     try:
                         self._answer([request])
-                    except Exception as error:  # for the client; the engine goes on
+                    except Exception as error:  # for the client; the queue goes on
                         request.answers.set_exception(error)
 
     def _answer(self, requests: list[_Request]) -> None:
@@ -260,3 +145,78 @@ def batch_by_length(lengths: Int64s, max_rows: int) -> list[Int64s]:
             batches.append(order[start:place])
             start = place
     return batches
+
+
+class WritingQueue:
+    """Writes texts in the order of their requests, one at a time, in a thread that alone uses the model."""
+
+    def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics) -> None:
+        self._writer, self._limits, self._metrics = writer, limits, metrics
+        self._executor = ThreadPoolExecutor(1, "inference")
+        self._closing = threading.Event()
+        self._unfinished = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it accepts requests."""
+        return not self._closing.is_set()
+
+    async def write(
+        self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str]
+    ) -> AsyncGenerator[Piece]:
+        """Yield the pieces of :meth:`Writer.write`; closing the iterator stops the writing behind the current token.
+
+        Raises RefusedError: the queue is full or closed, or the turn does not come in time.
+        """
+        if not self.healthy:
+            raise RefusedError(503, "the server is stopping", 1)
+        if self._unfinished > self._limits.queue:
+            raise RefusedError(503, f"the queue is full with {self._limits.queue:,} requests", 1)
+        loop, events, stopped = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception](), threading.Event()
+
+        def work() -> None:
+            try:
+                for piece in self._writer.write(ids, max_tokens, sampling, stop):
+                    if stopped.is_set():
+                        return
+                    if not self.healthy:
+                        raise RefusedError(503, "the server is stopping", 1)
+                    self._metrics.tokens.inc()
+                    loop.call_soon_threadsafe(events.put_nowait, piece)
+            except Exception as error:  # for the client; the queue goes on
+                if not stopped.is_set():
+                    loop.call_soon_threadsafe(events.put_nowait, error)
+
+        self._count(+1)
+        task, timeout_s = self._executor.submit(work), self._limits.timeout_s
+        try:
+            try:
+                event = await asyncio.wait_for(events.get(), timeout_s)
+            except asyncio.TimeoutError:
+                raise RefusedError(
+                    504, f"there was no token within {timeout_s:g} s; try again later, or shorten the prompt"
+                ) from None
+            while True:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+                if event.stopped is not None:
+                    return
+                event = await events.get()
+        finally:
+            stopped.set()
+            task.cancel()  # if it waits
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._unfinished += change
+        self._metrics.waiting.set(max(0, self._unfinished - 1))
+
+    def expire(self) -> None:
+        """Accept no more requests, and end every text behind its current token, with an error."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """Stop writing, and end the thread."""
+        self.expire()
+        self._executor.shutdown(cancel_futures=True)

@@ -1,14 +1,12 @@
-"""Language models behind the interface of OpenAI: messages, chat templates, and one queue of texts to write."""
+"""Language models behind the interface of OpenAI: messages, chat templates, and routes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, ClassVar, Literal
@@ -18,14 +16,15 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.inference.generate import Piece, Writer
 from edgeformer.inference.sampling import Sampling
-from edgeformer.inference.serving_engine import Limits, Metrics, RefusedError, Service
+from edgeformer.serve.queue import WritingQueue
+from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat ends by itself."""
@@ -210,7 +209,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         self._tokens = {name: token for name, token in tokens.items() if name.endswith("_token") and token}
         try:
             self._template = environment.from_string(source)
@@ -230,87 +229,8 @@ class ChatTemplate:
             ) from None
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 def _refuse(message: object) -> None:
     raise jinja2.TemplateError(str(message))
-
-
-class WritingQueue:
-    """Writes texts in the order of their requests, one at a time, in a thread that alone uses the model."""
-
-    def __init__(self, writer: Writer, limits: Limits, metrics: Metrics) -> None:
-        self._writer, self._limits, self._metrics = writer, limits, metrics
-        self._executor = ThreadPoolExecutor(1, "inference")
-        self._closing = threading.Event()
-        self._unfinished = 0
-
-    @property
-    def healthy(self) -> bool:
-        """Whether it accepts requests."""
-        return not self._closing.is_set()
-
-    async def write(
-        self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str]
-    ) -> AsyncGenerator[Piece]:
-        """Yield the pieces of :meth:`Writer.write`; closing the iterator stops the writing behind the current token.
-
-        Raises RefusedError: the queue is full or closed, or the turn does not come in time.
-        """
-        if not self.healthy:
-            raise RefusedError(503, "the server is stopping", 1)
-        if self._unfinished > self._limits.queue:
-            raise RefusedError(503, f"the queue is full with {self._limits.queue:,} requests", 1)
-        loop, events, stopped = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception](), threading.Event()
-
-        def work() -> None:
-            try:
-                for piece in self._writer.write(ids, max_tokens, sampling, stop):
-                    if stopped.is_set():
-                        return
-                    if not self.healthy:
-                        raise RefusedError(503, "the server is stopping", 1)
-                    self._metrics.tokens.inc()
-                    loop.call_soon_threadsafe(events.put_nowait, piece)
-            except Exception as error:  # for the client; the queue goes on
-                if not stopped.is_set():
-                    loop.call_soon_threadsafe(events.put_nowait, error)
-
-        self._count(+1)
-        task, timeout_s = self._executor.submit(work), self._limits.timeout_s
-        try:
-            try:
-                event = await asyncio.wait_for(events.get(), timeout_s)
-            except asyncio.TimeoutError:
-                raise RefusedError(
-                    504, f"there was no token within {timeout_s:g} s; try again later, or shorten the prompt"
-                ) from None
-            while True:
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-                if event.stopped is not None:
-                    return
-                event = await events.get()
-        finally:
-            stopped.set()
-            task.cancel()  # if it waits
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self._unfinished += change
-        self._metrics.waiting.set(max(0, self._unfinished - 1))
-
-    def expire(self) -> None:
-        """Accept no more requests, and end every text behind its current token, with an error."""
-        self._closing.set()
-
-    def close(self) -> None:
-        """Stop writing, and end the thread."""
-        self.expire()
-        self._executor.shutdown(cancel_futures=True)
 
 
 class CompletionService(Service):
@@ -329,7 +249,7 @@ class CompletionService(Service):
     refusal = ErrorMessage
     refusals: ClassVar = {"400": "the request is invalid or exceeds a limit", "404": "another model is asked for"}
 
-    def __init__(self, writer: Writer, limits: Limits, metrics: Metrics, template: str | None = None) -> None:
+    def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics, template: str | None = None) -> None:
         config = writer.tokenizer_config
         source = template if template is not None else config.get("chat_template")
         self._template: ChatTemplate | None = None
@@ -352,11 +272,16 @@ class CompletionService(Service):
         self.facts = {"chat": self._template is not None, **facts}
         self._writer, self._limits = writer, limits
         self._queue = WritingQueue(writer, limits, metrics)
-        self.close, self.expire = self._queue.close, self._queue.expire  # type: ignore[method-assign]
 
     @property
     def healthy(self) -> bool:
         return self._queue.healthy
+
+    def close(self) -> None:
+        self._queue.close()
+
+    def expire(self) -> None:
+        self._queue.expire()
 
     def example(self, address: str) -> str:
         header, body = "'Content-Type: application/json'", '{"prompt": "TEXT", "stream": true}'
@@ -371,7 +296,9 @@ class CompletionService(Service):
 
     async def answer(self, request: Request, body: bytes) -> Response:
         is_chat = request.url.path == "/v1/chat/completions"
-        content: CompletionRequest | ChatRequest = _parse(ChatRequest if is_chat else CompletionRequest, body)
+        content: CompletionRequest | ChatRequest = read_message(
+            ChatRequest if is_chat else CompletionRequest, body, 400, most_problems=1
+        )
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
@@ -527,15 +454,3 @@ async def _unless_disconnected(request: Request, work: Any) -> Any:
         working.cancel()
         gone.cancel()
         await asyncio.gather(working, gone, return_exceptions=True)
-
-
-def _parse(kind: type[Any], body: bytes) -> Any:
-    """Parse the JSON body of a request. Raises RefusedError that names the first key that is wrong."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        location = ".".join(map(str, problem["loc"]))
-        message = problem["msg"].removeprefix("Value error, ")
-        param = location or (message.partition(":")[0] if problem["type"] == "value_error" else None)
-        raise RefusedError(400, f"{location}: {message}" if location else message, param=param) from None
