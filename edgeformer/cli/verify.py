@@ -53,7 +53,7 @@ def command(
     opened, progress = location.open_bundle(), show_progress()
     artifact = artifact or location.artifact
     if on is not None:
-        from edgeformer.devices.measure import find_targets, verify_on
+        from edgeformer.machines.commands import find_targets, verify_on
 
         options = opt.forward_options(context, ("runtime", "write"))
         options += [] if artifact is None else ["--artifact", opened.artifact(artifact).id]

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
@@ -48,13 +48,18 @@ def run(
     return subprocess.run(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
 
 
+class Outcome(NamedTuple):
+    """What an edgeformer command printed: stdout, exit code, and the lines of stderr that are not progress."""
+
+    output: str
+    code: int
+    errors: tuple[str, ...]
+
+
 def run_edgeformer(
     arguments: Sequence[str], progress: Progress, on_start: Callable[[subprocess.Popen[str]], object]
-) -> tuple[str, int, list[str]]:
-    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end.
-
-    Returns its output, its exit code, and the other lines that it wrote to stderr.
-    """
+) -> Outcome:
+    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end."""
     from edgeformer.artifacts.progress import forward_event
 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -72,7 +77,7 @@ def run_edgeformer(
                 process.communicate()
                 raise
         output.seek(0)
-        return output.read(), process.returncode, lines
+        return Outcome(output.read(), process.returncode, tuple(lines))
 
 
 def _with_launcher(command: Sequence[str], own: bool) -> list[str]:

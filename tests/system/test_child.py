@@ -101,7 +101,7 @@ def test_processes_are_started_in_one_place_only() -> None:
                 module = getattr(function.value, "id", "")
                 places |= {path.relative_to(PACKAGE).as_posix()} if module in ("subprocess", "os") else set()
     # host: for 10 s at most; agent: alone on a device; resident: a fork, which calls end_with_parent.
-    assert places == {"system/child.py", "system/host.py", "devices/agent.py", "measurement/resident.py"}
+    assert places == {"system/child.py", "system/host.py", "machines/agent.py", "measurement/resident.py"}
 
 
 def words_of(processes: Sequence[psutil.Process]) -> str:

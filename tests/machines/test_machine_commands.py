@@ -1,4 +1,4 @@
-"""`devices add` and `list`, `gate --on`, and several devices at once."""
+"""`machines add` and `list`, `gate --on`, and several machines at once."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from edgeformer.artifacts.report import read_report
 from edgeformer.measurement.target import AUTO, resolve_device
 from edgeformer.system.host import describe_host
 from tests.cli.in_process import Edgeformer
-from tests.devices.sshd import Sshd, start_sshd
+from tests.machines.sshd import Sshd, start_sshd
 
 ONE_ROW = ("--batch", "1", "--seq", "16", "--artifact", "onnx-fp32")
-ADD = ("devices", "add", "kitchen-pi", "--device", "host", "--name")
+ADD = ("machines", "add", "kitchen-pi", "--device", "host", "--name")
 
 
 @pytest.fixture
-def desk(device: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """A second device, with one core and one thread; ``ssh`` reaches both."""
+def desk(machine: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """A second machine, with one core and one thread; ``ssh`` reaches both."""
     if shutil.which("taskset") is None:
-        pytest.skip("needs taskset, to limit a device to one core")
+        pytest.skip("needs taskset, to limit a machine to one core")
     core = str(min(os.sched_getaffinity(0)))
     server = start_sshd(tmp_path / "desk", "desk", environment="OMP_NUM_THREADS=1", launcher=("taskset", "-c", core))
     server.install_here()
     both = tmp_path / "ssh_config"
-    both.write_text(device.config.read_text() + server.config.read_text())
+    both.write_text(machine.config.read_text() + server.config.read_text())
     monkeypatch.setenv("EDGEFORMER_SSH", f"ssh -F {both}")
     yield server
     server.stop()
 
 
-def test_an_added_device_is_listed_and_measured(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
-    assert "no devices in artifacts; add one" in edgeformer("devices", "list")
+def test_an_added_machine_is_listed_and_measured(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    assert "no machines in artifacts; add one" in edgeformer("machines", "list")
     assert "edgeformer profile --on robot" in edgeformer(*ADD, "robot")
-    (row,) = json.loads(edgeformer("devices", "list", "--json"))["devices"]
+    (row,) = json.loads(edgeformer("machines", "list", "--json"))["machines"]
     assert (row["name"], row["address"], row["calibrated"]) == ("robot", "kitchen-pi", None)
-    assert "robot   kitchen-pi" in edgeformer("devices", "list")
+    assert "robot   kitchen-pi" in edgeformer("machines", "list")
     assert "address" not in edgeformer("list", "devices", "--artifacts", "other")
     text = edgeformer("profile", "small", "--on", "robot", *ONE_ROW)
     assert "edgeformer gate small --against BASELINE --on robot" in text
     report = read_report(run / "reports" / "robot-onnx-fp32.json")
     assert (report.device, report.on_target, report.host["address"]) == ("robot", True, "kitchen-pi")
-    edgeformer(*ADD, "robot")  # the same device again
+    edgeformer(*ADD, "robot")  # the same machine again
 
 
 @pytest.mark.parametrize("name", ["local", "auto", "host", "raspberry-pi-5", "a b", "../x", "", "-x"])
-def test_names_that_no_device_can_have(device: Sshd, edgeformer: Edgeformer, run: Path, name: str) -> None:
-    message = edgeformer("devices", "add", "kitchen-pi", "--device", "host", f"--name={name}", code=2)
+def test_names_that_no_machine_can_have(machine: Sshd, edgeformer: Edgeformer, run: Path, name: str) -> None:
+    message = edgeformer("machines", "add", "kitchen-pi", "--device", "host", f"--name={name}", code=2)
     assert f"--name {name}: use letters" in message and not Path("artifacts/profiles").exists()
 
 
-def test_a_name_stays_with_its_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+def test_a_name_stays_with_its_machine(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     edgeformer(*ADD, "robot")
-    message = edgeformer("devices", "add", "desk", "--device", "host", "--name", "robot", code=2)
-    assert "robot.yaml is another device" in message
+    message = edgeformer("machines", "add", "desk", "--device", "host", "--name", "robot", code=2)
+    assert "robot.yaml is another machine" in message
     assert load_profile("artifacts/profiles/robot.yaml").address == "kitchen-pi"
-    assert "write [USER@]HOST" in edgeformer("devices", "add", "--device=host", "--name=x", "--", "-v", code=2)
+    assert "write [USER@]HOST" in edgeformer("machines", "add", "--device=host", "--name=x", "--", "-v", code=2)
 
 
-def test_an_added_device_is_not_taken_for_another_with_its_processor(tmp_path: Path) -> None:
+def test_an_added_machine_is_not_taken_for_another_with_its_processor(tmp_path: Path) -> None:
     own, processor = tmp_path / "profiles", describe_host()["cpu"]
     for name, address in {"mine": None, "a-robot": "robot"}.items():
         update = {"name": name, "match": processor, "address": address}
@@ -73,8 +73,8 @@ def test_an_added_device_is_not_taken_for_another_with_its_processor(tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_added_device_is_calibrated(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
-    edgeformer("devices", "add", "kitchen-pi", "small", "--name", "pi", "--allow-noise")
+def test_an_added_machine_is_calibrated(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    edgeformer("machines", "add", "kitchen-pi", "small", "--name", "pi", "--allow-noise")
     profile = load_profile("artifacts/profiles/pi.yaml")
     assert (
         profile.calibration is not None
@@ -87,7 +87,7 @@ def test_an_added_device_is_calibrated(device: Sshd, edgeformer: Edgeformer, run
     assert calibration is not None and (1, 16) in {(case.batch, case.seq) for case in calibration.validated_on}
 
 
-def test_gate_compares_on_the_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+def test_gate_compares_on_the_machine(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     baseline = Path(shutil.copytree(run, run.with_name("before")))
     options = (*ONE_ROW, "--max-memory-growth", "off", "--max-score-loss", "off", "--max-slowdown", "900%")
     arguments = ("gate", "small", "--against", "before", "--on", "kitchen-pi", *options)
@@ -99,11 +99,11 @@ def test_gate_compares_on_the_device(device: Sshd, edgeformer: Edgeformer, run: 
     graph = baseline / "bundle" / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-9])
     assert "onnx/model.onnx" in edgeformer(*arguments, code=2)
-    assert not any((device.root / "jobs").glob("*/*"))
+    assert not any((machine.root / "jobs").glob("*/*"))
 
 
-def test_two_devices_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path) -> None:
-    """Both measure at the same time; one device that is off hides no other."""
+def test_two_machines_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    """Both measure at the same time; one machine that is off hides no other."""
     arguments = ("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "desk", "--on", "127.0.0.1")
     text = edgeformer(*arguments, code=1)
     assert "127.0.0.1: " in text and "page    artifacts/small/reports/devices.html" in text
@@ -114,7 +114,7 @@ def test_two_devices_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path)
     assert "small on 3 devices" in page and "kitchen-pi" in page and "desk" in page
 
 
-def test_this_machine_beside_a_device(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+def test_this_machine_beside_a_machine(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     comparison = json.loads(edgeformer("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "local", "--json"))
     assert [entry["name"] for entry in comparison["devices"]] == ["kitchen-pi", "local"]
     assert all({*row["devices"]} == {"kitchen-pi", "local"} for row in comparison["rows"])
@@ -122,11 +122,11 @@ def test_this_machine_beside_a_device(device: Sshd, edgeformer: Edgeformer, run:
     assert "without --on, this machine is used" in edgeformer("verify", "small", "--on", "local", code=2)
 
 
-def test_devices_that_are_all_off(device: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+def test_machines_that_are_all_off(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     message = edgeformer("profile", "small", "--on", "127.0.0.1", "--on", "localhost", code=1)
     assert "127.0.0.1: " in message and "localhost: " in message and not (run / "reports").exists()
 
 
-def test_an_absent_device_is_offered_to_be_measured(edgeformer: Edgeformer, run: Path) -> None:
+def test_an_absent_machine_is_offered_to_be_measured(edgeformer: Edgeformer, run: Path) -> None:
     text = edgeformer("profile", "small", "--device", "raspberry-pi-5", *ONE_ROW)
     assert "edgeformer profile small --device raspberry-pi-5 --on HOST" in text

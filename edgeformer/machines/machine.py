@@ -1,4 +1,4 @@
-"""Job: edgeformer commands that run on a device, with their files, progress and outputs."""
+"""Machine: runs edgeformer commands over SSH, with their files, progress and output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,37 +18,17 @@ from edgeformer.artifacts.progress import Progress, bar, forward_event
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
-from edgeformer.devices.connection import Connection, ConnectionLost, DeviceError
-from edgeformer.devices.packing import write_wheel
+from edgeformer.machines.connection import Connection, ConnectionLost, MachineError
+from edgeformer.machines.packing import write_wheel
+from edgeformer.system.child import Outcome
 
 _ENVIRONMENT_BYTES = 600 << 20
 """Free bytes that an installation needs: the environment takes 260 MiB, pip's cache and temporary files the rest."""
 _RESERVE_BYTES = 50 << 20
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """What a job printed.
-
-    Attributes:
-        outputs: stdout of each command that ran.
-        code: exit code of the last of them.
-        seconds: duration of the commands.
-        errors: what the last command wrote on stderr besides progress.
-        sent_bytes: sizes of the files that were sent to the device.
-        setup_s: seconds before and after the commands.
-    """
-
-    outputs: tuple[str, ...]
-    code: int
-    seconds: float
-    errors: tuple[str, ...]
-    sent_bytes: int
-    setup_s: float
-
-
 def bundle_files(bundle: Bundle, folder: str) -> dict[str, Path]:
-    """Return path on the device → file, of everything in a bundle that its manifest lists.
+    """Return path on a machine → file, of everything in a bundle that its manifest lists.
 
     Raises ArtifactError: the manifest names a file outside the bundle.
     """
@@ -69,17 +48,17 @@ def _wheel() -> tuple[bytes, str]:
 
 
 def environment_name() -> str:
-    """Return the name of this edgeformer's environment on a device: version and hash of the wheel."""
+    """Return the name of this edgeformer's environment on a machine: version and hash of the wheel."""
     return f"{__version__}-{hashlib.sha256(_wheel()[0]).hexdigest()[:12]}"
 
 
-class Device:
-    """A device on which jobs run.
+class Machine:
+    """A machine on which jobs run.
 
     Args:
         address: [USER@]HOST as for ssh.
-        packs: folder with the packs of ``devices pack``.
-        progress: shows what happens on the device.
+        packs: folder with the packs of ``machines pack``.
+        progress: shows what happens there.
     """
 
     def __init__(self, address: str, packs: Path, progress: Progress) -> None:
@@ -89,18 +68,18 @@ class Device:
         self._job: str | None = None
         self._sent_bytes = 0
 
-    def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> JobResult:
-        """Run commands on the device, each in the folder of the files, until one fails.
+    def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> Outcome:
+        """Run commands there, each in the folder of the files, until one fails; return what the last of them printed.
 
         A job of a lost connection goes on; the same call later joins it, or returns what it printed.
 
         Args:
             commands: arguments of ``edgeformer``.
-            files: path on the device → file here.
+            files: path there → file here.
 
         Raises:
             ConnectionLost: there is no connection, or it ended.
-            DeviceError: the device lacks something, or the job was ended there.
+            MachineError: the machine lacks something, or the job was ended there.
         """
         started, progress, call = time.monotonic(), self._progress, self.connection.call
         self.connection.find_python()
@@ -113,7 +92,7 @@ class Device:
             if not facts["has_environment"]:
                 self._install(facts)
             sent = self._upload(files, digests, facts)
-            progress.message(f"{sent} files sent, {len({*digests.values()}) - sent} unchanged on the device")
+            progress.message(f"{sent} files sent, {len({*digests.values()}) - sent} unchanged there")
         else:
             state = "has finished; its results are fetched" if facts["job"] == "finished" else "still runs"
             progress.message(f"this job was started earlier and {state}")
@@ -122,18 +101,14 @@ class Device:
             result = call("run", request, on_message=lambda m: lines.append(forward_event(m["event"], progress)))
         except ConnectionLost as error:
             raise ConnectionLost(f"{error}; the job goes on there: the same command fetches its results") from None
-        setup_s = time.monotonic() - started - result["seconds"]
-        return JobResult(
-            outputs=tuple(result["outputs"]),
-            code=result["code"],
-            seconds=result["seconds"],
-            errors=tuple(line for line in lines if line is not None),
-            sent_bytes=self._sent_bytes,
-            setup_s=max(0.0, setup_s),
-        )
+        sent, seconds = format_bytes(self._sent_bytes), result["seconds"]
+        rest_s = max(0.0, time.monotonic() - started - seconds)
+        progress.message(f"sent {sent}; {seconds:.1f} s of commands there, {rest_s:.1f} s for the rest")
+        output = result["outputs"][-1] if result["outputs"] else ""
+        return Outcome(output, result["code"], tuple(line for line in lines if line is not None))
 
     def _install(self, facts: Mapping[str, Any]) -> None:
-        """Install this edgeformer on the device. Raises DeviceError, which says what the device lacks."""
+        """Install this edgeformer there. Raises MachineError, which says what the machine lacks."""
         reason = None
         if not facts["has_venv"]:
             version = facts["python"].rpartition(".")[0]
@@ -146,7 +121,7 @@ class Device:
             needed, free = format_bytes(_ENVIRONMENT_BYTES), format_bytes(facts["free_bytes"])
             reason = f"the disk of ~/.cache has {free} free, and an installation needs {needed}"
         if reason is not None:
-            raise DeviceError(f"{self.address}: {reason}")
+            raise MachineError(f"{self.address}: {reason}")
         wheel, name = _wheel()
         with tempfile.TemporaryDirectory() as folder, bar(self._progress, "installing edgeformer", None):
             (Path(folder) / name).write_bytes(wheel)
@@ -168,18 +143,18 @@ class Device:
             }
             try:
                 self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
-            except DeviceError as error:
+            except MachineError as error:
                 is_cut_off = "No matching distribution" in str(error) and not pack.is_dir()
-                hint = f"; if it reaches no package index: edgeformer devices pack --for {facts['tag']}"
-                raise DeviceError(f"{error}{hint if is_cut_off else ''}") from None
+                hint = f"; if it reaches no package index: edgeformer machines pack --for {facts['tag']}"
+                raise MachineError(f"{error}{hint if is_cut_off else ''}") from None
 
     def _upload(self, files: Mapping[str, Path], digests: Mapping[str, str], facts: Mapping[str, Any]) -> int:
-        """Send the files that the device lacks, according to its ``facts``, and return their number."""
+        """Send the files that the machine lacks, according to its ``facts``, and return their number."""
         missing = {digests[name]: path for name, path in files.items() if digests[name] in facts["missing"]}
         size_bytes = sum(path.stat().st_size for path in missing.values())
         size, free = format_bytes(size_bytes), format_bytes(facts["free_bytes"])
         if size_bytes + _RESERVE_BYTES > facts["free_bytes"]:
-            raise DeviceError(f"{self.address}: {size} are to be sent, and its disk has {free} free")
+            raise MachineError(f"{self.address}: {size} are to be sent, and its disk has {free} free")
         if missing:
             with bar(self._progress, f"sending {size}", None):
                 self.connection.call("upload", {}, missing)
@@ -187,9 +162,9 @@ class Device:
         return len(missing)
 
     def forget(self) -> None:
-        """Remove the job of :meth:`run` from the device; stop it if it runs. Says so if it cannot be removed."""
+        """Remove the job of :meth:`run` from the machine; stop it if it runs. Says so if it cannot be removed."""
         if self._job is not None:
             try:
                 self.connection.call("forget", {"job": self._job})
-            except (ConnectionLost, DeviceError) as error:
+            except (ConnectionLost, MachineError) as error:
                 self._progress.message(f"{error}; the job stays there: the same command fetches its results again")

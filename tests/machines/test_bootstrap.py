@@ -1,4 +1,4 @@
-"""Devices that lack something: the message says exactly what, and nothing is left there."""
+"""Machines that lack something: the message says exactly what, and nothing is left there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.devices import job
-from edgeformer.devices.connection import Connection, DeviceError
-from edgeformer.devices.job import environment_name
-from edgeformer.devices.packing import WHEEL, download_pack, write_wheel
+from edgeformer.machines import machine as machine_module
+from edgeformer.machines.connection import Connection, MachineError
+from edgeformer.machines.machine import environment_name
+from edgeformer.machines.packing import WHEEL, download_pack, write_wheel
 from tests.cli.in_process import Edgeformer
-from tests.devices.sshd import Sshd, start_sshd
+from tests.machines.sshd import Sshd, start_sshd
 
 VERIFY = ("verify", "small", "--on", "bench")
 Start = Callable[..., Sshd]
@@ -29,16 +29,16 @@ Start = Callable[..., Sshd]
 
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a device named bench."""
+    """Start a machine named bench."""
     started: list[Sshd] = []
 
-    def start_device(*lines: str, **options: object) -> Sshd:
+    def start_machine(*lines: str, **options: object) -> Sshd:
         folder = tmp_path_factory.mktemp("bench") / "device"
         started.append(start_sshd(folder, "bench", *lines, **options))  # type: ignore[arg-type]
         monkeypatch.setenv("EDGEFORMER_SSH", started[-1].ssh)
         return started[-1]
 
-    yield start_device
+    yield start_machine
     for server in started:
         server.stop()
 
@@ -55,7 +55,7 @@ def programs(folder: Path, python: str, *names: str) -> str:
 
 needs_only_path = pytest.mark.skipif(
     any(Path("/usr/local/bin").glob("python3*")) or Path("/opt/homebrew/bin/python3").exists(),
-    reason="a Python in /usr/local/bin is on the path of every device here",
+    reason="a Python in /usr/local/bin is on the path of every machine here",
 )
 
 
@@ -71,12 +71,12 @@ needs_only_path = pytest.mark.skipif(
 def test_without_a_new_python(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, python: str, names: list[str], expected: str
 ) -> None:
-    device = start(environment=programs(tmp_path / "bin", python, *names))
-    with pytest.raises(DeviceError) as error:
+    machine = start(environment=programs(tmp_path / "bin", python, *names))
+    with pytest.raises(MachineError) as error:
         Connection("bench").find_python()
     assert str(error.value).startswith(expected.format(tmp_path / "bin"))
     edgeformer(*VERIFY, code=1)
-    assert not device.root.exists()
+    assert not machine.root.exists()
 
 
 @needs_only_path
@@ -123,33 +123,33 @@ os.uname = lambda: os.uname_result((*uname[:4], "aarch64"))
 
 
 @needs_only_path
-def test_a_pack_is_for_the_architecture_of_the_device(
+def test_a_pack_is_for_the_architecture_of_the_machine(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
 ) -> None:
     """The Python says aarch64, as that of a Raspberry Pi."""
-    device = start(environment=f"{NO_INDEX} {customized_python(tmp_path, AARCH64)}")
+    machine = start(environment=f"{NO_INDEX} {customized_python(tmp_path, AARCH64)}")
     tag = f"linux-aarch64-cp{sys.version_info[0]}{sys.version_info[1]}"
-    assert f"edgeformer devices pack --for {tag}" in edgeformer(*VERIFY, code=1)
+    assert f"edgeformer machines pack --for {tag}" in edgeformer(*VERIFY, code=1)
     pack = tmp_path / "artifacts" / "packs" / tag
     pack.mkdir(parents=True)
     # With a pack, no index is asked: this one has nothing but a file that is no wheel.
     (pack / "numpy-2.0-py3-none-any.whl").write_text("no wheel")
     message = edgeformer(*VERIFY, code=1)
-    assert "No matching distribution" in message and "devices pack" not in message
-    assert not any(device.root.glob("*/venv"))
+    assert "No matching distribution" in message and "machines pack" not in message
+    assert not any(machine.root.glob("*/venv"))
 
 
 def test_without_the_venv_module(start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path) -> None:
     """As on Debian without python3-venv, which leaves out ensurepip."""
-    device = start(environment=customized_python(tmp_path, HIDING))
+    machine = start(environment=customized_python(tmp_path, HIDING))
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     expected = f"has no venv module; on Debian and Ubuntu: sudo apt install python{version}-venv"
     assert expected in edgeformer(*VERIFY, code=1)
-    assert not device.root.exists()
+    assert not machine.root.exists()
 
 
 def small_disk(start: Start, tmp_path: Path, size: str) -> Sshd:
-    """A device whose home is a disk of this size."""
+    """A machine whose home is a disk of this size."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to mount a disk that an SSH server sees")
     home = tmp_path / "disk"
@@ -158,19 +158,19 @@ def small_disk(start: Start, tmp_path: Path, size: str) -> Sshd:
     return start(launcher=("unshare", "--mount", "sh", "-c", mount, str(home)), home=home)
 
 
-def files_on(device: Sshd) -> list[str]:
-    """Files in the device's home, as the device sees it."""
-    command = ["ssh", "-F", str(device.config), device.name, "find $HOME -type f"]
+def files_on(machine: Sshd) -> list[str]:
+    """Files in the machine's home, as the machine sees it."""
+    command = ["ssh", "-F", str(machine.config), machine.name, "find $HOME -type f"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_a_full_disk_is_refused_before_anything_is_sent(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
 ) -> None:
-    device = small_disk(start, tmp_path, "100m")
+    machine = small_disk(start, tmp_path, "100m")
     message = edgeformer(*VERIFY, code=1)
     assert "bench: the disk of ~/.cache has 100.0 MiB free, and an installation needs 600.0 MiB" in message
-    assert files_on(device) == []
+    assert files_on(machine) == []
 
 
 @pytest.mark.parametrize("size", ["500k", pytest.param("100m", marks=pytest.mark.slow)])
@@ -178,11 +178,11 @@ def test_a_disk_that_fills_up_keeps_no_half_file_or_environment(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     """While the wheel is sent, or while its dependencies are installed."""
-    device = small_disk(start, tmp_path, size)
-    monkeypatch.setattr(job, "_ENVIRONMENT_BYTES", 0)
-    monkeypatch.setattr(job, "_RESERVE_BYTES", -(1 << 30))
+    machine = small_disk(start, tmp_path, size)
+    monkeypatch.setattr(machine_module, "_ENVIRONMENT_BYTES", 0)
+    monkeypatch.setattr(machine_module, "_RESERVE_BYTES", -(1 << 30))
     assert "No space left on device" in edgeformer(*VERIFY, code=1)
-    left = {file.rpartition("/remote/")[2].partition("/")[0] for file in files_on(device)}
+    left = {file.rpartition("/remote/")[2].partition("/")[0] for file in files_on(machine)}
     assert left == (set() if size == "500k" else {"files", f"{environment_name()}.lock"})
 
 
@@ -192,7 +192,7 @@ def test_a_wheel_is_the_same_each_time_and_has_everything(tmp_path: Path) -> Non
     with zipfile.ZipFile(first) as archive:
         names = archive.namelist()
         assert archive.testzip() is None
-    assert {"edgeformer/devices/agent.py", "edgeformer/report/templates/report.css"} <= {*names}
+    assert {"edgeformer/machines/agent.py", "edgeformer/report/templates/report.css"} <= {*names}
     assert "edgeformer/shipped/profiles/raspberry-pi-5.yaml" in names
     assert not [name for name in names if "__pycache__" in name]
 
@@ -208,37 +208,37 @@ def test_packs_for_unknown_platforms_are_refused(tmp_path: Path, tag: str) -> No
 
 @pytest.mark.slow
 def test_without_an_index_a_pack_installs(start: Start, edgeformer: Edgeformer, run: Path) -> None:
-    device = start(environment=NO_INDEX)
+    machine = start(environment=NO_INDEX)
     message = edgeformer(*VERIFY, code=1)
-    platform = re.search(r"edgeformer devices pack --for (linux-\S+)", message)
-    assert platform is not None and not any(device.root.glob("*/venv")), message
-    edgeformer("devices", "pack", "--for", platform[1])
+    platform = re.search(r"edgeformer machines pack --for (linux-\S+)", message)
+    assert platform is not None and not any(machine.root.glob("*/venv")), message
+    edgeformer("machines", "pack", "--for", platform[1])
     assert "2 of 2 artifacts verified" in edgeformer(*VERIFY)
-    assert any(device.root.rglob("numpy/ma/__pycache__/*.pyc"))  # which verify does not import
-    assert json.loads(edgeformer("devices", "clean", "bench", "--json"))["removed_bytes"]["bench"] > 100 << 20
-    assert not device.root.parent.exists()
+    assert any(machine.root.rglob("numpy/ma/__pycache__/*.pyc"))  # which verify does not import
+    assert json.loads(edgeformer("machines", "clean", "bench", "--json"))["removed_bytes"]["bench"] > 100 << 20
+    assert not machine.root.parent.exists()
 
 
-def test_an_unreachable_device(start: Start, edgeformer: Edgeformer, run: Path) -> None:
-    device = start()
-    device.stop()
-    assert "Connection refused; start the SSH server on the device" in edgeformer(*VERIFY, code=1)
+def test_an_unreachable_machine(start: Start, edgeformer: Edgeformer, run: Path) -> None:
+    machine = start()
+    machine.stop()
+    assert "Connection refused; start the SSH server there" in edgeformer(*VERIFY, code=1)
 
 
-def test_a_key_that_the_device_does_not_know(start: Start, edgeformer: Edgeformer, run: Path) -> None:
-    device = start()
-    (device.config.parent / "user_key.pub").write_text("")
+def test_a_key_that_the_machine_does_not_know(start: Start, edgeformer: Edgeformer, run: Path) -> None:
+    machine = start()
+    (machine.config.parent / "user_key.pub").write_text("")
     assert "log in with a key: run ssh-copy-id bench once" in edgeformer(*VERIFY, code=1)
 
 
 def test_a_login_that_prints_something(start: Start, edgeformer: Edgeformer, run: Path) -> None:
     """What a shell's startup file prints comes before the answers."""
-    device = start('ForceCommand echo Welcome; echo; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    device.install_here()
+    machine = start('ForceCommand echo Welcome; echo; exec sh -c "$SSH_ORIGINAL_COMMAND"')
+    machine.install_here()
     assert "2 of 2 artifacts verified" in edgeformer(*VERIFY)
 
 
-def test_a_device_without_a_posix_shell(start: Start, edgeformer: Edgeformer, run: Path) -> None:
+def test_a_machine_without_a_posix_shell(start: Start, edgeformer: Edgeformer, run: Path) -> None:
     """As Windows' cmd.exe, which knows no sh."""
     start("ForceCommand echo \"'sh' is not recognized as an internal or external command\"; exit 1")
     assert "has no POSIX shell; Linux, macOS, Termux and WSL are supported" in edgeformer(*VERIFY, code=1)

@@ -1,6 +1,6 @@
-"""Agent: the program that runs on a device, with the device's own Python (3.10 or newer) and nothing else.
+"""Agent: the program that runs on a machine, with the machine's own Python (3.10 or newer) and nothing else.
 
-:mod:`edgeformer.devices.connection` sends this file over SSH for every call. The call's request is one JSON line on
+:mod:`edgeformer.machines.connection` sends this file over SSH for every call. The call's request is one JSON line on
 stdin, files follow as a tar stream, and messages come back as JSON lines on stdout. Everything that the agent writes
 is below :data:`ROOT`:
 
@@ -45,7 +45,7 @@ _KEPT_ENVIRONMENTS = 3
 
 Request = dict[str, Any]
 source: str = globals().get("source", "")
-"""This file, set by :mod:`edgeformer.devices.connection`."""
+"""This file, set by :mod:`edgeformer.machines.connection`."""
 
 
 class Failed(Exception):
@@ -58,7 +58,7 @@ def send(**message: Any) -> None:
 
 
 def lock_file(path: Path) -> Path:
-    """Return the lock file of an environment, a job, or the whole device."""
+    """Return the lock file of an environment, a job, or the whole machine."""
     return path.with_name(f"{path.name}.lock")
 
 
@@ -135,7 +135,7 @@ def free_bytes() -> int:
 
 
 def inspect(request: Request) -> None:
-    """Describe the device, and which of the environment, the files and the job of a request it has."""
+    """Describe the machine, and which of the environment, the files and the job of a request it has."""
     jetson, termux = Path("/etc/nv_tegra_release").exists(), "com.termux" in os.environ.get("PREFIX", "")
     job = JOBS / request["job"]
     for name in request["files"]:
@@ -213,7 +213,7 @@ def install(request: Request) -> None:
     with abort_without_client():
         handle = acquire(folder, wait=False)
         if handle is None:
-            send(message="waiting for another installation on this device")
+            send(message="waiting for another installation on this machine")
             handle = acquire(folder, wait=True)
         if (folder / COMPLETE).is_file():  # by the other installation
             send(end=None)
@@ -289,7 +289,7 @@ def supervise(job: Path, handle: int) -> None:
     python, outputs, code = str(ROOT / request["environment"] / "venv/bin/python"), [], 0
     with (job / EVENTS).open("ab", buffering=0) as events:
         if acquire(ROOT / "device", wait=False) is None:
-            events.write(b'{"message": "waiting for another measurement on this device"}\n')
+            events.write(b'{"message": "waiting for another measurement on this machine"}\n')
             acquire(ROOT / "device", wait=True)
         for arguments in request["commands"]:
             command = [python, "-m", "edgeformer", *arguments]

@@ -1,4 +1,4 @@
-"""A device for tests: a real SSH server of its own."""
+"""A machine for tests: a real SSH server of its own."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.cli.in_process import Edgeformer, in_process
-from tests.devices.sshd import Sshd, start_sshd
+from tests.machines.sshd import Sshd, start_sshd
 
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """A device without anything of edgeformer."""
+    """A machine without anything of edgeformer."""
     server = start_sshd(tmp_path_factory.mktemp("device") / "kitchen", "kitchen-pi")
     yield server
     server.stop()
 
 
 @pytest.fixture
-def device(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
-    """A device on which edgeformer is installed, and which ``ssh`` of this process reaches."""
+def machine(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> Sshd:
+    """A machine on which edgeformer is installed, and which ``ssh`` of this process reaches."""
     sshd.install_here()
     monkeypatch.setenv("EDGEFORMER_SSH", sshd.ssh)
     return sshd

@@ -1,4 +1,4 @@
-"""Commands on devices: the same commands run there, and their JSON comes back."""
+"""Commands on machines: the same commands run there, and their JSON comes back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError, Interrupted
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Report, parse_report, seal_report
-from edgeformer.artifacts.units import format_bytes
 from edgeformer.bundle import Bundle
-from edgeformer.devices.connection import Connection, check_address
-from edgeformer.devices.job import Device, JobResult, bundle_files
 from edgeformer.estimate.calibrate import add_checks, check_estimates
+from edgeformer.machines.connection import Connection, check_address
+from edgeformer.machines.machine import Machine, bundle_files
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
 from edgeformer.run import Location
@@ -37,23 +36,23 @@ T = TypeVar("T")
 LOCAL = "local"
 """``--on local``: this machine, beside others."""
 PACKS_FOLDER = "packs"
-"""Folder of ``devices pack`` among the runs."""
+"""Folder of ``machines pack`` among the runs."""
 _HOST = "host"
-PROFILE_COMMENT = "# A device for --on, written by edgeformer devices add; measurements add to its calibration.\n"
+PROFILE_COMMENT = "# A machine for --on, written by edgeformer machines add; measurements add to its calibration.\n"
 _BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.yaml", "artifacts/profiles", "rows"
 """Names in the folder of a job."""
 
 
 class RemoteError(EdgeformerError):
-    """A command failed on a device; the exit code is that of the command there."""
+    """A command failed on a machine; the exit code is that of the command there."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-class DeviceProgress(Progress):
-    """Progress of one of several devices: each bar becomes a line, with the name of its device."""
+class MachineProgress(Progress):
+    """Progress of one of several machines: each bar becomes a line, with the name of its machine."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self._name, self._progress = name, progress
@@ -67,12 +66,12 @@ class DeviceProgress(Progress):
 
 @dataclass(frozen=True)
 class RemoteTarget:
-    """A device that ``--on`` names.
+    """A machine that ``--on`` names.
 
     Attributes:
         name: as the user wrote it; in messages and file names.
         address: [USER@]HOST for ssh, or ``local``.
-        profile: of ``devices add``; None: the device has none.
+        profile: of ``machines add``; None: the machine has none.
     """
 
     name: str
@@ -81,15 +80,15 @@ class RemoteTarget:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Arguments of ``edgeformer`` per command, and path on the device → file here."""
+class RemoteJob:
+    """Arguments of ``edgeformer`` per command, and path on the machine → file here."""
 
     commands: Sequence[Sequence[str]]
     files: Mapping[str, Path]
 
 
 def find_targets(names: Sequence[str], artifacts: Path) -> list[RemoteTarget]:
-    """Resolve the values of ``--on``: names of ``devices add`` and addresses. Raises InputError for other text."""
+    """Resolve the values of ``--on``: names of ``machines add`` and addresses. Raises InputError for other text."""
     targets = []
     for name in dict.fromkeys(names):
         check_address("--on", name)
@@ -104,7 +103,7 @@ def find_targets(names: Sequence[str], artifacts: Path) -> list[RemoteTarget]:
 
 
 def load_device(name: str | None, artifacts: Path, progress: Progress) -> DeviceProfile | str | None:
-    """Return the profile that ``--device`` names; ``auto`` and ``host``, which the device itself resolves, as they are.
+    """Return the profile that ``--device`` names, or ``auto`` and ``host``, which the machine resolves, as they are.
 
     Raises RecipeError: there is no such profile, or it is not valid.
     """
@@ -113,44 +112,42 @@ def load_device(name: str | None, artifacts: Path, progress: Progress) -> Device
 
 def run_on(
     targets: Sequence[RemoteTarget],
-    job_of: Callable[[RemoteTarget], Job],
-    read: Callable[[RemoteTarget, JobResult], T],
+    job_of: Callable[[RemoteTarget], RemoteJob],
+    read: Callable[[RemoteTarget, child.Outcome], T],
     artifacts: Path,
     progress: Progress,
 ) -> tuple[dict[str, T], dict[str, EdgeformerError]]:
-    """Run a job on every device at the same time, and return the results and the errors by name.
+    """Run a job on every machine at the same time, and return the results and the errors by name.
 
     Args:
-        targets: devices, of which one may be this machine.
-        job_of: the job of a device; on this machine only the last command runs, in the working directory.
-        read: parses a result; the job is removed from the device afterwards. Its errors are those of the device.
-        artifacts: folder of the runs, and of the packs of ``devices pack``.
+        targets: machines, of which one may be this one.
+        job_of: the job of a machine; on this one only the last command runs, in the working directory.
+        read: parses a result; the job is removed from the machine afterwards. Its errors are those of the machine.
+        artifacts: folder of the runs, and of the packs of ``machines pack``.
 
     Raises InterruptedRun: Ctrl-C; the jobs were stopped and removed.
     """
     results, errors = dict[str, T](), dict[str, EdgeformerError]()
-    devices: dict[str, Device] = {}
+    machines: dict[str, Machine] = {}
     processes: list[subprocess.Popen[str]] = []
     lock = threading.Lock()
 
     def work(target: RemoteTarget) -> None:
-        shown = progress if len(targets) == 1 else DeviceProgress(target.name, progress)
+        shown = progress if len(targets) == 1 else MachineProgress(target.name, progress)
         try:
             job = job_of(target)
             if target.address == LOCAL:
-                result = _run_here(job.commands[-1], shown, processes)
+                result = child.run_edgeformer(job.commands[-1], shown, processes.append)
                 with lock:
                     results[target.name] = read(target, result)
                 return
-            device = devices[target.name] = Device(target.address, artifacts / PACKS_FOLDER, shown)
-            result = device.run(job.commands, job.files)
-            sent = format_bytes(result.sent_bytes)
-            shown.message(f"sent {sent}; {result.seconds:.1f} s of commands there, {result.setup_s:.1f} s for the rest")
+            machine = machines[target.name] = Machine(target.address, artifacts / PACKS_FOLDER, shown)
+            result = machine.run(job.commands, job.files)
             try:
                 with lock:
                     results[target.name] = read(target, result)
             finally:
-                device.forget()
+                machine.forget()
         except EdgeformerError as error:
             errors[target.name] = error
         finally:
@@ -163,28 +160,22 @@ def run_on(
         except KeyboardInterrupt:
             for process in processes:
                 process.terminate()
-            for device in devices.values():
-                device.forget()
-            raise InterruptedRun("interrupted: the jobs on the devices were stopped and removed") from None
+            for machine in machines.values():
+                machine.forget()
+            raise InterruptedRun("interrupted: the jobs on the machines were stopped and removed") from None
         finally:
-            for device in devices.values():
-                device.connection.close()
+            for machine in machines.values():
+                machine.connection.close()
     for future in futures:
         future.result()  # raises what is a defect
     return results, errors
 
 
-def _run_here(arguments: Sequence[str], progress: Progress, processes: list[subprocess.Popen[str]]) -> JobResult:
-    """Run a command on this machine as on a device, and add its process to ``processes``."""
-    output, code, lines = child.run_edgeformer(arguments, progress, processes.append)
-    return JobResult((output,), code, 0.0, tuple(lines), 0, 0.0)
-
-
-def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str, Any]:
+def parse_output(target: RemoteTarget, result: child.Outcome, key: str) -> dict[str, Any]:
     """Return the JSON of a job's last command, which has ``key``. Raises RemoteError if the command failed."""
     try:
-        document: dict[str, Any] = json.loads(result.outputs[-1])
-    except (ValueError, IndexError):
+        document: dict[str, Any] = json.loads(result.output)
+    except ValueError:
         document = {}
     code = document.pop("exit_code", result.code)
     if key in document:
@@ -211,7 +202,7 @@ def parse_output(target: RemoteTarget, result: JobResult, key: str) -> dict[str,
 def _device_files(
     device: DeviceProfile | str | None, target: RemoteTarget, artifacts: Path, folder: Path
 ) -> tuple[str, dict[str, Path]]:
-    """Return the value of ``--device`` for a device, and the files that it needs there, written to ``folder``."""
+    """Return the value of ``--device`` for a machine, and the files that it needs there, written to ``folder``."""
     profile = device or target.profile or AUTO
     if isinstance(profile, DeviceProfile):
         file = folder / f"{target.name}.yaml"
@@ -230,10 +221,10 @@ def profile_on(
     artifacts: Path,
     progress: Progress,
 ) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:
-    """Verify and profile a bundle on devices, with further ``options``, and write the reports among those of the run.
+    """Verify and profile a bundle on machines, with further ``options``, and write the reports among those of the run.
 
     Args:
-        device: of :func:`load_device`; None: the profile of ``devices add``, else ``auto``.
+        device: of :func:`load_device`; None: the profile of ``machines add``, else ``auto``.
         artifact_ids: artifacts to verify and measure; empty: all.
 
     Returns:
@@ -248,17 +239,17 @@ def profile_on(
     ]
     with tempfile.TemporaryDirectory() as folder:
 
-        def job_of(target: RemoteTarget) -> Job:
+        def job_of(target: RemoteTarget) -> RemoteJob:
             name, files = _device_files(device, target, artifacts, Path(folder))
             if target.address == LOCAL:
                 run = [str(location.run or bundle.folder), "--artifacts", str(artifacts)]
-                return Job([["profile", *run, "--device", str(files.get(name, name)), *options]], {})
+                return RemoteJob([["profile", *run, "--device", str(files.get(name, name)), *options]], {})
             command = ["profile", _BUNDLE, "--device", name, *options]
-            return Job([*checks, command], {**bundle_files(bundle, _BUNDLE), **files})
+            return RemoteJob([*checks, command], {**bundle_files(bundle, _BUNDLE), **files})
 
-        def read(target: RemoteTarget, result: JobResult) -> Report:
+        def read(target: RemoteTarget, result: child.Outcome) -> Report:
             parse_output(target, result, "rows")
-            report = parse_report(Path(target.name), result.outputs[-1].encode())
+            report = parse_report(Path(target.name), result.output.encode())
             if target.address != LOCAL:  # of this machine, the command itself has written it
                 suffix = f"on-{re.sub(r'[^A-Za-z0-9.]+', '-', target.name).strip('-')}"
                 parts = [report.question, "" if report.device == target.name else suffix]
@@ -288,10 +279,10 @@ def _with_estimates(
     artifacts: Path,
     progress: Progress,
 ) -> Report:
-    """Write a report again with estimates beside its rows, and add their errors to the profile of the device."""
+    """Write a report again with estimates beside its rows, and add their errors to the profile of the machine."""
     bundle, own = location.open_bundle(), own_profiles(artifacts)
     if report.device == _HOST or not report.on_target:
-        return report  # there are no facts of this device
+        return report  # there are no facts of this machine
     profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, own)
     with bar(progress, f"estimating {target.name}", None):
         checks = check_estimates(bundle, profile, report.rows)
@@ -304,8 +295,8 @@ def _with_estimates(
     return report
 
 
-def _run_on_one(target: RemoteTarget, job: Job, key: str, artifacts: Path, progress: Progress) -> dict[str, Any]:
-    """Run a job on one device, and return the JSON of its last command. Raises the device's error."""
+def _run_on_one(target: RemoteTarget, job: RemoteJob, key: str, artifacts: Path, progress: Progress) -> dict[str, Any]:
+    """Run a job on one machine, and return the JSON of its last command. Raises the machine's error."""
     if target.address == LOCAL:
         raise InputError(f"--on {LOCAL}: leave it out; without --on, this machine is used")
     results, errors = run_on(
@@ -319,8 +310,8 @@ def _run_on_one(target: RemoteTarget, job: Job, key: str, artifacts: Path, progr
 def verify_on(
     target: RemoteTarget, bundle: Bundle, options: Sequence[str], artifacts: Path, progress: Progress
 ) -> Verification:
-    """Verify a bundle on a device. With ``--write`` in ``options``, add the device's records to targets.json here."""
-    job = Job([["verify", _BUNDLE, *options, "--json"]], bundle_files(bundle, _BUNDLE))
+    """Verify a bundle on a machine. With ``--write`` in ``options``, add its records to targets.json here."""
+    job = RemoteJob([["verify", _BUNDLE, *options, "--json"]], bundle_files(bundle, _BUNDLE))
     document = _run_on_one(target, job, "files", artifacts, progress)
     verification = Verification.model_validate(document | {"bundle": str(bundle.folder)}, strict=False)
     if verification.recorded is not None and verification.recorded.records:
@@ -340,7 +331,7 @@ def gate_on(
     artifacts: Path,
     progress: Progress,
 ) -> Gate:
-    """Compare a bundle with its baseline on a device, with further ``options`` of ``gate``.
+    """Compare a bundle with its baseline on a machine, with further ``options`` of ``gate``.
 
     ``bundles`` are the candidate, which is verified there first, and the baseline; ``device`` is as for
     :func:`profile_on`.
@@ -354,7 +345,7 @@ def gate_on(
             rows = f"{_ROWS}{''.join(eval_data.suffixes)}"
             files[rows] = eval_data
             command += ["--eval-data", rows]
-        job = Job([["verify", _BUNDLE, "--json"], command], files)
+        job = RemoteJob([["verify", _BUNDLE, "--json"], command], files)
         gate = Gate.model_validate(_run_on_one(target, job, "checks", artifacts, progress), strict=False)
     update = {
         "candidate": str(candidate.folder),
@@ -364,7 +355,7 @@ def gate_on(
     return gate.model_copy(update=update)
 
 
-def add_device(
+def add_machine(
     name: str,
     address: str,
     bundles: Sequence[Bundle],
@@ -373,22 +364,22 @@ def add_device(
     artifacts: Path,
     progress: Progress,
 ) -> tuple[DeviceProfile, Path]:
-    """Write the profile of a device to the user's profiles, and return it with its path.
+    """Write the profile of a machine to the user's profiles, and return it with its path.
 
     Args:
-        name: of the profile and of the device for ``--on``.
+        name: of the profile and of the machine for ``--on``.
         address: [USER@]HOST for ssh.
         bundles: of the models to calibrate with; the estimates are compared with measurements of the first one.
-        base: profile to copy instead of calibrating, as for a GPU; None: calibrate the device's processor.
+        base: profile to copy instead of calibrating, as for a GPU; None: calibrate the machine's processor.
         options: further options of ``calibrate``.
 
-    Raises InputError: the name cannot be used, or belongs to another device.
+    Raises InputError: the name cannot be used, or belongs to another machine.
     """
     file = own_profiles(artifacts) / f"{name}.yaml"
     if re.fullmatch(NAME_PATTERN, name) is None or name in (LOCAL, AUTO, _HOST) or name in shipped_names("profiles"):
         raise InputError(f"--name {name}: use letters, digits, '.', '_' and '-', and no name of a shipped profile")
     if file.is_file() and load_profile(str(file)).address != address:
-        raise InputError(f"--name {name}: {file} is another device; choose another name, or remove the file")
+        raise InputError(f"--name {name}: {file} is another machine; choose another name, or remove the file")
     check_address("HOST", address)
     target = RemoteTarget(name, address)
     if base is None:
@@ -399,11 +390,11 @@ def add_device(
         for number, bundle in enumerate(bundles):
             files |= bundle_files(bundle, f"{_BUNDLE}{number}")
             command += ["--also", f"{_BUNDLE}{number}"] if number else []
-        document = _run_on_one(target, Job([command], files), "profile", artifacts, progress)
+        document = _run_on_one(target, RemoteJob([command], files), "profile", artifacts, progress)
         measured = DeviceProfile.model_validate(document["profile"], strict=False)
         assert measured.calibration is not None
         memory = Fact[int](
-            value=document["host"]["memory_bytes"], source="the device's system", verified="measured here"
+            value=document["host"]["memory_bytes"], source="the machine's system", verified="measured here"
         )
         base = measured.model_copy(update={"match": measured.calibration.processor, "memory_bytes": memory})
     profile = base.model_copy(update={"name": name, "title": name, "address": address})
@@ -411,8 +402,8 @@ def add_device(
     return profile, file
 
 
-def clean_device(address: str) -> int:
-    """Stop the jobs of a device, remove everything that ``--on`` has written there, and return its size in bytes."""
+def clean_machine(address: str) -> int:
+    """Stop the jobs of a machine, remove everything that ``--on`` has written there, and return its size in bytes."""
     connection = Connection(address)
     try:
         connection.find_python()

@@ -1,4 +1,4 @@
-"""Packing: a wheel of this edgeformer, and the wheels of its dependencies for devices without a package index."""
+"""Packing: a wheel of this edgeformer, and the wheels of its dependencies for machines without a package index."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def write_wheel(folder: Path) -> Path:
 
 
 def download_pack(tag: str, folder: Path) -> list[Path]:
-    """Collect this edgeformer and its dependencies for a device without a package index, and return the wheels.
+    """Collect this edgeformer and its dependencies for a machine without a package index, and return the wheels.
 
     Args:
-        tag: operating system, architecture and Python of the device, e.g. ``linux-aarch64-cp311``.
+        tag: operating system, architecture and Python of the machine, e.g. ``linux-aarch64-cp311``.
         folder: where the folder ``tag`` is written or replaced.
 
     Raises:
@@ -76,7 +76,7 @@ def download_pack(tag: str, folder: Path) -> list[Path]:
     match = _PACK.fullmatch(tag)
     if match is None:
         raise InputError(
-            f"--for {tag}: write linux-aarch64-cp311 or linux-x86_64-cp312, with the device's Python version"
+            f"--for {tag}: write linux-aarch64-cp311 or linux-x86_64-cp312, with the machine's Python version"
         )
     machine, python = match[1], match[2]
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)]

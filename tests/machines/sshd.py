@@ -1,4 +1,4 @@
-"""A real SSH server on 127.0.0.1 with keys and a home folder of its own: a device for tests."""
+"""A real SSH server on 127.0.0.1 with keys and a home folder of its own: a machine for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import edgeformer
-from edgeformer.devices.job import environment_name
+from edgeformer.machines.machine import environment_name
 
 _STARTS_WITHIN_S = 10.0
 
@@ -26,7 +26,7 @@ class Sshd:
     """A running server.
 
     Attributes:
-        name: of the device in ``config``.
+        name: of the machine in ``config``.
         home: the home folder of the user who logs in.
         config: configuration of the client.
         log: what the server wrote.
@@ -50,7 +50,7 @@ class Sshd:
         return self.home / ".cache" / "edgeformer" / "remote"
 
     def install_here(self) -> None:
-        """Make an environment on the device that runs the code under test with this Python's packages.
+        """Make an environment on the machine that runs the code under test with this Python's packages.
 
         It takes no time; test_install.py has a real installation.
         """
@@ -80,7 +80,7 @@ def start_sshd(
 
     Args:
         folder: new folder for keys, configuration and home.
-        name: of the device.
+        name: of the machine.
         options: lines of the server's configuration.
         environment: further variables of sessions: ``PATH=/usr/bin``.
         launcher: command that starts the server's command.
@@ -116,7 +116,7 @@ def start_sshd(
     sshd, deadline, problem = Sshd(name, home, config, log, process), time.monotonic() + _STARTS_WITHIN_S, ""
     while time.monotonic() < deadline and process.poll() is None:
         login = subprocess.run(["ssh", "-F", str(config), "-o", "BatchMode=yes", name, "true"], capture_output=True)
-        if login.returncode != 255:  # there is a connection, whatever the device's command says
+        if login.returncode != 255:  # there is a connection, whatever the machine's command says
             return sshd
         problem = login.stderr.decode().strip()
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Calls of a device whose connection is killed, and what may be left of them."""
+"""Calls of a machine whose connection is killed, and what may be left of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from edgeformer.artifacts.report import read_report
-from tests.devices.sshd import Sshd
+from tests.machines.sshd import Sshd
 
 _LIMIT_S = 600.0
 
@@ -53,7 +53,7 @@ def run_and_kill(
     """Run a command, and kill its connections once when ``kill`` says so.
 
     Args:
-        sshd: the device.
+        sshd: the machine.
         cwd: working directory.
         arguments: of ``edgeformer``.
         kill: takes the number of lines that the command has printed on stderr so far; called often.
@@ -103,7 +103,7 @@ def check_reports(run: Path) -> int:
 
 
 def check_clean(sshd: Sshd) -> None:
-    """Nothing of edgeformer is left on the device, neither files nor processes."""
+    """Nothing of edgeformer is left on the machine, neither files nor processes."""
     assert not sshd.root.parent.exists(), [*sshd.root.parent.rglob("*")][:5]
     left = []
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""Connection: calls of the agent on a device through the system's OpenSSH client.
+"""Connection: calls of the agent on a machine through the system's OpenSSH client.
 
 ``~/.ssh/config``, agents, jump hosts and host keys apply as for ``ssh HOST``; passwords are never asked for. All calls
 share one login. No text of a user becomes part of a remote command: names travel as data on stdin.
@@ -46,18 +46,18 @@ _ADVICE = {
     "permission denied": "log in with a key: run ssh-copy-id {host} once",
     "host key verification failed": "run ssh {host} once and check its key",
     "could not resolve hostname": "check the name, or add it to ~/.ssh/config",
-    "connection refused": "start the SSH server on the device",
-    "timed out": "check that the device is on and in this network",
-    "no route to host": "check that the device is on and in this network",
+    "connection refused": "start the SSH server there",
+    "timed out": "check that the machine is on and in this network",
+    "no route to host": "check that the machine is on and in this network",
 }
 """Text in ssh's error message, in lower case → what the user can do."""
 
 
 class ConnectionLost(EdgeformerError):
-    """The device cannot be reached, or the connection ended during a call."""
+    """The machine cannot be reached, or the connection ended during a call."""
 
 
-class DeviceError(EdgeformerError):
+class MachineError(EdgeformerError):
     """The agent could not do what it was called for."""
 
 
@@ -70,7 +70,7 @@ def check_address(option: str, address: str) -> None:
 
 
 class Connection:
-    """Calls of one device, with its [USER@]HOST as for ssh."""
+    """Calls of one machine, with its [USER@]HOST as for ssh."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -95,22 +95,22 @@ class Connection:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self, remote_command: str, stderr: Any) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C must reach this process only, which then stops the device in order.
+        # A session of its own: Ctrl-C must reach this process only, which then stops the job in order.
         command = [*self._ssh, "--", self.address, remote_command]
         pipe = subprocess.PIPE
         return child.start(command, own=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
 
     def find_python(self) -> None:
-        """Find a Python for the agent. Raises ConnectionLost, and DeviceError without POSIX shell or new Python."""
+        """Find a Python for the agent. Raises ConnectionLost, and MachineError without POSIX shell or new Python."""
         with tempfile.TemporaryFile() as stderr:
             process = self._open("sh -s", stderr)
             output = process.communicate(_PROBE.encode())[0].decode(errors="replace")
             if process.returncode == _CONNECT_FAILED:
                 raise self._lost(stderr)
         if re.search("^edgeformer-probe", output, re.MULTILINE) is None:
-            raise DeviceError(
+            raise MachineError(
                 f"{self.address}: has no POSIX shell; Linux, macOS, Termux and WSL are supported; on Windows, log in "
-                "to WSL, or run edgeformer profile on the device itself"
+                "to WSL, or run edgeformer profile on the machine itself"
             )
         pythons = re.findall(r"^edgeformer-python ([0-9.]+) (/.+?)\r?$", output, re.MULTILINE)
         for version, path in pythons:
@@ -118,7 +118,7 @@ class Connection:
                 self._python = path
                 return
         versions = ", ".join(f"{path} is {version}" for version, path in pythons) or "there is none"
-        raise DeviceError(
+        raise MachineError(
             f"{self.address}: needs Python 3.10 or newer ({versions}); install one, and link it as "
             "~/.local/bin/python3.11 if it is not on the PATH of ssh"
         )
@@ -140,7 +140,7 @@ class Connection:
 
         Raises:
             ConnectionLost: there is no connection, or it ended before the result.
-            DeviceError: the agent's error.
+            MachineError: the agent's error.
         """
         source = (Path(__file__).with_name("agent.py")).read_bytes()
         command = shlex.join([self._python, "-u", "-c", _LOADER, str(len(source))])
@@ -163,7 +163,7 @@ class Connection:
                         continue
                     message = json.loads(line)
                     if "error" in message:
-                        raise DeviceError(f"{self.address}: {message['error']}")
+                        raise MachineError(f"{self.address}: {message['error']}")
                     if "end" in message:
                         return message["end"]
                     on_message(message)
@@ -172,7 +172,7 @@ class Connection:
                     raise self._lost(stderr)
                 stderr.seek(0)
                 text = stderr.read().decode(errors="replace").strip()
-                raise DeviceError(
+                raise MachineError(
                     f"{self.address}: the agent ended with exit code {process.returncode}: {text[-2000:]}"
                 )
             finally:
