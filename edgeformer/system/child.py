@@ -7,6 +7,7 @@ child waits for the end of the parent.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,12 @@ def run_edgeformer(
                 raise
         output.seek(0)
         return Outcome(output.read(), process.returncode, tuple(lines))
+
+
+def exit_text(code: int) -> str:
+    """Return ``exit code 3`` or ``killed by signal 11 (SIGSEGV)``."""
+    names = {int(number): f" ({number.name})" for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by signal {-code}{names.get(-code, '')}"
 
 
 def _with_launcher(command: Sequence[str], own: bool) -> list[str]:

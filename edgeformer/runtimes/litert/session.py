@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 from edgeformer.system import child
 from edgeformer.system.host import default_threads
+from edgeformer.system.output import capture_native_stderr, discard_native_stderr
 
 EXTRA = PROVIDER = "litert"
 LITERT = OptionalPackage(
@@ -51,48 +52,19 @@ def signature_name(rows: int, tokens: int) -> str:
 
 
 @cache
-def _python_stderr() -> TextIO:
-    """Return a file with a descriptor of its own for Python's stderr; never closed, because loggers may keep it."""
-    return os.fdopen(os.dup(2), "w", buffering=1)
-
-
-@contextmanager
-def native_output_hidden() -> Iterator[None]:
-    """Hide what C++ libraries print to stderr, which LiteRT cannot turn off; Python's own stderr stays visible."""
-    sys.stderr.flush()
-    original, python_stderr = os.dup(2), sys.stderr
-    if python_stderr is sys.__stderr__:
-        sys.stderr = _python_stderr()
-    with tempfile.TemporaryFile() as hidden:
-        os.dup2(hidden.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr = python_stderr
-        os.dup2(original, 2)
-        os.close(original)
-
-
-def _hide_native_output_at_exit() -> None:
-    """Hide the messages with which LiteRT's static objects end the process."""
-    sys.stderr = _python_stderr()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-@cache
 def load_library() -> Any:
     """Return the process's LiteRT environment for the processor. Raises MissingDependencyError."""
     with LITERT.importing():
         from ai_edge_litert.environment import Environment
     # With an existing folder LiteRT loads libraries for GPUs and NPUs, which are not used here.
     nowhere = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
-    with native_output_hidden():
+    with capture_native_stderr():
         environment = Environment.create(
             runtime_path=nowhere, compiler_plugin_path=nowhere, dispatch_library_path=nowhere
         )
     # Freeing it prints, too, and models must not outlive it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment._capsule))
-    atexit.register(_hide_native_output_at_exit)
+    atexit.register(discard_native_stderr)  # what its static objects print at the end
     return environment
 
 
@@ -139,7 +111,7 @@ class LiteRTSession(Graph):
         cpu = CpuOptions(num_threads=self.threads, xnnpack_weight_cache_path=self._weight_cache)
         options = Options(hardware_accelerators=HardwareAccelerator.CPU, cpu_options=cpu)
         try:
-            with native_output_hidden():
+            with capture_native_stderr():
                 self._model: Any = CompiledModel.from_file(str(path), environment=environment, options=options)
                 signatures = self._model.get_signature_list()
         except Exception as error:  # RuntimeError, and other classes for damaged files
@@ -197,7 +169,7 @@ class LiteRTSession(Graph):
         name = signature_name(rows, length)
         try:
             # LiteRT loads more libraries for the first call, and says so.
-            with native_output_hidden() if name not in self._buffers else nullcontext():
+            with capture_native_stderr() if name not in self._buffers else nullcontext():
                 if name not in self._buffers:
                     model, (inputs, outputs) = self._model, self._names
                     details = model.get_output_tensor_details(name)

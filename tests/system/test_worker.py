@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.measurement import worker
-from edgeformer.measurement.worker import End, Job, run_job, worker_environment
-from edgeformer.system import nvidia
+from edgeformer.system import nvidia, worker
+from edgeformer.system.worker import End, Job, run_job, worker_environment
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
 
@@ -27,14 +26,17 @@ class Question(Job):
 
 PRELUDE = """
 import json, os, signal, sys, time
-from edgeformer.measurement.worker import claim_stdout
-from edgeformer.measurement.worker import End
+from edgeformer.system.output import claim_stdout
+from edgeformer.system.worker import End
 from pydantic import BaseModel
 class Question(BaseModel):
     number: int
 class Answer(Question):
     pass
-send, number = claim_stdout(), json.loads(sys.stdin.readline())["number"]
+channel, number = claim_stdout(), json.loads(sys.stdin.readline())["number"]
+def send(message):
+    channel.write(f"{type(message).__name__} {message.model_dump_json()}\\n".encode())
+    channel.flush()
 """
 
 

@@ -22,7 +22,8 @@ from pydantic import BaseModel, Field, ValidationError
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.system import child
-from edgeformer.system.capability import exit_text
+from edgeformer.system.child import exit_text
+from edgeformer.system.output import claim_stdout
 
 Send = Callable[[BaseModel], None]
 """Sends one message to the parent at once, so that a worker that dies afterwards has not lost it."""
@@ -58,7 +59,7 @@ class End(Frozen):
 
 def worker_command() -> list[str]:
     """Return the command of a worker: a new interpreter, never a fork, so that it shares nothing with this process."""
-    return [sys.executable, "-c", "from edgeformer.measurement.worker import run_worker; run_worker()"]
+    return [sys.executable, "-c", "from edgeformer.system.worker import run_worker; run_worker()"]
 
 
 def worker_environment(job: Job) -> dict[str, str]:
@@ -154,24 +155,15 @@ def run_worker() -> None:
     An unexpected error ends in a traceback on stderr and exit code 1.
     """
     child.end_with_parent()
-    send, reason = claim_stdout(), None
+    channel, reason = claim_stdout(), None
+
+    def send(message: BaseModel) -> None:
+        channel.write(f"{type(message).__name__} {message.model_dump_json()}\n".encode())
+        channel.flush()
+
     document = sys.stdin.buffer.readline()  # further lines are requests of a job that goes on
     try:
         import_module(sys.argv[-1]).work(document, send)
     except EdgeformerError as error:
         reason = str(error)
     send(End(reason=reason))
-
-
-def claim_stdout() -> Send:
-    """Reserve stdout for messages: what libraries print there, in Python or in C, goes to stderr from now on."""
-    sys.stdout.flush()
-    channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-
-    def send(message: BaseModel) -> None:
-        channel.write(f"{type(message).__name__} {message.model_dump_json()}\n".encode())
-        channel.flush()
-
-    return send
