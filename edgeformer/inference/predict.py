@@ -7,7 +7,7 @@ Importing this module loads neither torch nor onnxruntime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +21,7 @@ from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
-from edgeformer.tasks import task as calls
+from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
 from edgeformer.tasks.task import Answer
 
@@ -142,7 +142,7 @@ class Predictor:
     id: str
     provider: str
     answering: TextPredictor
-    run: calls.Run
+    run: Callable[[Arrays], Arrays]
     guarantee: ExitGuarantee | None = None
 
     def answer(self, texts: Sequence[Text]) -> list[Answer]:
