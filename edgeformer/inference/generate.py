@@ -114,7 +114,7 @@ def generate(
     with closing(Writer(location, options)) as writer:
         ids = writer.encode(prompt)
         max_tokens, notes = writer.token_limit(ids, options.max_tokens, DEFAULT_TOKENS)
-        pieces, prompt_seconds, provider = list[Piece](), 0.0, writer.decoder.provider
+        pieces, prompt_seconds, provider = list[TextPiece](), 0.0, writer.decoder.provider
         started = time.perf_counter()
         for piece in writer.write(ids, max_tokens, options.sampling):
             pieces.append(piece)
@@ -134,7 +134,7 @@ def generate(
         )  # fmt: skip
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A new token, the loop that answered, and the text that is complete now.
 
     ``stopped``: why it is the last one (``boundary``, ``stop`` or ``max_tokens``), or None.
@@ -258,7 +258,7 @@ class Writer:
 
     def write(
         self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextPiece]:
         """Yield the continuation of a prompt token by token; the last piece has ``stopped``.
 
         Args:
@@ -289,7 +289,7 @@ class Writer:
                 text += stream.push().rstrip(_INCOMPLETE)
             if stream.stopped:
                 stopped = "stop"
-            yield Piece(token, loop, text, stopped)
+            yield TextPiece(token, loop, text, stopped)
             if stopped is not None:
                 return
             unread = [token]

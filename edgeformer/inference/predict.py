@@ -1,7 +1,7 @@
 """The batched prediction core: select a model, open it, answer texts in batches.
 
 ``predict`` and the Python API call :func:`predict`, ``predict --file`` and ``serve`` run the same :class:`Predictor`,
-and ``evaluate`` and ``exits`` open the same :class:`Candidate` for labelled rows.
+and ``evaluate`` and ``exits`` open the same :class:`OpenableModel` for labelled rows.
 Importing this module loads neither torch nor onnxruntime.
 """
 
@@ -33,7 +33,7 @@ Confidence = float | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
-class Candidate:
+class OpenableModel:
     """A model that can be opened: an artifact of a bundle, or (``artifact`` None) a run's own weights, with a provider.
 
     ``provider`` None is the default of the artifact's format, or of torch.
@@ -93,7 +93,7 @@ class Candidate:
         return self.owner.session(self.artifact, options)
 
 
-def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
+def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[OpenableModel]:
     """Return what ``--artifact ID|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
 
     Args:
@@ -102,11 +102,11 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
         runtime: one candidate for each of its providers; None: the default provider of the artifact's format.
     """
     name = artifact or location.artifact
-    candidates: list[Candidate] = []
+    candidates: list[OpenableModel] = []
     if location.bundle is not None:
         bundle = location.open_bundle()
         # Graphs with caches take a text token by token, so they are no candidates.
-        candidates = [Candidate(bundle, entry) for entry in bundle.built("full", "exit", "step")]
+        candidates = [OpenableModel(bundle, entry) for entry in bundle.built("full", "exit", "step")]
     ids = [*(candidate.id for candidate in candidates), *([TORCH] if location.run is not None else [])]
     if not ids:
         reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in location.open_bundle().artifacts)
@@ -119,7 +119,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
         if name not in (*ids, "all"):
             raise InputError(f"--artifact {name}: {location.name} has no such artifact; give {', '.join(ids)} or all")
         if TORCH in ids and name in (TORCH, "all"):
-            candidates.append(Candidate(location.open_run()))
+            candidates.append(OpenableModel(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
     if runtime is None:
         return selected

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.inference.generate import Piece, Writer
+from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.sampling import Sampling
 from edgeformer.serve.queue import WritingQueue
 from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
@@ -327,7 +327,7 @@ class CompletionService(Service):
         )
 
     async def _events(
-        self, first: Piece, pieces: AsyncGenerator[Piece], frame: _Frame, *, with_usage: bool
+        self, first: TextPiece, pieces: AsyncGenerator[TextPiece], frame: _Frame, *, with_usage: bool
     ) -> AsyncIterator[str]:
         """Yield server-sent events."""
         async with aclosing(pieces):
@@ -389,7 +389,7 @@ class _Frame:
         id_ = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._facts = {"id": id_, "created": int(time.time()), "model": model}
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Return the answer to a request without ``stream``."""
         text, reason = "".join(piece.text for piece in pieces), _finish_reason(pieces[-1])
         usage = self._usage(len(pieces))
@@ -404,7 +404,7 @@ class _Frame:
         delta = {"role": "assistant", "content": ""}
         return [self._event([{"index": 0, "delta": delta, "finish_reason": None}])] if self._is_chat else []
 
-    def chunk(self, piece: Piece) -> str:
+    def chunk(self, piece: TextPiece) -> str:
         """Return the event of a piece, or nothing if it has no text."""
         reason = _finish_reason(piece)
         if not piece.text and reason is None:
@@ -429,11 +429,11 @@ def _event(document: object) -> str:
     return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
 
 
-def _finish_reason(piece: Piece) -> Literal["stop", "length"] | None:
+def _finish_reason(piece: TextPiece) -> Literal["stop", "length"] | None:
     return None if piece.stopped is None else "length" if piece.stopped == "max_tokens" else "stop"
 
 
-async def _collect(pieces: AsyncGenerator[Piece]) -> list[Piece]:
+async def _collect(pieces: AsyncGenerator[TextPiece]) -> list[TextPiece]:
     return [piece async for piece in pieces]
 
 

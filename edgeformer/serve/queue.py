@@ -15,7 +15,7 @@ import numpy as np
 
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import Int64s, Text
-from edgeformer.inference.generate import Piece, Writer
+from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.predict import Predictor, check_answerable, open_predictor
 from edgeformer.inference.sampling import Sampling
 from edgeformer.run import Location
@@ -34,7 +34,7 @@ def open_served_predictor(bundle: Bundle, artifact: str | None, runtime: str | N
         yield model
 
 
-class _Request(NamedTuple):
+class _QueuedTexts(NamedTuple):
     texts: Sequence[Text]
     answers: Future[list[Answer]]
 
@@ -49,7 +49,7 @@ class BatchingQueue:
     def __init__(self, model: Predictor, limits: ServeLimits, metrics: Metrics) -> None:
         self._model, self._limits, self._metrics = model, limits, metrics
         self._max_rows = min(limits.batch, model.answering.max_rows or limits.batch)
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[_QueuedTexts] = deque()
         self._queued_texts = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -59,7 +59,7 @@ class BatchingQueue:
 
     def submit(self, texts: Sequence[Text]) -> Future[list[Answer]]:
         """Queue one request, whose future may be cancelled. Raises RefusedError (503) if full or closing."""
-        request = _Request(texts, Future())
+        request = _QueuedTexts(texts, Future())
         with self._changed:
             if self._closing:
                 raise RefusedError(503, "the server is stopping", 1)
@@ -89,7 +89,7 @@ class BatchingQueue:
         # Calls take texts of similar length, so the requests of two calls are taken together.
         max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
         while True:
-            requests: list[_Request] = []
+            requests: list[_QueuedTexts] = []
             count = 0
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing)
@@ -111,7 +111,7 @@ class BatchingQueue:
                     except Exception as error:  # for the client; the queue goes on
                         request.answers.set_exception(error)
 
-    def _answer(self, requests: list[_Request]) -> None:
+    def _answer(self, requests: list[_QueuedTexts]) -> None:
         started = time.perf_counter()
         answering = self._model.answering
         texts = [text for request in requests for text in request.texts]
@@ -163,7 +163,7 @@ class WritingQueue:
 
     async def write(
         self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str]
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[TextPiece]:
         """Yield the pieces of :meth:`Writer.write`; closing the iterator stops the writing behind the current token.
 
         Raises RefusedError: the queue is full or closed, or the turn does not come in time.
@@ -172,7 +172,7 @@ class WritingQueue:
             raise RefusedError(503, "the server is stopping", 1)
         if self._unfinished > self._limits.queue:
             raise RefusedError(503, f"the queue is full with {self._limits.queue:,} requests", 1)
-        loop, events, stopped = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception](), threading.Event()
+        loop, events, stopped = asyncio.get_running_loop(), asyncio.Queue[TextPiece | Exception](), threading.Event()
 
         def work() -> None:
             try:
