@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import tempfile
@@ -173,15 +172,12 @@ def run_on(
 
 def parse_output(target: RemoteTarget, result: child.Outcome, key: str) -> dict[str, Any]:
     """Return the JSON of a job's last command, which has ``key``. Raises RemoteError if the command failed."""
-    try:
-        document: dict[str, Any] = json.loads(result.output)
-    except ValueError:
-        document = {}
+    document = result.document
     code = document.pop("exit_code", result.code)
     if key in document:
         return document
     if "error" in document:
-        raise RemoteError(f"{target.name}: {document['error']}", code)
+        raise RemoteError(f"{target.name}: {result.problem}", code)
     if "files" in document:  # of verify, which runs first
         verification = Verification.model_validate(document, strict=False)
         problems = [f"{check.file} is {check.status}" for check in verification.damaged]
@@ -195,8 +191,7 @@ def parse_output(target: RemoteTarget, result: child.Outcome, key: str) -> dict[
             "them with --artifact",
             result.code,
         )
-    text = "; ".join(result.errors[-3:]) or "no message"
-    raise RemoteError(f"{target.name}: edgeformer ended there with exit code {result.code}: {text}", 1)
+    raise RemoteError(f"{target.name}: edgeformer ended there with exit code {result.code}: {result.problem}", 1)
 
 
 def _device_files(

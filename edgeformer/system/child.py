@@ -6,6 +6,7 @@ child waits for the end of the parent.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -55,6 +56,19 @@ class Outcome(NamedTuple):
     output: str
     code: int
     errors: tuple[str, ...]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document of ``--json``; empty if the command was killed before it printed one."""
+        try:
+            return dict(json.loads(self.output))
+        except ValueError:
+            return {}
+
+    @property
+    def problem(self) -> str:
+        """Message of a command that failed."""
+        return str(self.document.get("error") or "; ".join(self.errors[-3:]) or "no message")
 
 
 def run_edgeformer(

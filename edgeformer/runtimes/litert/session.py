@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel
 
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
-from edgeformer.system import child
 from edgeformer.system.host import default_threads
 from edgeformer.system.output import capture_native_stderr, discard_native_stderr
+from edgeformer.system.worker import Job, Send, run_job
 
 EXTRA = PROVIDER = "litert"
 LITERT = OptionalPackage(
@@ -43,7 +42,7 @@ _SIGNATURE = re.compile(r"(\d+)x(\d+)")
 _IN_MEMORY = ":memory"
 """XNNPACK's name of a weight cache in anonymous memory (memfd)."""
 _IDENTIFIER = b"TFL3"
-_COVERAGE_S = 120
+_COVERAGE_S = 120.0
 
 
 def signature_name(rows: int, tokens: int) -> str:
@@ -227,27 +226,34 @@ class LiteRTSession(Graph):
         self._model = None
 
 
+class Coverage(Frozen):
+    """Message: XNNPACK or LiteRT, operator, and nodes of a file's first signature."""
+
+    rows: tuple[tuple[str, str, int], ...]
+
+
+class CoverageJob(Job):
+    """Reads a file with LiteRT's Interpreter. CompiledModel does not report what the Interpreter does, which loads all
+    weights again."""
+
+    name = "coverage"
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (Coverage,)
+    path: str
+
+
 @cache
 def _read_coverage(path: str, size: int, changed_ns: int) -> Counter[tuple[str, str]] | None:
-    """Return (XNNPACK or LiteRT, operator) → nodes of a file's first signature; None: it is not known.
-
-    CompiledModel does not report it. LiteRT's Interpreter does, which loads all weights again: so in a child process.
-    """
-    command = [sys.executable, "-c", f"from {__name__} import print_coverage; print_coverage()", path]
-    try:
-        process = child.run(command, capture_output=True, check=False, timeout=_COVERAGE_S)
-        rows = json.loads(process.stdout) if process.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError):
-        return None
-    return Counter({(place, operator): nodes for place, operator, nodes in rows}) if rows is not None else None
+    """Return (XNNPACK or LiteRT, operator) → nodes of a file's first signature; None: it is not known."""
+    messages: list[Coverage] = []
+    run_job(CoverageJob(threads=1, path=path), messages.append, _COVERAGE_S)
+    return Counter({(place, operator): nodes for place, operator, nodes in messages[0].rows}) if messages else None
 
 
-def print_coverage() -> None:
-    """Print what :func:`_read_coverage` returns."""
-    child.end_with_parent()
+def work(document: bytes, send: Send) -> None:
+    """Send the coverage of a :class:`CoverageJob`."""
     from ai_edge_litert.interpreter import Interpreter
 
-    interpreter = Interpreter(model_path=sys.argv[1])
+    interpreter = Interpreter(model_path=CoverageJob.model_validate_json(document, strict=False).path)
     interpreter.allocate_tensors()
     nodes = interpreter._get_ops_details()
     # A delegate's node comes after the nodes that it replaces, and has the outputs that others read.
@@ -264,5 +270,4 @@ def print_coverage() -> None:
         if node["op_name"] != "DELEGATE":
             (outside if node["index"] in executed else delegated)[node["op_name"]] += 1
     rows = [("XNNPACK", *item) for item in delegated.items()] + [("LiteRT", *item) for item in outside.items()]
-    sys.stdout.write(json.dumps(rows))
-    sys.stdout.flush()
+    send(Coverage(rows=tuple(rows)))
