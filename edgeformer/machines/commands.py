@@ -118,12 +118,8 @@ def run_on(
 ) -> tuple[dict[str, T], dict[str, EdgeformerError]]:
     """Run a job on every machine at the same time, and return the results and the errors by name.
 
-    Args:
-        targets: machines, of which one may be this one.
-        job_of: the job of a machine; on this one only the last command runs, in the working directory.
-        read: parses a result; the job is removed from the machine afterwards. Its errors are those of the machine.
-        artifacts: folder of the runs, and of the packs of ``machines pack``.
-
+    On this machine only the last command of ``job_of`` runs, in the working directory. ``read`` parses a result, and
+    its errors are those of the machine; the job is removed from the machine afterwards.
     Raises InterruptedRun: Ctrl-C; the jobs were stopped and removed.
     """
     results, errors = dict[str, T](), dict[str, EdgeformerError]()
@@ -134,19 +130,18 @@ def run_on(
     def work(target: RemoteTarget) -> None:
         shown = progress if len(targets) == 1 else MachineProgress(target.name, progress)
         try:
-            job = job_of(target)
+            job, machine = job_of(target), None
             if target.address == LOCAL:
                 result = child.run_edgeformer(job.commands[-1], shown, processes.append)
-                with lock:
-                    results[target.name] = read(target, result)
-                return
-            machine = machines[target.name] = Machine(target.address, artifacts / PACKS_FOLDER, shown)
-            result = machine.run(job.commands, job.files)
+            else:
+                machine = machines[target.name] = Machine(target.address, artifacts / PACKS_FOLDER, shown)
+                result = machine.run(job.commands, job.files)
             try:
                 with lock:
                     results[target.name] = read(target, result)
             finally:
-                machine.forget()
+                if machine is not None:
+                    machine.forget()
         except EdgeformerError as error:
             errors[target.name] = error
         finally:
@@ -218,20 +213,15 @@ def profile_on(
 ) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:
     """Verify and profile a bundle on machines, with further ``options``, and write the reports among those of the run.
 
-    Args:
-        device: of :func:`load_device`; None: the profile of ``machines add``, else ``auto``.
-        artifact_ids: artifacts to verify and measure; empty: all.
-
-    Returns:
-        The reports and the errors by name; the reports in the order of ``targets``.
+    ``device`` is of :func:`load_device`; None: the profile of ``machines add``, else ``auto``.
+    Returns the reports, in the order of ``targets``, and the errors by name.
     """
     bundle = location.open_bundle()
     for id_ in artifact_ids:
         bundle.artifact(id_)  # an unknown one is refused before anything is sent
     options = [*options, *(word for id_ in artifact_ids for word in ("--artifact", id_)), "--json"]
-    checks = [["verify", _BUNDLE, "--artifact", id_, "--json"] for id_ in artifact_ids] or [
-        ["verify", _BUNDLE, "--json"]
-    ]
+    selected = [["--artifact", id_] for id_ in artifact_ids] or [[]]
+    checks = [["verify", _BUNDLE, *artifact, "--json"] for artifact in selected]
     with tempfile.TemporaryDirectory() as folder:
 
         def job_of(target: RemoteTarget) -> RemoteJob:
@@ -342,12 +332,8 @@ def gate_on(
             command += ["--eval-data", rows]
         job = RemoteJob([["verify", _BUNDLE, "--json"], command], files)
         gate = Gate.model_validate(_run_on_one(target, job, "checks", artifacts, progress), strict=False)
-    update = {
-        "candidate": str(candidate.folder),
-        "baseline": str(baseline.folder),
-        "host": gate.host | {"address": target.address},
-    }
-    return gate.model_copy(update=update)
+    folders = {"candidate": str(candidate.folder), "baseline": str(baseline.folder)}
+    return gate.model_copy(update={**folders, "host": gate.host | {"address": target.address}})
 
 
 def add_machine(
@@ -361,13 +347,8 @@ def add_machine(
 ) -> tuple[DeviceProfile, Path]:
     """Write the profile of a machine to the user's profiles, and return it with its path.
 
-    Args:
-        name: of the profile and of the machine for ``--on``.
-        address: [USER@]HOST for ssh.
-        bundles: of the models to calibrate with; the estimates are compared with measurements of the first one.
-        base: profile to copy instead of calibrating, as for a GPU; None: calibrate the machine's processor.
-        options: further options of ``calibrate``.
-
+    Its processor is calibrated with ``bundles`` and further ``options`` of ``calibrate``; estimates are compared with
+    measurements of the first one. With a ``base``, as for a GPU, that profile is copied instead.
     Raises InputError: the name cannot be used, or belongs to another machine.
     """
     file = own_profiles(artifacts) / f"{name}.yaml"
@@ -378,19 +359,16 @@ def add_machine(
     check_address("HOST", address)
     target = RemoteTarget(name, address)
     if base is None:
-        files, command = (
-            dict[str, Path](),
-            ["calibrate", f"{_BUNDLE}0", "--device", _HOST, "--validate", "--json", *options],
-        )
+        files: dict[str, Path] = {}
+        command = ["calibrate", f"{_BUNDLE}0", "--device", _HOST, "--validate", "--json", *options]
         for number, bundle in enumerate(bundles):
             files |= bundle_files(bundle, f"{_BUNDLE}{number}")
             command += ["--also", f"{_BUNDLE}{number}"] if number else []
         document = _run_on_one(target, RemoteJob([command], files), "profile", artifacts, progress)
         measured = DeviceProfile.model_validate(document["profile"], strict=False)
         assert measured.calibration is not None
-        memory = Fact[int](
-            value=document["host"]["memory_bytes"], source="the machine's system", verified="measured here"
-        )
+        size = document["host"]["memory_bytes"]
+        memory = Fact[int](value=size, source="the machine's system", verified="measured here")
         base = measured.model_copy(update={"match": measured.calibration.processor, "memory_bytes": memory})
     profile = base.model_copy(update={"name": name, "title": name, "address": address})
     save_profile(profile, file, PROFILE_COMMENT)

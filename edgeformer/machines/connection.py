@@ -130,17 +130,10 @@ class Connection:
         files: Mapping[str, Path] | None = None,
         on_message: Callable[[dict[str, Any]], None] = lambda message: None,
     ) -> Any:
-        """Call the agent and return its result.
+        """Call a function of the agent, send it ``files`` (sha256 → file), and return its result.
 
-        Args:
-            call: ``inspect``, ``upload``, ``install``, ``run``, ``forget`` or ``clean``.
-            request: arguments of the call.
-            files: sha256 → file to send.
-            on_message: called with every message before the result.
-
-        Raises:
-            ConnectionLost: there is no connection, or it ended before the result.
-            MachineError: the agent's error.
+        ``on_message`` is called with every message before the result.
+        Raises ConnectionLost before the result, and MachineError with the agent's error.
         """
         source = (Path(__file__).with_name("agent.py")).read_bytes()
         command = shlex.join([self._python, "-u", "-c", _LOADER, str(len(source))])
@@ -172,9 +165,8 @@ class Connection:
                     raise self._lost(stderr)
                 stderr.seek(0)
                 text = stderr.read().decode(errors="replace").strip()
-                raise MachineError(
-                    f"{self.address}: the agent ended with exit code {process.returncode}: {text[-2000:]}"
-                )
+                code = process.returncode
+                raise MachineError(f"{self.address}: the agent ended with exit code {code}: {text[-2000:]}")
             finally:
                 process.kill()
                 process.wait()

@@ -53,13 +53,7 @@ def environment_name() -> str:
 
 
 class Machine:
-    """A machine on which jobs run.
-
-    Args:
-        address: [USER@]HOST as for ssh.
-        packs: folder with the packs of ``machines pack``.
-        progress: shows what happens there.
-    """
+    """A machine on which jobs run: its [USER@]HOST as for ssh, and the folder of ``machines pack``."""
 
     def __init__(self, address: str, packs: Path, progress: Progress) -> None:
         self.address, self._packs, self._progress = address, packs, progress
@@ -71,15 +65,9 @@ class Machine:
     def run(self, commands: Sequence[Sequence[str]], files: Mapping[str, Path]) -> Outcome:
         """Run commands there, each in the folder of the files, until one fails; return what the last of them printed.
 
-        A job of a lost connection goes on; the same call later joins it, or returns what it printed.
-
-        Args:
-            commands: arguments of ``edgeformer``.
-            files: path there → file here.
-
-        Raises:
-            ConnectionLost: there is no connection, or it ended.
-            MachineError: the machine lacks something, or the job was ended there.
+        A job of a lost connection goes on; the same call later joins it, or returns what it printed. ``files``: path
+        there → file here.
+        Raises ConnectionLost, and MachineError: the machine lacks something, or the job was ended there.
         """
         started, progress, call = time.monotonic(), self._progress, self.connection.call
         self.connection.find_python()
@@ -129,18 +117,10 @@ class Machine:
             pack = self._packs / facts["tag"]
             wheels = {path.name: path for path in pack.glob("*.whl")} | wheels
             digests = {name: sha256_of(path) for name, path in wheels.items()}
-            request: dict[str, Any] = {
-                "environment": self._environment,
-                "files": [*digests.values()],
-                "job": str(self._job),
-            }
+            request: dict[str, Any] = {"environment": self._environment, "files": [*digests.values()], "job": self._job}
             self._upload(wheels, digests, self.connection.call("inspect", request))
-            request |= {
-                "wheel": name,
-                "wheels": digests,
-                "offline": pack.is_dir(),
-                "system_packages": facts["system_packages"],
-            }
+            request |= {"wheel": name, "wheels": digests, "offline": pack.is_dir()}
+            request["system_packages"] = facts["system_packages"]
             try:
                 self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
             except MachineError as error:

@@ -63,15 +63,10 @@ def write_wheel(folder: Path) -> Path:
 
 
 def download_pack(tag: str, folder: Path) -> list[Path]:
-    """Collect this edgeformer and its dependencies for a machine without a package index, and return the wheels.
+    """Collect this edgeformer and its dependencies in ``folder / tag`` for a machine without a package index.
 
-    Args:
-        tag: operating system, architecture and Python of the machine, e.g. ``linux-aarch64-cp311``.
-        folder: where the folder ``tag`` is written or replaced.
-
-    Raises:
-        InputError: ``tag`` is not of that form.
-        EdgeformerError: pip found no wheel of a dependency, or no index.
+    Returns the wheels. Raises InputError: ``tag`` is not like ``linux-aarch64-cp311``, and EdgeformerError: pip found
+    no wheel of a dependency, or no index.
     """
     match = _PACK.fullmatch(tag)
     if match is None:
