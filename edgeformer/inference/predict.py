@@ -94,12 +94,10 @@ class OpenableModel:
 
 
 def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[OpenableModel]:
-    """Return what ``--artifact ID|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
+    """Return what ``--artifact ID|torch|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
 
-    Args:
-        artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
-            bundle that run on this machine.
-        runtime: one candidate for each of its providers; None: the default provider of the artifact's format.
+    Without ``artifact``: what RUN names, else all artifacts of the bundle that run on this machine. A ``runtime`` gives
+    one candidate for each of its providers; None: the default provider of the artifact's format.
     """
     name = artifact or location.artifact
     candidates: list[OpenableModel] = []
@@ -182,14 +180,12 @@ def predict(
 
     Args:
         texts: one or more; for a classifier also pairs of texts.
-        artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
+        artifact: None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
             thresholds of its guarantee.
-        runtime: ``--runtime``; None: the default of the artifact's format.
 
-    Raises:
-        InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a
-            step artifact (``auto``: without a guarantee).
+    Raises InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without
+    a step artifact (``auto``: without a guarantee).
     """
     with open_predictor(location, artifact, confidence, runtime, texts=texts) as model:
         return model.id, model.answer(texts)

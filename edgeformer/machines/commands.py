@@ -130,7 +130,8 @@ def run_on(
     def work(target: RemoteTarget) -> None:
         shown = progress if len(targets) == 1 else MachineProgress(target.name, progress)
         try:
-            job, machine = job_of(target), None
+            job = job_of(target)
+            machine: Machine | None = None
             if target.address == LOCAL:
                 result = child.run_edgeformer(job.commands[-1], shown, processes.append)
             else:
