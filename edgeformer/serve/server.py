@@ -243,8 +243,8 @@ class PredictService(Service):
         return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
 
 
-_PAGES, _SHARED = files(__package__) / "page", files("edgeformer.web") / "site"
-"""Pages of servers, and the files that they have in common with the page of ``edgeformer page``."""
+_PAGES, _SHARED = files(__package__) / "page", files("edgeformer") / "web" / "site"
+"""Pages of servers, and the folder of what they share with the page of ``edgeformer page`` (not imported here)."""
 _PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
