@@ -33,7 +33,7 @@ def command(
     Needs neither torch nor the data set, and writes nothing without --write. Exit code 2: a file is missing, changed or
     unexpected. 3: an artifact computes different results here, or --artifact could not be checked.
 
-    --on sends the bundle to a device over SSH, and verifies it there.
+    --on sends the bundle to a machine over SSH, and verifies it there.
 
     --write is for the GPU that an engine was built for: it stores the scores of the engine in targets.json beside
     bundle.json. Copy this file into the original bundle for [b]profile --search[/b]; with --on, it is written there.
