@@ -276,7 +276,7 @@ def run(request: Request) -> None:
                 break
             time.sleep(_POLL_S)
     if not (job / RESULT).is_file():
-        raise Failed("the job was ended by the system or by somebody else; start again")
+        raise Failed("the job was ended by the system or another user; start again")
     send(end=json.loads((job / RESULT).read_text()))
 
 

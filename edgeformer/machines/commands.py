@@ -128,14 +128,14 @@ def run_on(
     lock = threading.Lock()
 
     def work(target: RemoteTarget) -> None:
-        shown = progress if len(targets) == 1 else MachineProgress(target.name, progress)
+        shown_progress = progress if len(targets) == 1 else MachineProgress(target.name, progress)
         try:
             job = job_of(target)
             machine: Machine | None = None
             if target.address == LOCAL:
-                result = child.run_edgeformer(job.commands[-1], shown, processes.append)
+                result = child.run_edgeformer(job.commands[-1], shown_progress, processes.append)
             else:
-                machine = machines[target.name] = Machine(target.address, artifacts / PACKS_FOLDER, shown)
+                machine = machines[target.name] = Machine(target.address, artifacts / PACKS_FOLDER, shown_progress)
                 result = machine.run(job.commands, job.files)
             try:
                 with lock:
@@ -146,7 +146,7 @@ def run_on(
         except EdgeformerError as error:
             errors[target.name] = error
         finally:
-            shown.finish()
+            shown_progress.finish()
 
     with ThreadPoolExecutor(len(targets)) as pool:
         futures = [pool.submit(work, target) for target in targets]
@@ -199,8 +199,8 @@ def _device_files(
         file = folder / f"{target.name}.yaml"
         save_profile(profile, file, "")
         return _PROFILE, {_PROFILE: file}
-    own = own_profiles(artifacts).glob("[!.]*.yaml") if profile == AUTO else ()
-    return profile, {f"{_PROFILES}/{file.name}": file for file in own if file.stem != "host"}
+    profiles = own_profiles(artifacts).glob("[!.]*.yaml") if profile == AUTO else ()
+    return profile, {f"{_PROFILES}/{file.name}": file for file in profiles if file.stem != "host"}
 
 
 def profile_on(
@@ -266,16 +266,16 @@ def _with_estimates(
     progress: Progress,
 ) -> Report:
     """Write a report again with estimates beside its rows, and add their errors to the profile of the machine."""
-    bundle, own = location.open_bundle(), own_profiles(artifacts)
+    bundle, profiles = location.open_bundle(), own_profiles(artifacts)
     if report.device == _HOST or not report.on_target:
         return report  # there are no facts of this machine
-    profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, own)
+    profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, profiles)
     with bar(progress, f"estimating {target.name}", None):
         checks = check_estimates(bundle, profile, report.rows)
     if not checks:
         return report
     if target.profile is not None and profile.name == target.profile.name:
-        save_profile(add_checks(profile, bundle.name, checks), own / f"{profile.name}.yaml", PROFILE_COMMENT)
+        save_profile(add_checks(profile, bundle.name, checks), profiles / f"{profile.name}.yaml", PROFILE_COMMENT)
     report = seal_report(report.model_copy(update={"estimate_checks": tuple(checks)}))
     write_report(report, location)
     return report

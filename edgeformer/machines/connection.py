@@ -91,14 +91,14 @@ class Connection:
         """Close the shared login."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = [*self._ssh, "-O", "exit", "--", self.address]
-            child.run(command, own=False, capture_output=True, timeout=10)
+            child.run(command, is_edgeformer=False, capture_output=True, timeout=10)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self, remote_command: str, stderr: Any) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C must reach this process only, which then stops the job in order.
         command = [*self._ssh, "--", self.address, remote_command]
         pipe = subprocess.PIPE
-        return child.start(command, own=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
+        return child.start(command, is_edgeformer=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
 
     def find_python(self) -> None:
         """Find a Python for the agent. Raises ConnectionLost, and MachineError without POSIX shell or new Python."""

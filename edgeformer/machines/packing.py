@@ -81,7 +81,7 @@ def download_pack(tag: str, folder: Path) -> list[Path]:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--only-binary", ":all:"]
         command += ["--dest", str(temporary), "--implementation", "cp", "--python-version", python]
         command += [word for platform in platforms for word in ("--platform", platform)]
-        process = child.run([*command, str(wheel)], own=False, capture_output=True, text=True, check=False)
+        process = child.run([*command, str(wheel)], is_edgeformer=False, capture_output=True, text=True, check=False)
         if process.returncode:
             errors = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
             raise EdgeformerError(

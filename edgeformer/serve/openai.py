@@ -27,7 +27,7 @@ from edgeformer.serve.queue import WritingQueue
 from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat ends by itself."""
+"""Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat has no such limit."""
 
 _NEUTRAL = {
     "n": ("1",), "best_of": ("1",), "echo": ("false",), "suffix": ('""',), "logprobs": ("false",),

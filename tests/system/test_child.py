@@ -25,7 +25,7 @@ PARENT = """
 import subprocess, sys
 from edgeformer.system import child
 kind, command = sys.argv[1], sys.argv[2:]
-(subprocess.Popen(command) if kind == "unrelated" else child.start(command, own=kind == "own")).wait()
+(subprocess.Popen(command) if kind == "unrelated" else child.start(command, is_edgeformer=kind == "own")).wait()
 """
 CHILD = """
 import ctypes, os, sys, time
