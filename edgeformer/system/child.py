@@ -32,8 +32,8 @@ def start(command: Sequence[str], *, is_edgeformer: bool = True, **options: Any)
 
     On Linux the child ends with the thread that starts it: the thread must not end before the child.
 
-    ``is_edgeformer``: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in its
-    own place; on other systems only the end of its stdin can end it.
+    ``is_edgeformer``: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in
+    its own place; on other systems only the end of its stdin can end it.
     """
     return subprocess.Popen(**_with_parent(command, is_edgeformer, options))
 
