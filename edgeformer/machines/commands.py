@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -378,9 +379,5 @@ def add_machine(
 
 def clean_machine(address: str) -> int:
     """Stop the jobs of a machine, remove everything that ``--on`` has written there, and return its size in bytes."""
-    connection = Connection(address)
-    try:
-        connection.find_python()
+    with closing(Connection(address)) as connection:
         return int(connection.call("clean", {})["bytes"])
-    finally:
-        connection.close()

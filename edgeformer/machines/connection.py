@@ -135,7 +135,9 @@ class Connection:
         ``on_message`` is called with every message before the result.
         Raises ConnectionLost before the result, and MachineError with the agent's error.
         """
-        source = (Path(__file__).with_name("agent.py")).read_bytes()
+        if not self._python:
+            self.find_python()
+        source = Path(__file__).with_name("agent.py").read_bytes()
         command = shlex.join([self._python, "-u", "-c", _LOADER, str(len(source))])
         with tempfile.TemporaryFile() as stderr:
             process = self._open(command, stderr)

@@ -70,7 +70,6 @@ class Machine:
         Raises ConnectionLost, and MachineError: the machine lacks something, or the job was ended there.
         """
         started, progress, call = time.monotonic(), self._progress, self.connection.call
-        self.connection.find_python()
         digests = {name: sha256_of(path) for name, path in files.items()}
         content = {"commands": [[*command] for command in commands], "files": digests, "environment": self._environment}
         self._job = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
