@@ -223,6 +223,7 @@ def _predict_file(
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.tasks.embedding import VectorStore, check_vector_kind
 
+    # 1. Where the answers go
     if target is None and as_json:
         if format_ is not None:
             raise InputError("--json: prints one JSON document to standard output; leave out --format, or --json")
@@ -239,6 +240,7 @@ def _predict_file(
     format_ = format_named(target, format_) or "jsonl"
     if format_ in ("parquet", "npy") and target is None:
         raise InputError(f"--format {format_}: cannot go to standard output; give --output FILE")
+    # 2. What the model can answer
     owner, confidence = location.open_model(), opening[1]
     for option, is_set in {"--vectors": vectors, "--prompt": prompt, "--format npy": format_ == "npy"}.items():
         if is_set and owner.task.predicts != "vectors":
@@ -254,6 +256,7 @@ def _predict_file(
     check_vector_kind(location.name, owner.data, vectors or "float32")
     store = VectorStore(vectors) if vectors is not None else None
     check_answerable(location, confidence, pairs=True if reading.columns.text_pair else None)
+    # 3. Read, answer, write
     with unlabelled(source, sys.stdin.buffer, reading) as texts:
         check_answerable(location, confidence, pairs=texts.pairs)
         with open_predictor(location, *opening) as model:
@@ -277,6 +280,7 @@ def _predict_file(
                 totals = predict_file(model, texts, writer, show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
+    # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
         say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
     unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
