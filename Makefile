@@ -43,7 +43,6 @@ gpu-check: $(VENV)/.train
 
 # Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev
-	$(BIN)/python -m tests.torture.training
 	$(BIN)/python -m pytest -m torture -n 0 -s
 
 # One line changed at a time in what decides numbers, verdicts and files: does a test notice? docs/explanation/reliability.md has

@@ -34,7 +34,7 @@ from tabulate import tabulate
 from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.inference.serving_engine import open_served_predictor
+from edgeformer.serve.queue import open_served_predictor
 from edgeformer.system.capability import installed_version
 from edgeformer.system.host import cpu_name, usable_cores
 

@@ -1,7 +1,7 @@
 """Train, export and honestly benchmark small weight-shared transformers for edge devices.
 
-The Python API is imported when it is first used: ``edgeformer.open``, ``train``, ``plan``, ``wrap``, ``Bundle`` and
-``Run``.
+The Python API is imported when it is first used: ``edgeformer.open``, ``train``, ``plan``, ``import_onnx``, ``Bundle``
+and ``Run``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from edgeformer._version import __version__
 
 if TYPE_CHECKING:
-    from edgeformer.api import Bundle, Run, open, plan, train, wrap
+    from edgeformer.api import Bundle, Run, import_onnx, open, plan, train
 
-__all__ = ["Bundle", "Run", "__version__", "open", "plan", "train", "wrap"]
+__all__ = ["Bundle", "Run", "__version__", "import_onnx", "open", "plan", "train"]
 
 
 def __getattr__(name: str) -> Any:

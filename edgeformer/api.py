@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgeformer.inference.generate import Generation
     from edgeformer.inference.rank import RankedDocument
 
-__all__ = ["Bundle", "Run", "open", "plan", "train", "wrap"]
+__all__ = ["Bundle", "Run", "import_onnx", "open", "plan", "train"]
 
 ARTIFACTS = "artifacts"
 """Default folder of the runs."""
@@ -126,7 +126,7 @@ class Bundle(bundles.Bundle):
         return profile_bundle(location, profile, ProfileOptions(**options))
 
     def export(self, **options: Any) -> Bundle:
-        """Add precisions and engines to the bundle of a wrapped file, as ``edgeformer export``. Needs the extra train.
+        """Add precisions and engines to the bundle of an ONNX file, as ``edgeformer export``. Needs the extra train.
 
         Raises as :meth:`Run.export`, and InputError for the bundle of a run, which is exported with that.
         """
@@ -224,7 +224,7 @@ def plan(
     return run_plan(resolved, profile)
 
 
-def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
+def import_onnx(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
     """Make a bundle of an ONNX file, as ``edgeformer import onnx``. Needs neither torch nor the package onnx.
 
     Args:
@@ -237,9 +237,9 @@ def wrap(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
         ArtifactError: no ONNX graph, or a damaged or hostile one.
     """
     from edgeformer.export.import_onnx import OnnxImportOptions
-    from edgeformer.export.import_onnx import import_onnx as run_wrapping
+    from edgeformer.export.import_onnx import import_onnx as run_import
 
-    run_wrapping(Path(model), Path(folder), OnnxImportOptions(**options))
+    run_import(Path(model), Path(folder), OnnxImportOptions(**options))
     return Bundle.open(Path(folder))
 
 

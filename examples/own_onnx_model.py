@@ -19,7 +19,7 @@ shapes = {name: tuple(sizes.split("x")) for name, sizes in (text.split("=") for 
 shapes = {name: tuple(int(size) if size.isdecimal() else size for size in sizes) for name, sizes in shapes.items()}
 ranges = {name: tuple(map(int, bounds.split(":"))) for name, bounds in (text.split("=") for text in arguments.range)}
 
-bundle = edgeformer.wrap(arguments.model, arguments.out, shapes=shapes, ranges=ranges)
+bundle = edgeformer.import_onnx(arguments.model, arguments.out, shapes=shapes, ranges=ranges)
 bundle = bundle.export(int8=True)
 verification = bundle.verify()
 print("verified" if verification.exit_code == 0 else [check.reason for check in verification.artifacts])

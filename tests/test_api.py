@@ -74,7 +74,7 @@ def test_the_reference_names_functions_that_exist() -> None:
     assert (Path(edgeformer.__file__).parent / "py.typed").is_file()
     table = re.findall(r"^\| .* \| `([\w ]+)` \|$", API.read_text(encoding="utf-8"), re.M)
     names = {*dir(edgeformer), *dir(edgeformer.Bundle), *dir(edgeformer.Run)}
-    assert table and {"wrap" if command == "import onnx" else command for command in table} <= names
+    assert table and {command.replace(" ", "_") for command in table} <= names
 
 
 def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_the_reference_describes_every_option(options: type[Any]) -> None:
     assert names == [field.name for field in dataclasses.fields(options)]
 
 
-def test_wrap_and_export_an_onnx_file(tmp_path: Path) -> None:
-    bundle = edgeformer.wrap(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
+def test_import_and_export_an_onnx_file(tmp_path: Path) -> None:
+    bundle = edgeformer.import_onnx(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
     assert bundle.verify().exit_code == 0
     exported = bundle.export(int8=True)
     assert [artifact.id for artifact in exported.artifacts] == ["onnx-fp32", "onnx-int8"]

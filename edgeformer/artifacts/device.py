@@ -205,7 +205,7 @@ class DeviceProfile(Frozen):
         description="builder of `export --trt`: rtx (TensorRT for RTX), enterprise (TensorRT, built on the device "
         "itself) or none; absent: rtx if a word of the title or of `match` begins with RTX, else enterprise",
     )
-    address: str | None = Field(None, description="[USER@]HOST of the device for ssh; written by `devices add`")
+    address: str | None = Field(None, description="[USER@]HOST of the machine for ssh; written by `machines add`")
     match: str | None = Field(None, description="part of the card's (cuda) or processor's (cpu) name; absent: any")
     match_not: tuple[str, ...] = Field(
         (), strict=False, description="words in the names of other devices: SUPER, Laptop"

@@ -32,8 +32,8 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.report import MeasureRules, Memory
 from edgeformer.measurement import trackers
 from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureJob, input_buffers, load_runtime, open_workload
-from edgeformer.measurement.worker import End, Send, Worker
 from edgeformer.runtimes import on_gpu
+from edgeformer.system.worker import End, Send, Worker
 
 ERROR = 0.05
 """The chance that any interval of a run ever misses the truth, for all that one gate measures together."""

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from edgeformer._version import __version__
-from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError
-from edgeformer.cli import devices, import_model
+from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError, InputError
+from edgeformer.cli import import_model, machines
 from edgeformer.system.child import end_with_parent
 
 app = typer.Typer(
@@ -66,8 +66,8 @@ for _panel, _names in _PANELS.items():
     for _name in _names:
         app.command(_name, rich_help_panel=_panel)(import_module(f"edgeformer.cli.{_name}").command)
 app.add_typer(import_model.app, name="import", rich_help_panel="Build")
-app.add_typer(devices.app, name="devices", rich_help_panel="Measure")
-for _command in (*app.registered_commands, *import_model.app.registered_commands, *devices.app.registered_commands):
+app.add_typer(machines.app, name="machines", rich_help_panel="Measure")
+for _command in (*app.registered_commands, *import_model.app.registered_commands, *machines.app.registered_commands):
     # Join the lines of each paragraph, because typer prints a docstring's line breaks as they are.
     _docstring = inspect.cleandoc((_command.callback and _command.callback.__doc__) or "")
     _command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", _docstring)
@@ -109,6 +109,8 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:
+        if sys.argv[1:2] == ["devices"]:
+            raise InputError("devices: this command is called machines now; run: edgeformer machines")
         # With --json, usage errors must come back here to be printed as JSON too.
         code = select_command(sys.argv[1:2])(standalone_mode="--json" not in sys.argv[1:])
         if code == 130:

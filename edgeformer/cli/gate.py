@@ -113,7 +113,7 @@ def command(
         profile = resolve_device(name, own_profiles(artifacts), progress.message)
         gate = gate_bundles(location, baseline, profile, options, gate_options, progress, notes)
     else:
-        from edgeformer.devices.measure import find_targets, gate_on, load_device
+        from edgeformer.machines.commands import find_targets, gate_on, load_device
 
         (target,) = find_targets([on], artifacts)
         forwarded = opt.forward_options(

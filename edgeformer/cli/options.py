@@ -68,12 +68,12 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="HOST",
-        help="Measure on this device over SSH: [USER@]HOST, a name of devices add, or local. May be repeated.",
+        help="Measure on a machine over SSH: [USER@]HOST, a name of machines add, or local. May be repeated.",
     ),
 ]
 OnOne = Annotated[
     str | None,
-    typer.Option("--on", metavar="HOST", help="Run on this device over SSH: [USER@]HOST or a name of devices add."),
+    typer.Option("--on", metavar="HOST", help="Run on a machine over SSH: [USER@]HOST or a name of machines add."),
 ]
 Batches = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -21,7 +20,6 @@ from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import RowWriter
-    from edgeformer.data.sources import Columns
     from edgeformer.data.unlabelled import Reading
     from edgeformer.inference.predict import Confidence, Predictor
     from edgeformer.inference.predict_file import FileSummary
@@ -136,32 +134,23 @@ def command(
             )
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
-        name, source = run or next(iter(arguments), None), Path(file) if file != "-" else None
-        file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
-        if query:
-            from edgeformer.data.unlabelled import Reading
-            from edgeformer.inference.rank import RankOptions
-            from edgeformer.run import locate
+        from edgeformer.data.unlabelled import Reading
+        from edgeformer.inference.rank import RankOptions
+        from edgeformer.run import locate
 
-            location = locate(name, artifacts)
-            reading = Reading(location.open_model().data.parts, file_columns, input_format, single=True)
+        location, source = locate(run or next(iter(arguments), None), artifacts), Path(file) if file != "-" else None
+        owner, opening = location.open_model(), (artifact, probability, runtime)
+        file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
+        single = bool(query) or owner.task.predicts == "vectors"
+        reading = Reading(owner.data.parts, file_columns, input_format, single=single)
+        if query:
             options = RankOptions(query, top or 10, vectors or "float32", columns)
-            _rank_file(location, source, reading, options, (artifact, None, runtime), as_json=as_json)
-            return
-        _predict_file(
-            name,
-            artifacts,
-            source=source,
-            columns=file_columns,
-            input_format=input_format,
-            vectors=vectors,
-            prompt=prompt,
-            target=Path(output) if output not in (None, "-") else None,
-            format_=format_,
-            kept_columns=columns,
-            opening=(artifact, probability, runtime),
-            as_json=as_json,
-        )
+            _rank_file(location, source, reading, options, opening, as_json=as_json)
+        else:
+            target = Path(output) if output not in (None, "-") else None
+            _predict_file(
+                location, source, reading, opening, target, format_, columns, vectors, prompt, as_json=as_json
+            )
         return
     of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")
     opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
@@ -216,35 +205,25 @@ def _print_notes(model: Predictor) -> None:
 
 
 def _predict_file(
-    run: str | None,
-    artifacts: Path,
-    *,
-    source: Path | None,
-    columns: Columns,
-    input_format: str | None,
-    target: Path | None,
-    format_: str | None,
-    kept_columns: str | None,
-    vectors: VectorKind | None,
-    prompt: Literal["query", "document"] | None,
-    opening: Opening,
-    as_json: bool,
-) -> None:
+    location: Location, source: Path | None, reading: Reading, opening: Opening, target: Path | None,
+    format_: str | None, kept_columns: str | None, vectors: VectorKind | None,
+    prompt: Literal["query", "document"] | None, *, as_json: bool,
+) -> None:  # fmt: skip
     """Run ``predict --file``: read texts, write one row for each, report the totals.
 
-    ``source`` and ``target`` are None for standard input and output; ``opening`` is artifact, confidence and runtime.
+    ``source`` and ``target`` are None for standard input and output.
     Raises InputError: options that exclude each other, or unreadable input; typer.Exit: 3, a row has no answer.
     """
     from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.data.unlabelled import Reading, unlabelled
-    from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
+    from edgeformer.data.unlabelled import unlabelled
+    from edgeformer.inference.predict import check_answerable, open_predictor
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
-    from edgeformer.run import locate
     from edgeformer.tasks.embedding import VectorStore, check_vector_kind
 
+    # 1. Where the answers go
     if target is None and as_json:
         if format_ is not None:
             raise InputError("--json: prints one JSON document to standard output; leave out --format, or --json")
@@ -261,12 +240,12 @@ def _predict_file(
     format_ = format_named(target, format_) or "jsonl"
     if format_ in ("parquet", "npy") and target is None:
         raise InputError(f"--format {format_}: cannot go to standard output; give --output FILE")
-    location, confidence = locate(run, artifacts), opening[1]
-    is_embedding = predicts_vectors(location)
+    # 2. What the model can answer
+    owner, confidence = location.open_model(), opening[1]
     for option, is_set in {"--vectors": vectors, "--prompt": prompt, "--format npy": format_ == "npy"}.items():
-        if is_set and not is_embedding:
+        if is_set and owner.task.predicts != "vectors":
             raise InputError(f"{option}: is for vectors, and {location.name} makes none; leave it out")
-    prompts: dict[str, str] = getattr(location.open_model().data, "prompts", {})
+    prompts: dict[str, str] = getattr(owner.data, "prompts", {})
     if prompt is not None and prompt not in prompts:
         raise InputError(
             f"--prompt {prompt}: {location.name} has no such prompt (it has {', '.join(prompts) or 'none'}); leave it "
@@ -274,10 +253,10 @@ def _predict_file(
         )
     if format_ == "npy" and kept_columns not in (None, "none"):
         raise InputError(f"--columns {kept_columns}: an .npy file has the vectors only; give a .parquet file")
-    check_vector_kind(location.name, location.open_model().data, vectors or "float32")
+    check_vector_kind(location.name, owner.data, vectors or "float32")
     store = VectorStore(vectors) if vectors is not None else None
-    check_answerable(location, confidence, pairs=True if columns.text_pair else None)
-    reading = Reading(location.open_model().data.parts, columns, input_format, single=is_embedding)
+    check_answerable(location, confidence, pairs=True if reading.columns.text_pair else None)
+    # 3. Read, answer, write
     with unlabelled(source, sys.stdin.buffer, reading) as texts:
         check_answerable(location, confidence, pairs=texts.pairs)
         with open_predictor(location, *opening) as model:
@@ -301,6 +280,7 @@ def _predict_file(
                 totals = predict_file(model, texts, writer, show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
+    # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
         say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
     unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
@@ -361,6 +341,7 @@ def _totals(summary: FileSummary, unanswered: str) -> str:
 def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
     """Open a file, which gets its name once it is complete, or stdout; ``complete``: all at once at the end."""
     from edgeformer.system.leftovers import replace_exclusively
+    from edgeformer.system.output import discard_stdout
 
     if target is not None:
         with replace_exclusively(target) as temporary, temporary.open("wb") as file:
@@ -377,6 +358,5 @@ def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
             yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # The reader (head, for instance) is done. Without this, the interpreter would report the unwritten rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()  # the reader (head, for instance) is done
         raise AlreadyReported("standard output was closed by its reader", _BROKEN_PIPE) from None

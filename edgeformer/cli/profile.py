@@ -264,7 +264,7 @@ def _profile_on_devices(
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.devices.measure import RemoteError, find_targets, load_device, profile_on
+    from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
     from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
     from edgeformer.report.documents import print_report, report_files
 

@@ -65,8 +65,8 @@ def command(
       edgeformer serve smollm --artifact gguf-int8-decode
     """
     with needs_extra("serve", "serving"):
-        from edgeformer.inference.server import ServeOptions, serve
-        from edgeformer.inference.serving_engine import Limits, Service
+        from edgeformer.serve.server import ServeOptions, serve
+        from edgeformer.serve.service import ServeLimits, Service
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
     from edgeformer.cli.console import say
     from edgeformer.run import locate
@@ -75,7 +75,7 @@ def command(
     body = opt.parse_value("--max-body", max_body, parse_bytes)
     if min(seconds, body) <= 0:
         raise InputError("--timeout, --max-body: must be greater than 0")
-    limits = Limits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
+    limits = ServeLimits(max_batch, queue, seconds, max_texts, max_characters, body, max_connections)
     template = None
     if chat_template is not None:
         try:

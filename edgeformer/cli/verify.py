@@ -33,7 +33,7 @@ def command(
     Needs neither torch nor the data set, and writes nothing without --write. Exit code 2: a file is missing, changed or
     unexpected. 3: an artifact computes different results here, or --artifact could not be checked.
 
-    --on sends the bundle to a device over SSH, and verifies it there.
+    --on sends the bundle to a machine over SSH, and verifies it there.
 
     --write is for the GPU that an engine was built for: it stores the scores of the engine in targets.json beside
     bundle.json. Copy this file into the original bundle for [b]profile --search[/b]; with --on, it is written there.
@@ -53,7 +53,7 @@ def command(
     opened, progress = location.open_bundle(), show_progress()
     artifact = artifact or location.artifact
     if on is not None:
-        from edgeformer.devices.measure import find_targets, verify_on
+        from edgeformer.machines.commands import find_targets, verify_on
 
         options = opt.forward_options(context, ("runtime", "write"))
         options += [] if artifact is None else ["--artifact", opened.artifact(artifact).id]

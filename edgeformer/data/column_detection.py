@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.data_config import FileSource
-from edgeformer.artifacts.errors import AmbiguousDataError, DataError
+from edgeformer.artifacts.errors import AmbiguousDataError, DataError, InputError
 from edgeformer.data.records import Dialect, check_file, detect_dialect, file_records, first_lines, suffix_format
 from edgeformer.data.rows import comparison_key, excerpt, format_names, plain_label
 from edgeformer.data.sources import (
+    CHARACTERS,
     LABEL_COLUMNS,
     PAIR_COLUMNS,
     SPANS,
@@ -99,6 +100,8 @@ def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
             return None
     elif kind != "conll":
         return None
+    for option in CHARACTERS.keys() & columns.layout.keys():
+        raise InputError(f"--{option}: is for CSV, and {path} has texts with spans ({kind}); leave it out")
     facts = [ColumnFacts(str(source.text)), ColumnFacts(str(source.label))]
     labels: Counter[str] = Counter()
     rows = 0

@@ -43,10 +43,10 @@ from edgeformer.measurement.artifact import (
 from edgeformer.measurement.conditions import read_cpu
 from edgeformer.measurement.speed_probe import time_calls
 from edgeformer.measurement.target import find_target
-from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles, default_provider, library_versions, on_gpu
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, default_threads, now, stated_cache_bytes
+from edgeformer.system.worker import Send, run_job
 
 PRECISIONS = ("fp32", "int8", "fp16")
 _CHECKED_PRECISIONS = {"cpu": ("fp32",), "cuda": ("fp32", "fp16")}

@@ -17,10 +17,10 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import TOKEN_TYPES, Tokens
 from edgeformer.measurement.artifact import Item, MeasureJob, Refusal, golden_calls
-from edgeformer.measurement.worker import Send, run_job
 from edgeformer.runtimes import ArtifactFiles
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, ProfiledGraph
 from edgeformer.runtimes.session import Array
+from edgeformer.system.worker import Send, run_job
 
 
 class ItemNodes(Frozen):

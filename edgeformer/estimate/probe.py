@@ -19,11 +19,11 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
 from edgeformer.measurement.speed_probe import add_chain, matmul_chain, time_calls
-from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores
 from edgeformer.system.memory import host_free_bytes
+from edgeformer.system.worker import Job, Send, run_job
 
 # (width, different weights): 1 MiB to 192 MiB of weights, from what every cache holds to what few do, and closest where
 # most caches end.

@@ -1,1 +1,1 @@
-"""Inference: predict, evaluate, generate, serve and verify. torch is imported only for a run's own weights."""
+"""Inference: predict, evaluate, generate and verify. torch is imported only for a run's own weights."""

@@ -14,7 +14,7 @@ from typing import Any
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import EVALUATION_FILE, EarlyExitRow, Evaluation, EvaluationRow, merge_rows
-from edgeformer.inference.predict import Candidate, select_candidates
+from edgeformer.inference.predict import OpenableModel, select_candidates
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES
 from edgeformer.system.host import cpu_name
@@ -102,7 +102,7 @@ class Evaluator:
     early_exit: list[EarlyExitRow] = field(default_factory=list)
     _sets: dict[tuple[int, bool], Any] = field(default_factory=dict)
 
-    def score(self, candidate: Candidate) -> None:
+    def score(self, candidate: OpenableModel) -> None:
         """Score an artifact: append its rows to ``rows`` and ``early_exit``."""
         owner, set_name = candidate.owner, self.set_name(candidate)
         task, provider = owner.task, None
@@ -153,14 +153,14 @@ class Evaluator:
                 )
             )
 
-    def record_exits(self, candidate: Candidate) -> tuple[Meter, ExitRecords]:
+    def record_exits(self, candidate: OpenableModel) -> tuple[Meter, ExitRecords]:
         """Run the set with answers at every exit; return the scores, and the early-exit records of each row."""
         records = ExitRecords(candidate.exits)
         meter = candidate.owner.task.meter(candidate.exits, records, candidate.owner.data)
         self._run(candidate, meter, every_exit=not candidate.answers_with_losses)
         return meter, records
 
-    def _run(self, candidate: Candidate, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
+    def _run(self, candidate: OpenableModel, meter: Meter, *, every_exit: bool) -> dict[str, Any]:
         """Add an artifact's answers to ``meter``; return the timing fields of its row."""
         rows, reader, task = self.labelled_rows(candidate), candidate.reader(), candidate.owner.task
         logits_per_row = reader.vocabulary * (len(candidate.exits) if every_exit else 1)
@@ -181,13 +181,13 @@ class Evaluator:
                 "host": cpu_name(),
             }
 
-    def set_name(self, candidate: Candidate) -> str:
+    def set_name(self, candidate: OpenableModel) -> str:
         """Return the name of the set: the file's, or the split's."""
         if self.options.data is not None:
             return self.options.data.name
         return candidate.owner.task.set_name(candidate.owner.data, self.options.split)
 
-    def labelled_rows(self, candidate: Candidate) -> Any:
+    def labelled_rows(self, candidate: OpenableModel) -> Any:
         """Return the set as an artifact reads it: with its tokenizer, and packed as in training or row by row."""
         options, owner, reader = self.options, candidate.owner, candidate.reader()
         as_trained = candidate.answers_with_losses

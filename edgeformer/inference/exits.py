@@ -16,7 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import PERCENTILE_NEEDS
 from edgeformer.bundle import Bundle
 from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
-from edgeformer.inference.predict import NAME_ONE_RUNTIME, Candidate, select_candidates
+from edgeformer.inference.predict import NAME_ONE_RUNTIME, OpenableModel, select_candidates
 from edgeformer.run import Location
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run
 from edgeformer.system.host import cpu_name, default_threads, now
@@ -81,7 +81,7 @@ def calibrate_exits(
     if not bundle.built("step"):
         raise InputError(f"{name}: has no step artifact; write it with: {location.step_command}")
     artifact = options.rows.artifact
-    steps: dict[str, Candidate] = {}
+    steps: dict[str, OpenableModel] = {}
     for candidate in select_candidates(location, artifact or "all", options.rows.runtime):
         if candidate.artifact is not None and candidate.artifact.role == "step" and len(candidate.exits) > 1:
             steps.setdefault(candidate.id, candidate)  # the first of a runtime's providers, which predict uses
@@ -96,7 +96,7 @@ def calibrate_exits(
     return guarantees
 
 
-def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progress) -> ExitGuarantee:
+def _calibrate(candidate: OpenableModel, options: GuaranteeOptions, progress: Progress) -> ExitGuarantee:
     """Choose the thresholds of one artifact and time them. Raises DataError if no row could leave early."""
     rows = replace(options.rows, batch=1) if candidate.depends_on_batch else options.rows
     evaluator = Evaluator(rows, progress)
@@ -141,7 +141,7 @@ def _calibrate(candidate: Candidate, options: GuaranteeOptions, progress: Progre
 
 
 def _measure_time(
-    candidate: Candidate, evaluator: Evaluator, thresholds: Mapping[int, float], progress: Progress
+    candidate: OpenableModel, evaluator: Evaluator, thresholds: Mapping[int, float], progress: Progress
 ) -> ExitTime:
     """Time single texts with early exit, with all loops of the step artifact, and in the full graph, in turns."""
     bundle, step, provider = candidate.owner, candidate.artifact, candidate.provider

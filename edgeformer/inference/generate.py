@@ -104,17 +104,13 @@ def generate(
 ) -> Generation:
     """Continue ``prompt`` (which may be empty) with the bundle's graphs, or with the run's own weights in torch.
 
-    Args:
-        on_text: called with each piece of new text as soon as it is complete.
-
-    Raises:
-        InputError: no causal language model, no such exit or artifact, or a text that is too long.
-        ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
+    ``on_text`` is called with each piece of new text as soon as it is complete. Raises as :class:`Writer`, and
+    InputError for a prompt that is too long.
     """
     with closing(Writer(location, options)) as writer:
         ids = writer.encode(prompt)
         max_tokens, notes = writer.token_limit(ids, options.max_tokens, DEFAULT_TOKENS)
-        pieces, prompt_seconds, provider = list[Piece](), 0.0, writer.decoder.provider
+        pieces, prompt_seconds, provider = list[TextPiece](), 0.0, writer.decoder.provider
         started = time.perf_counter()
         for piece in writer.write(ids, max_tokens, options.sampling):
             pieces.append(piece)
@@ -134,7 +130,7 @@ def generate(
         )  # fmt: skip
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A new token, the loop that answered, and the text that is complete now.
 
     ``stopped``: why it is the last one (``boundary``, ``stop`` or ``max_tokens``), or None.
@@ -147,11 +143,7 @@ class Piece(NamedTuple):
 
 
 class Writer:
-    """A language model that continues prompts, one after the other.
-
-    Args:
-        location: a run or a bundle.
-        options: which artifact, runtime and exits; length and sampling are those of each text.
+    """A language model that continues prompts, one after the other; length and sampling are those of each text.
 
     Attributes:
         artifact: the artifact's id, or ``torch``.
@@ -167,11 +159,8 @@ class Writer:
         artifact, runtime = options.artifact or location.artifact, options.runtime
         self._model = model = _select_model(location, artifact)
         if isinstance(model, Run):
-            exits = model.exits
-            self._max_positions, self._trained_length = (
-                model.recipe.model.max_positions,
-                model.recipe.data.tokens_at_once,
-            )
+            exits, recipe = model.exits, model.recipe
+            self._max_positions, self._trained_length = recipe.model.max_positions, recipe.data.tokens_at_once
         else:
             exits, self._trained_length = model.manifest.exits or (model.loops,), model.manifest.max_length
             self._max_positions = model.manifest.max_positions or self._trained_length
@@ -232,15 +221,10 @@ class Writer:
     def token_limit(self, ids: Sequence[int], requested: int | None, default: int | None) -> tuple[int, list[str]]:
         """Return the number of new tokens that may follow a prompt, and notes for the reader.
 
-        Args:
-            ids: the prompt.
-            requested: a limit; None: ``default``, or as many as fit behind the prompt.
-            default: None: as many as fit.
-
-        Raises:
-            InputError: the prompt is too long, or ``requested`` tokens do not fit behind it.
+        That is ``requested``, else ``default``, or as many as fit; a ``default`` of None: as many as fit.
+        Raises InputError: the prompt is too long, or ``requested`` tokens do not fit behind it.
         """
-        max_positions, trained_length = self._max_positions, self._trained_length
+        max_positions = self._max_positions
         if len(ids) > max_positions:
             raise InputError(
                 f"the prompt has {len(ids)} tokens, and the model takes at most {max_positions}; shorten it"
@@ -252,19 +236,17 @@ class Writer:
         default = default or available
         notes = [limits] if requested is None and available < default else []
         max_tokens = requested or min(default, available)
-        if len(ids) + max_tokens - 1 > trained_length:
-            notes.append(f"the model was trained on {trained_length} tokens at a time; text beyond that is unreliable")
+        if len(ids) + max_tokens - 1 > self._trained_length:
+            length = self._trained_length
+            notes.append(f"the model was trained on {length} tokens at a time; text beyond that is unreliable")
         return max_tokens, notes
 
     def write(
         self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
-    ) -> Iterator[Piece]:
-        """Yield the continuation of a prompt token by token; the last piece has ``stopped``.
+    ) -> Iterator[TextPiece]:
+        """Yield the continuation of a prompt of at least one token; the last piece has ``stopped``.
 
-        Args:
-            ids: the prompt, at least one token.
-            max_tokens: as :meth:`token_limit` returns it.
-            stop: texts in front of which the continuation ends.
+        It ends in front of the texts ``stop``, or after ``max_tokens``, see :meth:`token_limit`.
         """
         self.decoder = decoder = self.decoder.fresh()
         stream, generator = TextStream(self.tokenizer, ids, stop), np.random.default_rng(sampling.seed)
@@ -289,7 +271,7 @@ class Writer:
                 text += stream.push().rstrip(_INCOMPLETE)
             if stream.stopped:
                 stopped = "stop"
-            yield Piece(token, loop, text, stopped)
+            yield TextPiece(token, loop, text, stopped)
             if stopped is not None:
                 return
             unread = [token]

@@ -1,13 +1,13 @@
 """The batched prediction core: select a model, open it, answer texts in batches.
 
 ``predict`` and the Python API call :func:`predict`, ``predict --file`` and ``serve`` run the same :class:`Predictor`,
-and ``evaluate`` and ``exits`` open the same :class:`Candidate` for labelled rows.
+and ``evaluate`` and ``exits`` open the same :class:`OpenableModel` for labelled rows.
 Importing this module loads neither torch nor onnxruntime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +21,7 @@ from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import TextReader
-from edgeformer.tasks import task as calls
+from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
 from edgeformer.tasks.task import Answer
 
@@ -33,7 +33,7 @@ Confidence = float | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
-class Candidate:
+class OpenableModel:
     """A model that can be opened: an artifact of a bundle, or (``artifact`` None) a run's own weights, with a provider.
 
     ``provider`` None is the default of the artifact's format, or of torch.
@@ -93,20 +93,18 @@ class Candidate:
         return self.owner.session(self.artifact, options)
 
 
-def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[Candidate]:
-    """Return what ``--artifact ID|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
+def select_candidates(location: Location, artifact: str | None, runtime: str | None = None) -> list[OpenableModel]:
+    """Return what ``--artifact ID|torch|all`` and ``--runtime`` select. Raises InputError, ArtifactError.
 
-    Args:
-        artifact: an artifact's id, ``torch`` or ``all``; None: the artifact that RUN names, else all artifacts of the
-            bundle that run on this machine.
-        runtime: one candidate for each of its providers; None: the default provider of the artifact's format.
+    Without ``artifact``: what RUN names, else all artifacts of the bundle that run on this machine. A ``runtime`` gives
+    one candidate for each of its providers; None: the default provider of the artifact's format.
     """
     name = artifact or location.artifact
-    candidates: list[Candidate] = []
+    candidates: list[OpenableModel] = []
     if location.bundle is not None:
         bundle = location.open_bundle()
         # Graphs with caches take a text token by token, so they are no candidates.
-        candidates = [Candidate(bundle, entry) for entry in bundle.built("full", "exit", "step")]
+        candidates = [OpenableModel(bundle, entry) for entry in bundle.built("full", "exit", "step")]
     ids = [*(candidate.id for candidate in candidates), *([TORCH] if location.run is not None else [])]
     if not ids:
         reasons = "; ".join(f"{entry.id} {entry.status}: {entry.reason}" for entry in location.open_bundle().artifacts)
@@ -119,7 +117,7 @@ def select_candidates(location: Location, artifact: str | None, runtime: str | N
         if name not in (*ids, "all"):
             raise InputError(f"--artifact {name}: {location.name} has no such artifact; give {', '.join(ids)} or all")
         if TORCH in ids and name in (TORCH, "all"):
-            candidates.append(Candidate(location.open_run()))
+            candidates.append(OpenableModel(location.open_run()))
         selected = [candidate for candidate in candidates if name in (candidate.id, "all")]
     if runtime is None:
         return selected
@@ -142,7 +140,7 @@ class Predictor:
     id: str
     provider: str
     answering: TextPredictor
-    run: calls.Run
+    run: Callable[[Arrays], Arrays]
     guarantee: ExitGuarantee | None = None
 
     def answer(self, texts: Sequence[Text]) -> list[Answer]:
@@ -182,14 +180,12 @@ def predict(
 
     Args:
         texts: one or more; for a classifier also pairs of texts.
-        artifact: an artifact's id, or ``torch``; None: the one that RUN names, else the bundle's first that runs here.
+        artifact: None: the one that RUN names, else the bundle's first that runs here.
         confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
             thresholds of its guarantee.
-        runtime: ``--runtime``; None: the default of the artifact's format.
 
-    Raises:
-        InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without a
-            step artifact (``auto``: without a guarantee).
+    Raises InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without
+    a step artifact (``auto``: without a guarantee).
     """
     with open_predictor(location, artifact, confidence, runtime, texts=texts) as model:
         return model.id, model.answer(texts)

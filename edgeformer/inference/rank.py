@@ -180,7 +180,11 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
             pairs = _pair_with(query, documents)
             summary = rank(model, pairs, lambda answers: np.array([[answer.score] for answer in answers]), [number])
     else:
-        with_query, with_document = (_with_prompt(model, kind) for kind in ("query", "document"))
+        prompts = getattr(model.answering.data, "prompts", {})
+        with_query, with_document = (
+            replace(model, answering=replace(model.answering, prompt=prompts.get(kind, "")))
+            for kind in ("query", "document")
+        )
         query_answers = with_query.answer(queries)
         for answer in query_answers:
             if isinstance(answer, Unanswered):
@@ -206,12 +210,6 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         for query, documents_of_query in zip(queries, best, strict=True)
     ]
     return RankedFile(rankings, summary, store.loss() if model.answering.task.predicts == "vectors" else None)
-
-
-def _with_prompt(model: Predictor, kind: str) -> Predictor:
-    """Return the model with its prompt of a kind (``query`` or ``document``) in front of every text."""
-    prompts = getattr(model.answering.data, "prompts", {})
-    return replace(model, answering=replace(model.answering, prompt=prompts.get(kind, "")))
 
 
 def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:

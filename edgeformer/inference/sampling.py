@@ -12,9 +12,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 
 _SORTED_FIRST = 1024
 
-Candidates = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Tokens in rising order, and their probabilities, which sum to 1."""
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -48,10 +45,15 @@ class Sampling:
             raise InputError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def pick(self, logits: NDArray[np.floating], generator: np.random.Generator) -> int:
-        """Draw the next token from logits [V]. Raises ArtifactError."""
-        return draw(*self.candidates(logits), generator)
+        """Draw the next token from logits [V] by inverse transform sampling. Raises ArtifactError."""
+        tokens, probabilities = self.candidates(logits)
+        if len(tokens) == 1:  # needs no random number
+            return int(tokens[0])
+        ends = np.cumsum(probabilities)
+        index = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
+        return int(tokens[min(index, len(tokens) - 1)])
 
-    def candidates(self, logits: NDArray[np.floating]) -> Candidates:
+    def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the tokens that may be chosen, in rising order, and their probabilities, which sum to 1; logits [V].
 
         Among equally likely tokens at the limit, those with the smaller numbers are kept.
@@ -92,12 +94,3 @@ class Sampling:
             kept = np.sort(order[: int(np.searchsorted(sums, p, side="left")) + 1])
             tokens, probabilities = tokens[kept], probabilities[kept]
         return tokens, probabilities / probabilities.sum()
-
-
-def draw(tokens: NDArray[np.int64], probabilities: NDArray[np.float64], generator: np.random.Generator) -> int:
-    """Draw a token by inverse transform sampling; one candidate needs no random number."""
-    if len(tokens) == 1:
-        return int(tokens[0])
-    ends = np.cumsum(probabilities)
-    index = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
-    return int(tokens[min(index, len(tokens) - 1)])

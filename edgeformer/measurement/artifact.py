@@ -29,11 +29,11 @@ from edgeformer.artifacts.units import format_duration
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
 from edgeformer.measurement.speed_probe import SpeedProbe
-from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
 from edgeformer.system.memory import release_heap
+from edgeformer.system.worker import Job, Send, run_job
 from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]

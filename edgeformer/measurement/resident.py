@@ -27,10 +27,9 @@ from edgeformer.measurement.artifact import (
     open_workload,
     own_memory,
 )
-from edgeformer.measurement.worker import Job, Send, run_job
 from edgeformer.runtimes import ArtifactFiles, cannot_run, on_gpu, opener_of
-from edgeformer.system.capability import exit_text
-from edgeformer.system.child import end_with_parent
+from edgeformer.system.child import end_with_parent, exit_text
+from edgeformer.system.worker import Job, Send, run_job
 from edgeformer.tasks import get_task
 
 TOKENS = 16

@@ -85,7 +85,7 @@ def resolve_device(name: str | None, own: Path, note: Callable[[str], None] | No
 
     ``auto`` is the first profile that names this machine's card, board or processor, else ``host``. The user's
     profiles, in the folder ``own``, come before the shipped ones; a card comes before a processor. Profiles of
-    ``devices add`` do not count: each is of one device, and others have the same processor.
+    ``machines add`` do not count: each is of one machine, and others have the same processor.
     """
     if name != AUTO:
         return load_profile(name, own, note)

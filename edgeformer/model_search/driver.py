@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import subprocess
@@ -350,15 +349,15 @@ class _ModelSearch:
         """Run a command and return its JSON. Raises EdgeformerError with its message, and InterruptedRun."""
         command = [*arguments, "--artifacts", str(self._artifacts), "--json"]
         try:
-            output, code, lines = child.run_edgeformer(command, self._progress, self._commands.append)
+            outcome = child.run_edgeformer(command, self._progress, self._commands.append)
+            code = outcome.code
         except KeyboardInterrupt:  # the command was interrupted, too
             code = InterruptedRun.exit_code
         if code == InterruptedRun.exit_code:
             raise InterruptedRun("interrupted; the same command continues the search")
         if code not in _DONE:
-            message = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines[-20:]))
-            raise _CommandError(f"edgeformer {arguments[0]}: {message.removeprefix('error: ')}")
-        return dict(json.loads(output))
+            raise _CommandError(f"edgeformer {arguments[0]}: {outcome.problem}")
+        return outcome.document
 
     def _is_current(self, report: Path, model: str) -> bool:
         """Return whether a report is of the bundle that the model's run has now."""

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -103,7 +102,7 @@ def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Ans
             return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
         lines = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
         if not lines:
-            return Answer(error=f"the import ended the process ({exit_text(process.returncode)})")
+            return Answer(error=f"the import ended the process ({child.exit_text(process.returncode)})")
         facts: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
         return Answer(facts, facts.pop("error", None))
 
@@ -144,12 +143,6 @@ def driver_too_old(cuda: str | None, driver: str | None) -> str | None:
     if built_for is None or release is None or int(built_for[0]) < 13 or int(release[0]) >= CUDA_13_DRIVER:
         return None
     return f"CUDA {built_for[0]} needs NVIDIA driver R{CUDA_13_DRIVER} or newer, and {driver} is installed"
-
-
-def exit_text(code: int) -> str:
-    """Return ``exit code 3`` or ``killed by signal 11 (SIGSEGV)``."""
-    names = {int(number): f" ({number.name})" for number in signal.Signals}
-    return f"exit code {code}" if code >= 0 else f"killed by signal {-code}{names.get(-code, '')}"
 
 
 def cpu_flags() -> frozenset[str] | None:

@@ -6,15 +6,17 @@ child waits for the end of the parent.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
@@ -23,38 +25,55 @@ _PARENT = "EDGEFORMER_PARENT"
 """Environment variable of a child: the process id of its parent."""
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _POLL_S = 0.5
-_NO_INPUT: dict[str, Any] = {"stdin": subprocess.DEVNULL}
 
 
-def start(
-    command: Sequence[str], *, own: bool = True, env: Mapping[str, str] | None = None, **options: Any
-) -> subprocess.Popen[Any]:
+def start(command: Sequence[str], *, is_edgeformer: bool = True, **options: Any) -> subprocess.Popen[Any]:
     """Start a child, with options of subprocess.Popen. Its stdin is empty unless the options say otherwise.
 
     On Linux the child ends with the thread that starts it: the thread must not end before the child.
 
-    Args:
-        own: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in its own
-            place; on other systems only the end of its stdin can end it.
-        env: as for subprocess.Popen.
+    ``is_edgeformer``: the child calls :func:`end_with_parent` first. False: on Linux this file starts the program in
+    its own place; on other systems only the end of its stdin can end it.
     """
-    return subprocess.Popen(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
+    return subprocess.Popen(**_with_parent(command, is_edgeformer, options))
 
 
-def run(
-    command: Sequence[str], *, own: bool = True, env: Mapping[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[Any]:
+def run(command: Sequence[str], *, is_edgeformer: bool = True, **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run a child to its end, with options of subprocess.run; other arguments as for :func:`start`."""
-    return subprocess.run(_with_launcher(command, own), env=_with_parent(env), **{**_NO_INPUT, **options})
+    return subprocess.run(**_with_parent(command, is_edgeformer, options))
+
+
+def _with_parent(command: Sequence[str], is_edgeformer: bool, options: dict[str, Any]) -> dict[str, Any]:
+    launcher = [] if is_edgeformer or sys.platform != "linux" else [sys.executable, "-I", "-S", __file__]
+    env = {**(options.get("env", os.environ)), _PARENT: str(os.getpid())}
+    return {"stdin": subprocess.DEVNULL, **options, "args": [*launcher, *command], "env": env}
+
+
+class Outcome(NamedTuple):
+    """What an edgeformer command printed: stdout, exit code, and the lines of stderr that are not progress."""
+
+    output: str
+    code: int
+    errors: tuple[str, ...]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document of ``--json``; empty if the command was killed before it printed one."""
+        try:
+            return dict(json.loads(self.output))
+        except ValueError:
+            return {}
+
+    @property
+    def problem(self) -> str:
+        """Message of a command that failed."""
+        return str(self.document.get("error") or "; ".join(self.errors[-3:]) or "no message")
 
 
 def run_edgeformer(
     arguments: Sequence[str], progress: Progress, on_start: Callable[[subprocess.Popen[str]], object]
-) -> tuple[str, int, list[str]]:
-    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end.
-
-    Returns its output, its exit code, and the other lines that it wrote to stderr.
-    """
+) -> Outcome:
+    """Run an edgeformer command, whose progress becomes that of this one. After Ctrl-C, wait for its end."""
     from edgeformer.artifacts.progress import forward_event
 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
@@ -72,16 +91,13 @@ def run_edgeformer(
                 process.communicate()
                 raise
         output.seek(0)
-        return output.read(), process.returncode, lines
+        return Outcome(output.read(), process.returncode, tuple(lines))
 
 
-def _with_launcher(command: Sequence[str], own: bool) -> list[str]:
-    launcher = [] if own or sys.platform != "linux" else [sys.executable, "-I", "-S", __file__]
-    return [*launcher, *command]
-
-
-def _with_parent(env: Mapping[str, str] | None) -> dict[str, str]:
-    return {**(os.environ if env is None else env), _PARENT: str(os.getpid())}
+def exit_text(code: int) -> str:
+    """Return ``exit code 3`` or ``killed by signal 11 (SIGSEGV)``."""
+    names = {int(number): f" ({number.name})" for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by signal {-code}{names.get(-code, '')}"
 
 
 def end_with_parent(parent: int | None = None) -> None:

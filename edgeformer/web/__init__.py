@@ -177,6 +177,7 @@ class _PageBuilder:
             if name not in (WASM, WEBGPU):
                 raise InputError(f"--provider {name}: is unknown; give {WASM} or {WEBGPU}")
         bundle, manifest, task = self.bundle, self.bundle.manifest, self.bundle.task
+        # 1. What the page does with texts
         writing = None
         if any(artifact.role == "decode" for artifact in selected):
             bounds = bundle.reader().bounds
@@ -185,6 +186,7 @@ class _PageBuilder:
         answers = task.predicts in ("labels", "spans")
         reads = answers or writing is not None
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
+        # 2. Libraries
         page_providers = tuple(
             PageProvider(
                 name=runtime.provider,
@@ -198,6 +200,7 @@ class _PageBuilder:
             for runtime in RUNTIMES
             if not providers or runtime.provider in providers
         )
+        # 3. Graphs with their weights
         artifacts = []
         for artifact in selected:
             bundle.check(artifact)
@@ -231,6 +234,7 @@ class _PageBuilder:
                     caches=caches,
                 )
             )
+        # 4. The manifest, which copies tokenizers and golden inputs, too
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
             run=manifest.run,

@@ -26,9 +26,9 @@ from edgeformer.benchmark.paired_run import (
 )
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
-from edgeformer.measurement.worker import Worker
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary
 from edgeformer.run import Location
+from edgeformer.system.worker import Worker
 from tests.cli.in_process import in_process
 from tests.measurement.measuring_child import RULES
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest

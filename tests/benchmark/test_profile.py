@@ -160,7 +160,7 @@ def test_a_damaged_file_is_an_error_before_measuring(tmp_path: Path, file: str) 
 
 def test_importing_the_profile_stage_loads_neither_torch_nor_onnxruntime() -> None:
     program = (
-        "import sys, edgeformer.benchmark.profile, edgeformer.measurement.worker\n"
+        "import sys, edgeformer.benchmark.profile, edgeformer.system.worker\n"
         "print([name for name in ('torch', 'onnxruntime', 'onnx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -26,6 +26,7 @@ training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: con
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "reviews.tsv").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "a.conll").write_text("Ada B-PER\nin O\nUlm B-LOC\n", encoding="utf-8")
     return tmp_path
 
 
@@ -82,6 +83,8 @@ def test_wrong_data(folder: Path, content: bytes, expected: tuple[str, ...]) -> 
         ("plan recipe.yaml", ("--device",)),
         ("export", ("no finished run", "edgeformer train quickstart")),
         ("evaluate nothing-001", ("nothing-001",)),
+        ("init a.conll --delimiter comma", ("--delimiter: is for CSV, and a.conll has texts with spans (conll)",)),
+        ("search a.conll --no-source --quote single", ("--quote: is for CSV",)),
         ("predict a b --top 3", ("--top: is the number of ranked texts",)),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edgeformer.cli.app import app, devices, import_model, select_command
+from edgeformer.cli.app import app, import_model, machines, select_command
 
 HEAVY = ("torch", "onnxruntime", "datasets", "matplotlib", "onnx", "accelerate", "transformers")
 
@@ -56,7 +56,7 @@ def test_a_command_alone_is_what_it_is_among_all(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None:
-    commands = [*app.registered_commands, *import_model.app.registered_commands, *devices.app.registered_commands]
+    commands = [*app.registered_commands, *import_model.app.registered_commands, *machines.app.registered_commands]
     assert {command.rich_help_panel for command in app.registered_commands} >= {"Build", "Use", "Measure", "Check"}
     for command in commands:
         alone = copy.copy(app)

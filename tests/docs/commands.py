@@ -51,13 +51,13 @@ _IMPORTED = "needs the model; tests/export/test_import_hf_export.py does it with
 _RANKED = "needs the model; tests/inference/test_rank.py does it with small ones"
 _WRAPPED = "needs that file; tests/export/test_import_onnx.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
-_DEVICE = "needs that device; tests/devices runs it with a real SSH server"
+_MACHINE = "needs that machine; tests/machines runs it with a real SSH server"
 _FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
 
 NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile quickstart --device host --publish rows.csv": _MEASURES,
-    "edgeformer profile quickstart --on pi@raspberrypi --publish rows.csv": _DEVICE,
+    "edgeformer profile quickstart --on pi@raspberrypi --publish rows.csv": _MACHINE,
     "edgeformer profile --device rtx4050 --search --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer train reviews.yaml --set data.stream=true --set data.rows.validation=5000 --set data.rows.test=5000": (
         "needs a large file; tests/training/test_training_memory.py trains such a recipe on a small one"
@@ -124,14 +124,14 @@ NOT_RUN: dict[str, str] = {
     "edgeformer page path/to/bundle -o site --libraries node_modules": (
         "needs packages from npm; tests/web makes pages and opens them"
     ),
-    "edgeformer profile --on pi@raspberrypi": _DEVICE,
-    "edgeformer profile --on pi@raspberrypi --on jetson --on local --max-latency 20ms": _DEVICE,
-    "edgeformer profile --on kitchen-pi": _DEVICE,
-    "edgeformer verify --on jetson --write": _DEVICE,
-    "edgeformer gate path/to/candidate --against path/to/baseline --on pi@raspberrypi": _DEVICE,
-    "edgeformer devices add pi@raspberrypi --name kitchen-pi": _DEVICE,
-    "edgeformer devices list": _DEVICE,
-    "edgeformer devices pack --for linux-aarch64-cp311": "downloads 200 MB; tests/devices installs from a pack",
+    "edgeformer profile --on pi@raspberrypi": _MACHINE,
+    "edgeformer profile --on pi@raspberrypi --on jetson --on local --max-latency 20ms": _MACHINE,
+    "edgeformer profile --on kitchen-pi": _MACHINE,
+    "edgeformer verify --on jetson --write": _MACHINE,
+    "edgeformer gate path/to/candidate --against path/to/baseline --on pi@raspberrypi": _MACHINE,
+    "edgeformer machines add pi@raspberrypi --name kitchen-pi": _MACHINE,
+    "edgeformer machines list": _MACHINE,
+    "edgeformer machines pack --for linux-aarch64-cp311": "downloads 200 MB; tests/machines installs from a pack",
     "edgeformer compare pi.json jetson.json browser.json --html devices.html": ("needs those three reports"),
     "edgeformer profile browser.json --device raspberry-pi-5": (
         "needs a report from a browser; tests/web/test_in_browser.py measures one and judges it"
@@ -171,7 +171,7 @@ NOT_OURS = {
     "cp": "copies the reader's own bundle",
     "make": "installs packages or runs these tests; the target must be in the Makefile",
     "source": "activates an environment",
-    "ssh": "needs another machine; tests/devices has an SSH server",
+    "ssh": "needs another machine; tests/machines has an SSH server",
     "ssh-copy-id": "needs another machine",
     "scp": "needs another machine; the test copies the folder",
     "torchrun": "tests/training/test_distributed.py starts two processes with it; replace the host names",

@@ -17,8 +17,8 @@ from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import Case, estimate, estimate_row
 from edgeformer.estimate.listing import ListJob, feed_for, run_listing
 from edgeformer.estimate.probe import run_probe
-from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import Item, check_artifact
+from edgeformer.system import worker
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle
 
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))

@@ -16,10 +16,10 @@ from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.probe import HostRates, ProductTime, cache_bytes, disturbance, host_facts
 from edgeformer.measurement.conditions import CpuReading
 from edgeformer.measurement.speed_probe import SpeedProbe, add_chain, matmul_chain
-from edgeformer.measurement.worker import End
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.system.host import cpu_name
+from edgeformer.system.worker import End
 
 
 def test_onnx_accepts_them() -> None:

@@ -295,13 +295,14 @@ class TestOneBadText:
     def test_served(self, bundle: Path) -> None:
         from contextlib import closing
 
-        from edgeformer.inference.serving_engine import Engine, Limits, Metrics, open_served_predictor
+        from edgeformer.serve.queue import BatchingQueue, open_served_predictor
+        from edgeformer.serve.service import Metrics, ServeLimits
 
         with (
             open_served_predictor(Bundle.open(bundle), None) as model,
-            closing(Engine(model, Limits(), Metrics())) as engine,
+            closing(BatchingQueue(model, ServeLimits(), Metrics())) as queue,
         ):
-            results = engine.submit(["boom"]).result(60), engine.submit(["good", "boom boom", "boom"]).result(60)
+            results = queue.submit(["boom"]).result(60), queue.submit(["good", "boom boom", "boom"]).result(60)
             assert [[isinstance(each, Unanswered) for each in result] for result in results] == [
                 [True], [False, True, True]
             ]  # fmt: skip

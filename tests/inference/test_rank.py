@@ -28,7 +28,7 @@ from edgeformer.tasks.scoring import EMPTY
 from tests.cli.run_cli import Outcome, edgeformer
 from tests.export.hf_models import make_cross_encoder, make_model
 from tests.export.test_import_hf import sentence_transformers
-from tests.inference.test_server import request, serving
+from tests.serve.test_server import request, serving
 
 DOCUMENTS = [*SENTENCES[:30], "", *SENTENCES[30:40]]
 

@@ -12,9 +12,9 @@ import pytest
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
-from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import MeasureJob, check_artifact, measure_artifact
 from edgeformer.runtimes import ArtifactFiles
+from edgeformer.system import worker
 from tests.runtimes.tiny_bundle import artifact_of
 
 RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)

@@ -29,7 +29,7 @@ from edgeformer.measurement.artifact import (
     row_of,
 )
 from edgeformer.measurement.trackers import summarise
-from edgeformer.measurement.worker import End
+from edgeformer.system.worker import End
 from tests.measurement.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
 from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.browser import LANGUAGE
@@ -156,7 +156,7 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
 DIES = """
 import ctypes
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.measurement import worker
+from edgeformer.system import worker
 real = OnnxSession.run
 def run(session, inputs):
     if len(inputs.get("input_ids", ())) in {batches}:

@@ -17,11 +17,11 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
-from edgeformer.measurement import worker
 from edgeformer.measurement.artifact import MeasureJob, check_artifact, grown, own_memory
 from edgeformer.measurement.resident import Resident, ResidentJob, add_resident, measure_resident
-from edgeformer.measurement.worker import run_job
 from edgeformer.runtimes import ArtifactFiles
+from edgeformer.system import worker
+from edgeformer.system.worker import run_job
 from tests.cli.run_cli import edgeformer
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle, write_manifest
 
@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_reported(bundle: Bundle) -> None:
     job = ResidentJob(threads=1, files=(check_artifact(bundle, entry),) * 2, provider="CPUExecutionProvider")
     messages: list[Resident] = []
     kill = "import os, signal; os.fork = lambda fork=os.fork: fork() or os.kill(os.getpid(), signal.SIGKILL)"
-    code = f"{kill}; from edgeformer.measurement.worker import run_worker; run_worker()"
+    code = f"{kill}; from edgeformer.system.worker import run_worker; run_worker()"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", code])
         end = run_job(job, messages.append)

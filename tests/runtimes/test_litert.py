@@ -246,8 +246,8 @@ def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_logger_that_starts_while_output_is_hidden_still_works_afterwards() -> None:
     program = (
         "import logging, os, sys\n"
-        "from edgeformer.runtimes.litert.session import native_output_hidden\n"
-        "with native_output_hidden():\n"
+        "from edgeformer.system.output import capture_native_stderr\n"
+        "with capture_native_stderr():\n"
         "    logging.basicConfig(format='%(message)s')\n"
         "    os.write(2, b'hidden')\n"
         "    print('visible', file=sys.stderr)\n"

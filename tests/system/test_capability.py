@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from edgeformer.system.capability import Answer, ask_installed, exit_text, machine_capabilities
+from edgeformer.system.capability import Answer, ask_installed, machine_capabilities
+from edgeformer.system.child import exit_text
 
 
 def test_probes_run_side_by_side() -> None:

@@ -25,7 +25,7 @@ PARENT = """
 import subprocess, sys
 from edgeformer.system import child
 kind, command = sys.argv[1], sys.argv[2:]
-(subprocess.Popen(command) if kind == "unrelated" else child.start(command, own=kind == "own")).wait()
+(subprocess.Popen(command) if kind == "unrelated" else child.start(command, is_edgeformer=kind == "own")).wait()
 """
 CHILD = """
 import ctypes, os, sys, time
@@ -100,8 +100,8 @@ def test_processes_are_started_in_one_place_only() -> None:
             if isinstance(function, ast.Attribute) and function.attr in starting:
                 module = getattr(function.value, "id", "")
                 places |= {path.relative_to(PACKAGE).as_posix()} if module in ("subprocess", "os") else set()
-    # host: for 10 s at most; agent: alone on a device; resident: a fork, which calls end_with_parent.
-    assert places == {"system/child.py", "system/host.py", "devices/agent.py", "measurement/resident.py"}
+    # host: for 10 s at most; agent: alone on a machine; resident: a fork, which calls end_with_parent.
+    assert places == {"system/child.py", "system/host.py", "machines/agent.py", "measurement/resident.py"}
 
 
 def words_of(processes: Sequence[psutil.Process]) -> str:
@@ -120,7 +120,7 @@ def words_of(processes: Sequence[psutil.Process]) -> str:
         (["profile", "small", "--device", "host", "--artifact", "onnx-fp32"], "run_worker"),
         (["gate", "small", "--against", "small", "--device", "host", "--artifact", "onnx-fp32"], "run_worker"),
         (["export", "small", "--replace", "--onnx-only"], "run_worker"),
-        pytest.param(["devices", "clean", "kitchen-pi"], "sleep 100", marks=LINUX),
+        pytest.param(["machines", "clean", "kitchen-pi"], "sleep 100", marks=LINUX),
         (["serve", "small", "--port", "0", "--json"], ""),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_a_killed_command(
     shutil.copytree(finished_run, tmp_path / "artifacts" / "small")
     write_tickets(tmp_path / "tickets.csv")
     command, environment = [sys.executable, "-m", "edgeformer", *arguments], {**os.environ}
-    environment["EDGEFORMER_SSH"] = "sh -c 'exec sleep 100' ssh"  # a device that does not answer
+    environment["EDGEFORMER_SSH"] = "sh -c 'exec sleep 100' ssh"  # a machine that does not answer
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **streams) as process:  # type: ignore[call-overload]
         try:

@@ -187,3 +187,15 @@ def served(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def run_module(folder: Path, script: str) -> Any:
+    """Run an ECMAScript module in a folder with Node.js, and return the JSON that it prints."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node.js")
+    (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    (folder / "run.js").write_text(script, encoding="utf-8")
+    process = subprocess.run([node, "run.js"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr[-1500:]
+    return json.loads(process.stdout)

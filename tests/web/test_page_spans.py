@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY
 from tests.data.test_spans import data_of, odd_texts
 from tests.docs.document import ROOT
+from tests.web.browser import run_module
 
 pytestmark = pytest.mark.node
 
 _SCRIPT = """
 import { readFileSync } from "node:fs";
-import { locate, spansOf, windowsOf } from "SPANS";
+import { locate, spansOf, windowsOf } from "./spans.js";
 import { Tokenizer } from "LIBRARY";
 
 const { tokenizer, cases, capacity, pieces, classes } = JSON.parse(readFileSync("cases.json", "utf-8"));
@@ -45,17 +45,10 @@ process.stdout.write(JSON.stringify(answers));
 
 
 def _page_answers(folder: Path, libraries: Path, case: dict[str, Any]) -> Any:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("needs Node.js")
     library = libraries / TOKENIZER_LIBRARY.package.name / TOKENIZER_LIBRARY.path
-    shutil.copyfile(ROOT / "edgeformer" / "web" / "site" / "spans.js", folder / "spans.mjs")
-    script = _SCRIPT.replace("SPANS", "./spans.mjs").replace("LIBRARY", library.as_uri())
-    (folder / "run.mjs").write_text(script, encoding="utf-8")
+    shutil.copyfile(ROOT / "edgeformer" / "web" / "site" / "spans.js", folder / "spans.js")
     (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
-    process = subprocess.run([node, "run.mjs"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert process.returncode == 0, process.stderr[-1500:]
-    return json.loads(process.stdout)
+    return run_module(folder, _SCRIPT.replace("LIBRARY", library.as_uri()))
 
 
 @pytest.mark.parametrize("algorithm", ["wordpiece-cased", "wordpiece", "bpe"])

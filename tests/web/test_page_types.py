@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from edgeformer.runtimes.web.libraries import RUNTIME, TOKENIZER_LIBRARY
 from edgeformer.web import PageOptions, publish
 from tests.docs.document import ROOT
 from tests.export.hf_models import make_model
+from tests.web.browser import run_module
 
 pytestmark = pytest.mark.node
 _SCRIPT = """
@@ -50,9 +50,6 @@ process.stdout.write(JSON.stringify(answers));
 
 
 def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("needs Node.js")
     make_model(tmp_path / "bert", "bert", ("no", "yes"))
     run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
     export(run, ExportOptions(keep_going=True))
@@ -72,17 +69,14 @@ def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> N
         "texts": [[text, None] if isinstance(text, str) else text for text in texts],
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
-    (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
     library = libraries / TOKENIZER_LIBRARY.package.name / TOKENIZER_LIBRARY.path
     runtime = libraries / RUNTIME.name / "dist" / "ort.wasm.min.mjs"
     script = _SCRIPT.replace("RUNTIME", runtime.as_uri()).replace("LIBRARY", library.as_uri())
-    (folder / "run.mjs").write_text(script, encoding="utf-8")
-    process = subprocess.run([node, "run.mjs"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert process.returncode == 0, process.stderr[-1500:]
+    answers = run_module(folder, script)
     reader = bundle.reader(bundle.artifact("onnx-fp32"))
     rows, _ = encode_texts(reader.tokenizer, texts, bundle.data.tokens_at_once)
     assert rows.types is not None and rows.types.any()
     with OnnxSession(graph) as session:
         calls = [collate(rows, np.array([place]), reader.pad) for place in range(len(texts))]
         expected = np.concatenate([session.run(call)["logits"] for call in calls])
-    assert np.abs(np.array(json.loads(process.stdout)) - expected).max() < 1e-4
+    assert np.abs(np.array(answers) - expected).max() < 1e-4

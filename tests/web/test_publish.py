@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -33,7 +32,7 @@ from edgeformer.tasks.scoring import NO_NUMBER
 from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.document import ROOT, programs
-from tests.web.browser import CLASSIFIER, LANGUAGE
+from tests.web.browser import CLASSIFIER, LANGUAGE, run_module
 
 FILES = [TOKENIZER_LIBRARY, *(file for runtime in RUNTIMES for file in (runtime.script, runtime.glue, runtime.binary))]
 
@@ -230,16 +229,11 @@ console.log(JSON.stringify(answers));
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_javascript_turns_logits_into_probabilities(tmp_path: Path) -> None:
     site = resources.files("edgeformer.web") / "site"
     for name in ("text.js", "files.js"):
         (tmp_path / name).write_text((site / name).read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "package.json").write_text('{"type": "module"}', encoding="utf-8")
-    (tmp_path / "answers.js").write_text(PROBABILITIES, encoding="utf-8")
-    command = ["node", "answers.js"]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    (single, multilabel), *not_finite = json.loads(process.stdout)
+    (single, multilabel), *not_finite = run_module(tmp_path, PROBABILITIES)
     assert single == pytest.approx([0.119203, 0.880797], abs=1e-6)
     assert multilabel == pytest.approx([0.731059, 0.952574], abs=1e-6)
     assert not_finite == [[NO_NUMBER, NO_NUMBER]] * 3

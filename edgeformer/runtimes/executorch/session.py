@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -22,6 +19,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 from edgeformer.system.host import default_threads
+from edgeformer.system.output import capture_native_stderr
 
 EXTRA = FORMAT = "executorch"
 LIBRARY = "executorch.extension.pybindings._C"
@@ -82,21 +80,6 @@ def share_packed_weights() -> bool:
     return results == [0, 0] and bool(option.value[0])
 
 
-@contextmanager
-def _captured_stderr(messages: list[str]) -> Iterator[None]:
-    """Append to ``messages`` what native code writes to stderr: notes about the processor, and the cause of errors."""
-    with tempfile.TemporaryFile() as file:
-        original = os.dup(2)
-        try:
-            os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            os.dup2(original, 2)
-            os.close(original)
-            file.seek(0)
-            messages += file.read().decode(errors="replace").splitlines()
-
-
 class ExecuTorchSession(Graph):
     """A .pte program with its method ``forward``, whose inputs are int64 [batch, sequence] up to sizes in the file.
 
@@ -134,10 +117,10 @@ class ExecuTorchSession(Graph):
     def _load(self) -> Any:
         """Load the program for the pool of this session's threads, and return the sizes of its inputs."""
         global _pool_number
-        messages: list[str] = []
+        messages: Sequence[str] = ()
         self.close()
         try:
-            with _captured_stderr(messages):
+            with capture_native_stderr() as messages:
                 if library()._threadpool_get_thread_count() != self.threads:
                     library()._unsafe_reset_threadpool(self.threads)
                     _pool_number += 1

@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.litert.session import EXTRA, native_output_hidden, signature_name
+from edgeformer.runtimes.litert.session import EXTRA, signature_name
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -32,6 +32,7 @@ from edgeformer.runtimes.runtime import (
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
+from edgeformer.system.output import capture_native_stderr
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
@@ -207,7 +208,7 @@ def quantize(source: Path, target: Path) -> str:
 def _converting(problem: str) -> Iterator[None]:
     """Hide a library's messages. Raises EdgeformerError with its reason."""
     try:
-        with silent_libraries(), native_output_hidden():
+        with silent_libraries(), capture_native_stderr():
             yield
     except (OSError, MemoryError, EdgeformerError):
         raise

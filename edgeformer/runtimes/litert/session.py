@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel
 
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
-from edgeformer.system import child
 from edgeformer.system.host import default_threads
+from edgeformer.system.output import capture_native_stderr, discard_native_stderr
+from edgeformer.system.worker import Job, Send, run_job
 
 EXTRA = PROVIDER = "litert"
 LITERT = OptionalPackage(
@@ -42,41 +42,12 @@ _SIGNATURE = re.compile(r"(\d+)x(\d+)")
 _IN_MEMORY = ":memory"
 """XNNPACK's name of a weight cache in anonymous memory (memfd)."""
 _IDENTIFIER = b"TFL3"
-_COVERAGE_S = 120
+_COVERAGE_S = 120.0
 
 
 def signature_name(rows: int, tokens: int) -> str:
     """Return the name of the signature for so many rows of so many tokens."""
     return f"{rows}x{tokens}"
-
-
-@cache
-def _python_stderr() -> TextIO:
-    """Return a file with a descriptor of its own for Python's stderr; never closed, because loggers may keep it."""
-    return os.fdopen(os.dup(2), "w", buffering=1)
-
-
-@contextmanager
-def native_output_hidden() -> Iterator[None]:
-    """Hide what C++ libraries print to stderr, which LiteRT cannot turn off; Python's own stderr stays visible."""
-    sys.stderr.flush()
-    original, python_stderr = os.dup(2), sys.stderr
-    if python_stderr is sys.__stderr__:
-        sys.stderr = _python_stderr()
-    with tempfile.TemporaryFile() as hidden:
-        os.dup2(hidden.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr = python_stderr
-        os.dup2(original, 2)
-        os.close(original)
-
-
-def _hide_native_output_at_exit() -> None:
-    """Hide the messages with which LiteRT's static objects end the process."""
-    sys.stderr = _python_stderr()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @cache
@@ -86,13 +57,13 @@ def load_library() -> Any:
         from ai_edge_litert.environment import Environment
     # With an existing folder LiteRT loads libraries for GPUs and NPUs, which are not used here.
     nowhere = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
-    with native_output_hidden():
+    with capture_native_stderr():
         environment = Environment.create(
             runtime_path=nowhere, compiler_plugin_path=nowhere, dispatch_library_path=nowhere
         )
     # Freeing it prints, too, and models must not outlive it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment._capsule))
-    atexit.register(_hide_native_output_at_exit)
+    atexit.register(discard_native_stderr)  # what its static objects print at the end
     return environment
 
 
@@ -139,7 +110,7 @@ class LiteRTSession(Graph):
         cpu = CpuOptions(num_threads=self.threads, xnnpack_weight_cache_path=self._weight_cache)
         options = Options(hardware_accelerators=HardwareAccelerator.CPU, cpu_options=cpu)
         try:
-            with native_output_hidden():
+            with capture_native_stderr():
                 self._model: Any = CompiledModel.from_file(str(path), environment=environment, options=options)
                 signatures = self._model.get_signature_list()
         except Exception as error:  # RuntimeError, and other classes for damaged files
@@ -197,7 +168,7 @@ class LiteRTSession(Graph):
         name = signature_name(rows, length)
         try:
             # LiteRT loads more libraries for the first call, and says so.
-            with native_output_hidden() if name not in self._buffers else nullcontext():
+            with capture_native_stderr() if name not in self._buffers else nullcontext():
                 if name not in self._buffers:
                     model, (inputs, outputs) = self._model, self._names
                     details = model.get_output_tensor_details(name)
@@ -255,27 +226,34 @@ class LiteRTSession(Graph):
         self._model = None
 
 
+class Coverage(Frozen):
+    """Message: XNNPACK or LiteRT, operator, and nodes of a file's first signature."""
+
+    rows: tuple[tuple[str, str, int], ...]
+
+
+class CoverageJob(Job):
+    """Reads a file with LiteRT's Interpreter. CompiledModel does not report what the Interpreter does, which loads all
+    weights again."""
+
+    name = "coverage"
+    messages: ClassVar[tuple[type[BaseModel], ...]] = (Coverage,)
+    path: str
+
+
 @cache
 def _read_coverage(path: str, size: int, changed_ns: int) -> Counter[tuple[str, str]] | None:
-    """Return (XNNPACK or LiteRT, operator) → nodes of a file's first signature; None: it is not known.
-
-    CompiledModel does not report it. LiteRT's Interpreter does, which loads all weights again: so in a child process.
-    """
-    command = [sys.executable, "-c", f"from {__name__} import print_coverage; print_coverage()", path]
-    try:
-        process = child.run(command, capture_output=True, check=False, timeout=_COVERAGE_S)
-        rows = json.loads(process.stdout) if process.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError):
-        return None
-    return Counter({(place, operator): nodes for place, operator, nodes in rows}) if rows is not None else None
+    """Return (XNNPACK or LiteRT, operator) → nodes of a file's first signature; None: it is not known."""
+    messages: list[Coverage] = []
+    run_job(CoverageJob(threads=1, path=path), messages.append, _COVERAGE_S)
+    return Counter({(place, operator): nodes for place, operator, nodes in messages[0].rows}) if messages else None
 
 
-def print_coverage() -> None:
-    """Print what :func:`_read_coverage` returns."""
-    child.end_with_parent()
+def work(document: bytes, send: Send) -> None:
+    """Send the coverage of a :class:`CoverageJob`."""
     from ai_edge_litert.interpreter import Interpreter
 
-    interpreter = Interpreter(model_path=sys.argv[1])
+    interpreter = Interpreter(model_path=CoverageJob.model_validate_json(document, strict=False).path)
     interpreter.allocate_tensors()
     nodes = interpreter._get_ops_details()
     # A delegate's node comes after the nodes that it replaces, and has the outputs that others read.
@@ -292,5 +270,4 @@ def print_coverage() -> None:
         if node["op_name"] != "DELEGATE":
             (outside if node["index"] in executed else delegated)[node["op_name"]] += 1
     rows = [("XNNPACK", *item) for item in delegated.items()] + [("LiteRT", *item) for item in outside.items()]
-    sys.stdout.write(json.dumps(rows))
-    sys.stdout.flush()
+    send(Coverage(rows=tuple(rows)))

@@ -36,3 +36,27 @@ export function bytes(value) {
   const [amount, unit] = value >= 2 ** 20 ? [value / 2 ** 20, "MiB"] : [value / 2 ** 10, "KiB"];
   return `${amount.toFixed(1)} ${unit}`;
 }
+
+/** A probability as a bar and as a percentage. */
+export function meter(probability, label) {
+  return [
+    make("meter", { min: "0", max: "1", value: String(probability), "aria-label": visible(label) }),
+    make("span", { class: "n" }, `${(probability * 100).toFixed(2)}%`),
+  ];
+}
+
+/** The text with its spans marked; offsets count code points. A screen reader and a mouse tell label and probability. */
+export function markSpans(text, spans) {
+  const characters = Array.from(text);
+  const line = make("p", { class: "spans" });
+  let written = 0;
+  for (const { start, end, label, probability } of spans) {
+    const title = `${label} ${(probability * 100).toFixed(2)}%`;
+    const attributes = { title, "data-start": start, "data-end": end, "data-label": label };
+    line.append(visible(characters.slice(written, start).join("")),
+      make("mark", attributes, characters.slice(start, end).join(""), make("small", {}, ` ${label}`)));
+    written = end;
+  }
+  line.append(visible(characters.slice(written).join("")));
+  return line;
+}

@@ -1,6 +1,6 @@
 // The box to try a text.
 import { Answerer } from "./jobs.js";
-import { make, milliseconds, number, visible } from "./show.js";
+import { make, markSpans, meter, milliseconds, number, visible } from "./show.js";
 
 /**
  * @param {object} site site.json
@@ -95,18 +95,10 @@ function setUpWriting(form, site, jobFor) {
   });
 }
 
-/** The text with its spans marked; a screen reader and a mouse tell the label and its probability. */
+/** Offsets in a JavaScript string become those of code points. */
 function showSpans(place, text, spans) {
-  const line = make("p", { class: "spans" });
-  let written = 0;
-  for (const { start, end, label, probability } of spans) {
-    const share = `${label} ${(probability * 100).toFixed(2)}%`;
-    const [first, last] = [start, end].map((offset) => Array.from(text.slice(0, offset)).length);
-    line.append(visible(text.slice(written, start)),
-      make("mark", { title: share, "data-start": first, "data-end": last, "data-label": label }, text.slice(start, end), make("small", {}, ` ${label}`)));
-    written = end;
-  }
-  line.append(visible(text.slice(written)));
+  const count = (end) => Array.from(text.slice(0, end)).length;
+  const line = markSpans(text, spans.map((span) => ({ ...span, start: count(span.start), end: count(span.end) })));
   const none = spans.length ? [] : [make("p", { class: "soft" }, "No span found.")];
   place.replaceChildren(line, ...none);
 }
@@ -117,9 +109,7 @@ function showAnswer(place, answer, site) {
   const given = found.filter(({ label, probability }, place) => (site.thresholds ? probability >= site.thresholds[label] : place === 0));
   const list = make("dl", { class: "answers" }, ...found.flatMap(({ label, probability }) => [
     make("dt", { class: given.some((one) => one.label === label) && "given" }, label),
-    make("dd", { "data-probability": String(probability) },
-      make("meter", { min: "0", max: "1", value: String(probability), "aria-label": visible(label) }),
-      make("span", { class: "n" }, `${(probability * 100).toFixed(2)}%`)),
+    make("dd", { "data-probability": String(probability) }, ...meter(probability, label)),
   ]));
   const read = answer.lastRead === null
     ? make("p", { class: "soft" }, `${answer.tokens} tokens read`)

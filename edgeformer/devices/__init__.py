@@ -1,1 +1,0 @@
-"""Real devices over SSH: install edgeformer there, send bundles, run commands, bring the results back."""

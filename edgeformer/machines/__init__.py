@@ -1,0 +1,1 @@
+"""Real machines over SSH: install edgeformer there, send bundles, run commands, bring the results back."""

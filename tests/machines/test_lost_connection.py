@@ -1,0 +1,99 @@
+"""Connections that are killed at every step: nothing half-written on either side, and the second call succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.machines.killed import check_clean, check_reports, run_and_kill
+from tests.machines.sshd import Sshd
+
+KILLS = 50
+VERIFY = ["verify", "small", "--on", "kitchen-pi", "--json"]
+PROFILE = ["profile", "small", "--on", "kitchen-pi", "--batch", "1", "--seq", "64", "--artifact", "onnx-fp32", "--json"]
+CLEAN = ["machines", "clean", "kitchen-pi", "--json"]
+
+
+def never(_: int) -> bool:
+    return False
+
+
+@pytest.mark.slow
+def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
+    """The k-th line of progress is the step."""
+    cwd = run.parents[1]
+    for step in range(1, 40):
+        (run / "bundle" / "README.md").write_text(f"step {step}")  # another job, and a file to send
+        first, was_killed = run_and_kill(machine, cwd, VERIFY, lambda lines, step=step: lines >= step)  # type: ignore[misc]
+        print(step, was_killed, first.returncode, first.stderr.splitlines()[-1:], flush=True)
+        if not was_killed:
+            assert step > 5
+            break
+        if first.returncode != 2:
+            assert first.returncode == 1 and "error" in json.loads(first.stdout)
+        second, _ = run_and_kill(machine, cwd, VERIFY, never)
+        assert second.returncode == 2 and "README.md" in second.stdout, second.stderr  # which bundle.json lists
+    run_and_kill(machine, cwd, CLEAN, never)
+    check_clean(machine)
+
+
+@pytest.mark.torture
+def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
+    cwd, choose, started, kills = run.parents[1], random.Random(1), time.monotonic(), 0
+    report = run / "reports" / "host-onnx-fp32-on-kitchen-pi.json"
+    run_and_kill(machine, cwd, PROFILE, never)
+    measured_s = time.monotonic() - started
+    while kills < KILLS:
+        report.unlink(missing_ok=True)
+        moment = time.monotonic() + choose.uniform(0.3, measured_s)
+        first, was_killed = run_and_kill(machine, cwd, PROFILE, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
+        assert check_reports(run) <= 1
+        kills += was_killed
+        second, _ = run_and_kill(machine, cwd, PROFILE, never)
+        print(kills, was_killed, first.returncode, second.returncode, flush=True)
+        assert second.returncode == 0, second.stderr
+        assert check_reports(run) == 1
+    run_and_kill(machine, cwd, CLEAN, never)
+    check_clean(machine)
+
+
+@pytest.mark.torture
+def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
+    cwd, choose, started, kills = run.parents[1], random.Random(2), time.monotonic(), 0
+    run_and_kill(sshd, cwd, VERIFY, never)
+    measured_s = time.monotonic() - started
+    while kills < 5:
+        run_and_kill(sshd, cwd, CLEAN, never)
+        check_clean(sshd)
+        moment = time.monotonic() + choose.uniform(0.3, measured_s)
+        first, was_killed = run_and_kill(sshd, cwd, VERIFY, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
+        kills += was_killed
+        second, _ = run_and_kill(sshd, cwd, VERIFY, never)
+        print(kills, was_killed, first.returncode, second.returncode, flush=True)
+        assert second.returncode == 0, second.stderr
+
+
+@pytest.mark.parametrize("others", [[], ["--on", "local"]], ids=["machine", "machine and this one"])
+def test_ctrl_c_stops_the_job_and_writes_nothing(machine: Sshd, run: Path, others: list[str]) -> None:
+    environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
+    command = [sys.executable, "-m", "edgeformer", *PROFILE, *others, "--strict"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    with process:
+        assert any("kitchen-pi: Measuring" in line or '"Measuring' in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    document = json.loads(output)
+    assert (process.returncode, document["exit_code"]) == (130, 130), output
+    assert "the jobs on the machines were stopped and removed" in document["error"]
+    assert check_reports(run) == 0 and not any((machine.root / "jobs").iterdir())
+    run_and_kill(machine, run.parents[1], CLEAN, never)
+    check_clean(machine)
