@@ -112,7 +112,7 @@ class Bundle(bundles.Bundle):
 
         Args:
             device: a profile, its path, or a shipped name; None: the recipe's target.
-            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search…
+            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, choose…
 
         Raises InputError: no device, an unknown artifact, or a shape that the model cannot take.
         """

@@ -45,15 +45,6 @@ class PublishedCheck(Frozen):
     within: float = Field(description="share of the times inside their ranges")
     nearest: tuple[PublishedTime, ...] = Field((), description="the device's most similar published times")
 
-    @property
-    def sentence(self) -> str:
-        """Return ``checked against 41 published measurements on …``."""
-        sources = f"{self.sources} source{'s' if self.sources != 1 else ''}"
-        return (
-            f"checked against {self.rows:,} published measurements {self.subject} ({sources}): median error "
-            f"{self.median_error:.0%}, {self.within:.0%} within the range"
-        )
-
 
 class Latency(Frozen):
     """Milliseconds per call. A percentile for which the sample is too small is null, with the reason."""
@@ -103,6 +94,17 @@ class Energy(Frozen):
 
     status: MeasurementStatus
     value: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
+
+    value: float | None
+    basis: MeasurementStatus = "measured"
+    low: float | None = None
+    high: float | None = None
     reason: str | None = None
 
 
@@ -178,7 +180,7 @@ class SizeParts(Frozen):
 
 
 class Candidate(Frozen):
-    """One candidate of a search: an artifact with a runtime and a thread count."""
+    """One candidate of a choice: an artifact with a runtime and a thread count."""
 
     artifact: str
     precision: str
@@ -205,10 +207,12 @@ class Candidate(Frozen):
     scored_as: str | None = Field(None, description="equivalent artifact whose score is used")
     scored_on: str | None = Field(None, description="target that scored it (`verify --write`); None: export")
     stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
+    row: Row | None = Field(None, exclude=True, description="row with its costs; None: read from a file")
+    checks: tuple[Check, ...] = Field((), exclude=True, description="its figures against the limits")
 
 
-class Search(Frozen):
-    """Candidates of `--search`, and its pick."""
+class Choice(Frozen):
+    """Candidates of `--choose`, and its pick."""
 
     metric: str = Field(description="metric of the task: accuracy, perplexity")
     bound: float | None = Field(description="requested minimum accuracy or maximum perplexity")
@@ -295,7 +299,9 @@ class Report(Frozen):
     proof: ImportProof | None = Field(None, description="imported models; None: trained here, or older versions")
     parameters: int
     rows: tuple[Row, ...]
-    verdict: Verdict = Field(description="verdict on all artifacts that can run on the device; search: on its pick")
+    verdict: Verdict = Field(
+        description="verdict on all artifacts that can run on the device; with --choose: on its pick"
+    )
     left_out: dict[str, str] = Field({}, description="artifact → why it cannot run on the device; not judged")
     question: str = Field("", description="requirements beyond the device's budget; suffix of the file names")
     estimate_error: EstimateError | None = Field(
@@ -305,7 +311,7 @@ class Report(Frozen):
     estimate_checks: tuple[EstimateCheck, ...] = Field((), description="--on: estimates beside measured rows")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = ()
-    search: Search | None = None
+    search: Choice | None = Field(None, description="--choose: candidates and pick")
     profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
     notes: tuple[str, ...] = ()
     subject: Subject | None = Field(None, description="the measured model; None: earlier versions")

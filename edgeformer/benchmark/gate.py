@@ -16,9 +16,10 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.report import MeasureRules, checksum_notes, read_report
+from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
+from edgeformer.benchmark.limits import compare
 from edgeformer.benchmark.paired_run import (
     ERROR,
     MOST_ROUNDS,
@@ -114,7 +115,8 @@ def gate_bundles(
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
         request = resolve(options, device, candidate.manifest)
-        named_shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
+        batch, seq = request.requirements.shape
+        named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
         gpu_uuid = find_target(device).gpu_uuid
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
@@ -344,7 +346,7 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         status = "undecided"
         sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
         reason = f"the bundle of the {' and the '.join(sides)} records no difference from torch FP32; export it again"
-    elif tolerance is not None and new > tolerance:
+    elif tolerance is not None and compare(Figure(new), tolerance) == "fail":
         reason = f"above its tolerance of {tolerance:g}"
     elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
         reason = "more than twice that of the baseline"
@@ -370,7 +372,7 @@ def _growth_check(
     return GateCheck(
         name=name,
         artifact=both.candidate.id,
-        status="undecided" if change is None else "fail" if change > limit else "pass",
+        status="undecided" if change is None else compare(Figure(change), limit),
         unit="bytes",
         baseline=old,
         candidate=new,

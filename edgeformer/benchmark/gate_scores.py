@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.artifacts.command_results import GateCheck
+from edgeformer.artifacts.command_results import GateCheck, GateStatus
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.benchmark.limits import compare
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
@@ -271,7 +273,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     reason += f"; 95% interval of the difference {low:+.4f} to {high:+.4f}"
     loss = _loss(metric, old, new - old)
     least, largest = sorted(_loss(metric, old, change) for change in (low, high))
-    status = "pass" if loss <= limit else "fail"
+    status: GateStatus = compare(Figure(loss), limit)
     if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
         status = "undecided"
         reason += f"; too few rows for a limit of {limit:g}: {REMEDY}"
@@ -314,6 +316,6 @@ def _compare_recorded(
         f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, because the "
         f"rows are missing: {why_no_rows}"
     )
-    status = "fail" if _loss(task.metric, old, new - old) > (check.limit or 0.0) else "pass"
+    status = compare(Figure(_loss(task.metric, old, new - old)), check.limit or 0.0)
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
     return check.model_copy(update=update)

@@ -18,7 +18,6 @@ from edgeformer.artifacts.report import (
     NotJudged,
     Report,
     Row,
-    Search,
     SizeParts,
     Subject,
     SubjectArtifact,
@@ -28,9 +27,15 @@ from edgeformer.artifacts.report import (
     seal_report,
 )
 from edgeformer.artifacts.units import format_duration
-from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
-from edgeformer.benchmark.search import same_setting, search
-from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, judged_rows, verdict_notes
+from edgeformer.benchmark.choice import choose
+from edgeformer.benchmark.request import ProfileOptions, Request, requirements_of, resolve, shape_notes
+from edgeformer.benchmark.verdict import (
+    EXPECTED_CHECKS,
+    check_budget,
+    exempt_from_latency,
+    judged_rows,
+    verdict_of,
+)
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (
@@ -44,6 +49,7 @@ from edgeformer.measurement.artifact import (
     row_of,
 )
 from edgeformer.measurement.target import Target, find_target
+from edgeformer.report import sentences
 from edgeformer.run import Location
 from edgeformer.runtimes import (
     ArtifactFiles,
@@ -226,8 +232,8 @@ def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> li
 def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
     """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
     bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
-    manifest, limits, options = bundle.manifest, request.limits, profiling.options
-    is_interrupted = device_rows is None
+    manifest, requirements, options = bundle.manifest, request.requirements, profiling.options
+    is_interrupted, choice = device_rows is None, None
     # No such device runs these artifacts, so they say nothing about a model on it.
     refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
     left_out = {name: reason for name, reason in refusals.items() if reason is not None}
@@ -241,24 +247,20 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         verdict = Verdict(
             status="unknown", not_judged=tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
         )
+    elif options.choose is None:
+        verdict = check_budget(judged, requirements, whole_texts)
     else:
-        verdict = check_budget(judged, limits, whole_texts)
-    result: Search | None = None
-    if options.search is not None and not is_interrupted:
         records = bundle.records
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
-        result = search(manifest, eligible, judged, limits, options.search, completing)
-        if result.pick is None:
-            verdict = verdict.model_copy(update={"status": "fail"})
+        choice = choose(manifest, eligible, judged, requirements, options.choose.minimize, completing)
+        if choice.pick is None:
+            verdict = check_budget(judged, requirements, whole_texts).model_copy(update={"status": "fail"})
         else:
-            pick = result.candidates[result.pick]
-            pick_rows = [row for row in judged if row.artifact == pick.artifact]
-            pick_rows = same_setting(pick_rows, pick.provider, pick.threads) or pick_rows
-            verdict = check_budget(pick_rows, limits, whole_texts)
+            verdict = verdict_of(choice.candidates[choice.pick].checks, requirements)
 
-    unused = shape_notes(limits) if is_interrupted else []
+    unused = shape_notes(requirements) if is_interrupted else []
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
     if not target.present:
         estimates = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
@@ -270,14 +272,14 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     if left_out and not judged and not is_interrupted:
         notes.append("nothing was judged, because no artifact can run on this device")
     elif not is_interrupted:  # the note of the interruption says that nothing was judged
-        notes += verdict_notes(verdict, judged, limits, whole_texts)
+        notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     if manifest.synthetic:
         notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
     if manifest.proof is not None:
-        notes.append(manifest.proof.sentence)
+        notes.append(sentences.import_proof(manifest.proof))
     for artifact in request.artifacts:
         if artifact.guarantee is not None:
-            notes.append(f"{artifact.id} with early exit: {artifact.guarantee.sentence()}")
+            notes.append(f"{artifact.id} with early exit: {sentences.exit_guarantee(artifact.guarantee)}")
 
     sizes: list[SizeParts] = []
     for artifact in request.artifacts:
@@ -311,7 +313,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         estimate_error=options.estimate_error if estimated else None,
         estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
         sizes=tuple(sizes),
-        search=result,
+        search=choice,
         left_out=left_out,
         question=request.question,
         profile=device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
@@ -371,7 +373,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         raise InputError(f"{path}: is of a {task.noun}, whose shapes only its bundle records; give it: --bundle RUN")
     longest = max_call_tokens(task, subject.max_positions, subject.max_length)
     data = bundle.data if bundle is not None else None
-    limits = limits_of(options, device, task, longest, data, is_other_host=True)
+    requirements = requirements_of(options, device, task, longest, data, is_other_host=True)
 
     whole_texts = [name for name, artifact in subject.artifacts.items() if artifact.role in ("full", "exit")]
     judged: list[Row] = []
@@ -379,11 +381,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         warm = [row for row in rows if row.artifact == name and row.phase != "cold"]
         # WebGPU computes on any chip; the other providers determine the kind of device.
         of_kind = [row for row in warm if provider_facts(row.provider).kind in (None, device.kind)]
-        if judged_rows(of_kind, limits, name in whole_texts):
+        if judged_rows(of_kind, requirements.shape, requirements, name in whole_texts):
             judged += of_kind
             continue
-        shapes = ", ".join(dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind))
-        reason = f"the report has no row at {limits.batch}×{limits.seq}, but at {shapes}"
+        shapes, (batch, seq) = dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind), requirements.shape
+        reason = f"the report has no row at {batch}×{seq}, but at {', '.join(shapes)}"
         if not of_kind:
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
             kind = "a GPU" if device.kind == "cuda" else "a CPU"
@@ -394,11 +396,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     for row in judged:
         sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
-    verdict = check_budget(judged, limits, whole_texts)
+    verdict = check_budget(judged, requirements, whole_texts)
     notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
-    notes += shape_notes(limits)
-    notes += verdict_notes(verdict, judged, limits, whole_texts)
+    notes += shape_notes(requirements)
+    notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     update = {
         "device": device.name,
         "device_title": device.title,

@@ -21,6 +21,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.resident import measure_resident
+from edgeformer.report.sentences import portability_notes, portability_notes_here
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     OpenOptions,
@@ -114,7 +115,8 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     audit = artifact.portability
     notes: tuple[str, ...] = ()
     if audit is not None:
-        notes = (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
+        version = library_versions().get("onnxruntime", "0")
+        notes = (*portability_notes_here(audit, version, cpu_flags()), *portability_notes(audit))
     check = ArtifactCheck(
         artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable", notes=notes
     )

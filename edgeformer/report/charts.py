@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.report import Latency, Memory, Report, Row, Search
+from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
@@ -93,7 +93,7 @@ def draw_pictures(report: Report) -> list[Picture]:
     return pictures
 
 
-def draw_model_search(search: Search) -> Picture:
+def draw_model_search(search: Choice) -> Picture:
     """Return the chart of score against latency, with a colour per model; artifacts are called model/artifact."""
     models = dict.fromkeys(candidate.artifact.partition("/")[0] for candidate in search.candidates)
     colour_of_model = {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(models)}
@@ -249,7 +249,7 @@ def _draw_search(axis: Any, report: Report, candidates: Sequence[RankedCandidate
 
 
 def _draw_candidates(
-    axis: Any, search: Search, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
+    axis: Any, search: Choice, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
 ) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 

@@ -6,12 +6,10 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
-from statistics import median
 from textwrap import shorten
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from rich.text import Text
 
@@ -20,16 +18,25 @@ from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
     Candidate,
     Check,
+    Choice,
     EstimateCheck,
     Latency,
     PublishedTime,
     Report,
     Row,
-    Search,
     SizeParts,
 )
-from edgeformer.artifacts.units import format_bytes, format_threads, format_time, markdown
+from edgeformer.artifacts.units import format_bytes, format_threads, format_time
 from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
+from edgeformer.report.sentences import (
+    NO_REASON,
+    badge_text,
+    checks_sentence,
+    estimate_note,
+    names_by_reason,
+    verdict_sentence,
+    verdict_status,
+)
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
 
@@ -37,8 +44,6 @@ ABOUT = "≈"
 """Prefix of every estimated figure."""
 NO_ENDS = (None, None)
 """Range of an estimate without a range."""
-NO_REASON = "no reason is recorded"
-_ESTIMATING = "docs/explanation/estimating.md"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _PHASES = {"prefill": " prompt", "decode": " per token"}
@@ -224,7 +229,7 @@ def candidate_style(row: RankedCandidate) -> str:
     return " ".join(name for name, applies in classes.items() if applies)
 
 
-def ranked_candidates(search: Search) -> list[RankedCandidate]:
+def ranked_candidates(search: Choice) -> list[RankedCandidate]:
     """Number the candidates: feasible first, then by latency."""
     order = sorted(
         enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
@@ -240,7 +245,7 @@ def metric_named(name: str) -> Metric:
     raise ArtifactError(f"metric {name!r} belongs to no installed task")
 
 
-def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]:
+def candidate_columns(search: Choice, *omitted: str) -> Columns[RankedCandidate]:
     """Return the columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
     metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
     has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
@@ -287,72 +292,6 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
     return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
 
 
-def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Group (name, reason) pairs by reason, in order; equal names count once."""
-    groups: dict[str, dict[str, None]] = {}
-    for name, reason in pairs:
-        groups.setdefault(reason, {})[name] = None
-    return {reason: [*names] for reason, names in groups.items()}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """``size``, ``size and memory``, ``size, latency and memory``."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def verdict_status(report: Report) -> str:
-    """Return the status for headlines: ``fail``, ``pass (estimated)``, ``pass (size and memory only)``."""
-    verdict = report.verdict
-    remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
-    if verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
-        remarks.append("estimated")
-    return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
-
-
-def badge_text(report: Report) -> str:
-    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
-    return f"{report.device}: {verdict_status(report)}"
-
-
-def badge_markdown(report: Report, file: str) -> str:
-    """Return a line of GitHub-flavoured Markdown that shows the badge; ``file``: its path relative to the document."""
-    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
-
-
-def verdict_sentence(report: Report) -> str:
-    """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
-    parts, checks, search = [], report.verdict.checks, report.search
-    for status, label in (("fail", "over budget"), ("unknown", "unknown"), ("pass", "within budget")):
-        names: dict[str, bool] = {}  # → whether an estimate decides
-        for check in checks:
-            if check.status == status:
-                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
-                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
-        if names:
-            listed = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
-            parts.append(f"{label}: {', '.join(listed)}")
-    checked = {check.name for check in checks}
-    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
-    for reason, kinds in names_by_reason(not_judged).items():
-        parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
-    sentence = "; ".join(parts if checks else ["no limit was checked", *parts])
-    sentence = f"{sentence[0].upper()}{sentence[1:]}."
-    if search is not None and search.pick is None:
-        return f"The search picks no artifact: {search.reason}."
-    if search is not None and search.pick is not None:
-        pick, bound = search.candidates[search.pick], ""
-        if pick.bound_inside and search.bound is not None:
-            bound = f", but {pick.score_rows:,} rows are too few to decide whether its {search.metric}"
-            bound += f" is at least {search.bound:g}"
-        sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
-    if not report.left_out:
-        return sentence
-    is_all = report.left_out.keys() >= {row.artifact for row in report.rows}
-    count = len(report.left_out)
-    excluded = "every artifact" if is_all else f"{count} artifact{'s' if count != 1 else ''}"
-    return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
-
-
 ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
     [
         Column("artifact"),
@@ -386,40 +325,6 @@ def nearest_published(report: Report) -> list[PublishedTime]:
     """Return the published times that are most similar to the estimated rows."""
     checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
     return list(dict.fromkeys(time for check in checks for time in check.nearest))
-
-
-def checks_sentence(report: Report) -> str | None:
-    """Return how the report's estimates compare with its measurements; None if it has none."""
-    checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
-    if not checks:
-        return None
-    errors = [abs(check.error) for check in checks]
-    inside = sum(check.is_inside for check in checks)
-    return (
-        f"estimates beside {len(checks)} measured times: {inside} inside their ranges, median error "
-        f"{median(errors):.0%}, worst {max(errors):.0%}"
-    )
-
-
-def estimate_note(report: Report) -> str | None:
-    """Return how far the report's estimates can be trusted; None if it has none."""
-    is_estimated = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
-    if not is_estimated and not any(check.basis == "estimated" for check in report.verdict.checks):
-        return None
-    for record in report.estimate_evidence:
-        if record.applies:
-            models = f" of {record.models} models" if record.models is not None else ""
-            cores = f", {record.cores} cores" if record.cores is not None else ""
-            where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}; {record.source}"
-            errors = f"median {record.median_error:.1%}, largest {record.worst_error:.1%}"
-            return f"estimated, not measured; error of estimated times: {errors} ({where})"
-    checks = [row.latency_ms.check.sentence for row in report.rows if row.latency_ms.check is not None]
-    if checks:
-        return f"estimated, not measured; {'; '.join(dict.fromkeys(checks))}"
-    device = "a GPU" if report.estimated_for == "cuda" else report.device_title
-    return (
-        f"estimated, not measured; estimates were never checked on {device}, so their error is unknown ({_ESTIMATING})"
-    )
 
 
 def split_sizes(report: Report) -> list[SizeParts]:

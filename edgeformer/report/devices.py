@@ -12,8 +12,9 @@ from rich.text import Text
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.report import Report, Row, read_report
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, format_value
-from edgeformer.report.context import UNSTABLE, shape_text, verdict_sentence, verdict_status
+from edgeformer.report.context import UNSTABLE, shape_text
 from edgeformer.report.documents import render_template
+from edgeformer.report.sentences import verdict_sentence, verdict_status
 from edgeformer.runtimes import provider_facts
 
 Record = dict[str, Any]

@@ -13,7 +13,7 @@ from rich.text import Text
 from edgeformer.artifacts.command_results import Gate, GateCheck
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.report.columns import DASH, Column, Columns, Unit, coloured, format_value
-from edgeformer.report.context import names_by_reason
+from edgeformer.report.sentences import names_by_reason
 from edgeformer.runtimes import provider_facts
 
 Record = dict[str, str]

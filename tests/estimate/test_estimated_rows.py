@@ -20,6 +20,7 @@ from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, tota
 from edgeformer.estimate.published import Setting, estimate_ms
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, work_ms
 from edgeformer.measurement.artifact import Item
+from edgeformer.report.sentences import published_sentence
 from edgeformer.runtimes import ALL_RUNTIMES
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
@@ -92,7 +93,7 @@ def test_a_row_is_the_work_of_its_nodes_at_published_factors(
     latency = row.latency_ms
     expected = estimate_ms(target, setting, work, total(works).operations)
     assert (latency.p50, latency.low, latency.high, latency.check) == expected
-    assert latency.low < latency.p50 < latency.high and latency.reason == expected.check.sentence
+    assert latency.low < latency.p50 < latency.high and latency.reason == published_sentence(expected.check)
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(of, target, WEIGHT, step, 640)
     assert row.work == total(works)

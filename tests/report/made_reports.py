@@ -15,13 +15,13 @@ from edgeformer.artifacts.device import EstimateError
 from edgeformer.artifacts.report import (
     Candidate,
     Check,
+    Choice,
     Energy,
     EstimateEvidence,
     Latency,
     Memory,
     Report,
     Row,
-    Search,
     SizeParts,
     Verdict,
     Work,
@@ -80,7 +80,7 @@ PROFILE = {
 }
 
 
-def made_search() -> Search:
+def made_search() -> Choice:
     """Two candidates; the slower one is too large."""
     common = {"provider": "CUDAExecutionProvider", "threads": None, "latency_status": "estimated", "exit": None}
     common |= {"precision": "fp32", "trimmed": False, "memory_bytes": 400 * MIB, "on_front": True}
@@ -91,7 +91,7 @@ def made_search() -> Search:
             reason="size 200 MiB is above 100 MiB", **common,
         ),
     )  # fmt: skip
-    return Search(
+    return Choice(
         metric="accuracy", bound=0.9, minimize="latency", candidates=candidates, pick=0, reason="the only one that fits"
     )
 
