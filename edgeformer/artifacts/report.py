@@ -9,10 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.device import EstimateError, EstimateRecord
+from edgeformer.artifacts.device import DeviceProfile, EstimateError, EstimateRecord
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import BundleManifest, ImportProof
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
@@ -97,6 +104,35 @@ class Energy(Frozen):
     reason: str | None = None
 
 
+class Conditions(Frozen):
+    """Conditions of a row's measurement: what others read of them. Further facts of runtime and system are beside them.
+
+    Absent facts are left out of the JSON.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    threads: int | None = None
+    loops: int | None = None
+    context_tokens: int | None = Field(None, description="decode rows: tokens before the timed one")
+    read_context_ms: float | None = None
+    repeated_p50_ms: float | None = Field(None, description="median of a second process")
+    measuring_s: float | None = Field(None, description="first call, warm-up and timed calls")
+    repeated_measuring_s: float | None = None
+    resident_bytes: int | None = Field(None, description="cold rows: memory of the opened artifact")
+    power: str | None = None
+    slowed_by: tuple[str, ...] | None = Field(None, description="why the system slows the processor")
+    governor: str | None = None
+    governor_scales: bool | None = Field(None, description="this governor still reaches the highest clock")
+    gpu_slowed_by: tuple[str, ...] | None = None
+    gpu_foreign_processes: tuple[str, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in write(self).items() if value is not None or name not in fields}
+
+
 @dataclass(frozen=True)
 class Figure:
     """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
@@ -128,7 +164,7 @@ class Row(Frozen):
     threads: int | None = Field(None, description="CPU rows: threads of one operator")
     device_ms: float | None = Field(None, description="GPU rows: p50 on the card, without copies and waiting")
     work: Work | None = Field(None, description="None: the graph was not analysed for this row")
-    conditions: dict[str, Any] = Field({}, description="threads, clocks, power source of this row")
+    conditions: Conditions = Field(Conditions(), description="threads, clocks, power source of this row")
 
 
 class Check(Frozen):
@@ -312,7 +348,7 @@ class Report(Frozen):
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = ()
     search: Choice | None = Field(None, description="--choose: candidates and pick")
-    profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
+    profile: DeviceProfile | None = Field(None, description="the device profile, without its calibration")
     notes: tuple[str, ...] = ()
     subject: Subject | None = Field(None, description="the measured model; None: earlier versions")
     measured_in: str | None = Field(None, description="`browser`: a page of `edgeformer page`; None: `profile`")
@@ -320,6 +356,11 @@ class Report(Frozen):
     report_sha256: str | None = Field(
         None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _absent_profile(cls, value: Any) -> Any:
+        return value or None  # {} of pages and earlier versions
 
     @property
     def stem(self) -> str:

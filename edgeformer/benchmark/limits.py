@@ -108,8 +108,8 @@ def figures_of(row: Row) -> dict[str, Figure]:
             figures[name] = Figure(None, "unavailable", reason=source.reason or "not measured")
     if figures["latency"].basis == "measured":
         values = [latency.p50 or 0.0]
-        if isinstance(second_p50 := row.conditions.get("repeated_p50_ms"), (int, float)):
-            values.append(float(second_p50))
+        if row.conditions.repeated_p50_ms is not None:
+            values.append(row.conditions.repeated_p50_ms)
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
         ends = (min(values), max(values)) if len(values) > 1 else (None, None)

@@ -6,13 +6,14 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
@@ -131,7 +132,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
         cold_row = first.get(id(row))
         if cold_row is None:
             return None
-        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.get("resident_bytes")
+        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.resident_bytes
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -381,8 +382,8 @@ def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
             lines.append((name.removesuffix("_bytes").replace("_", " "), text))
     conditions: dict[str, dict[str, None]] = {}
     for row in rows:
-        for name, value in row.conditions.items():
-            if value is not None and value != [] and value != {}:
+        for name, value in row.conditions:
+            if value is not None and value not in ((), [], {}):
                 conditions.setdefault(name, {})[_plain(value)] = None
     for name, values in conditions.items():
         more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
@@ -390,35 +391,30 @@ def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
     return lines
 
 
-def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[str, str]]:
-    """Yield every fact of the device profile, with its unit, and whether it was checked on the device."""
-    for key, entry in profile.items():
-        name = f"{prefix}{key}"
-        title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", name).replace("_", " ")
-        if isinstance(entry, dict) and {"value", "source"} <= entry.keys():
-            value = entry["value"]
-            text = _plain(value)
-            if name.endswith("_bytes") and isinstance(value, int):
-                text = format_bytes(value)
-            elif name.endswith("bytes_per_s") and isinstance(value, (int, float)):
-                text = f"{value / 1e9:.4g} GB/s"
-            elif name.startswith("peak ") and isinstance(value, (int, float)):
-                text = f"{value / 1e12:.3g} T/s" if value >= 1e12 else f"{value / 1e9:.3g} G/s"
-            elif name == "launch_overhead_us":
-                text = f"{value:g} µs"
-            elif name == "power":
-                text = f"{value['low_w']:g} to {value['high_w']:g} W"
-            elif name == "clocks_hz":
-                low, high, peaks = (value[key] / 1e9 for key in ("at_low_w", "at_high_w", "at_peaks"))
-                text = f"{low:.4g} to {high:.4g} GHz; {peaks:.4g} GHz for the peaks"
-            checked = entry.get("verified")  # earlier versions: true or false
-            checked = {True: "measured here", False: "no"}[checked] if isinstance(checked, bool) else str(checked)
-            source = "; published: ".join(filter(None, (str(entry["source"]), entry.get("published"))))
-            yield {"fact": title, "value": text, "checked": checked, "source": source}
-        elif key == "peaks" and isinstance(entry, dict):
-            yield from _profile_facts(entry, "peak ")
-        elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
-            yield {"fact": title, "value": _plain(entry), "checked": "", "source": ""}
+_FACT_TEXTS: dict[str, Callable[[Any], str]] = {
+    "bandwidth_bytes_per_s": lambda rate: f"{rate / 1e9:.4g} GB/s",
+    "launch_overhead_us": lambda us: f"{us:g} µs",
+    "power": lambda power: f"{power.low_w:g} to {power.high_w:g} W",
+    "clocks_hz": lambda clocks: (
+        f"{clocks.at_low_w / 1e9:.4g} to {clocks.at_high_w / 1e9:.4g} GHz; "
+        f"{clocks.at_peaks / 1e9:.4g} GHz for the peaks"
+    ),
+    "peaks": lambda rate: f"{rate / 1e12:.3g} T/s" if rate >= 1e12 else f"{rate / 1e9:.3g} G/s",
+}
+
+
+def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
+    """Yield every fact of the device profile, with its unit, and what checks it."""
+    for name, value in device:
+        facts = value if isinstance(value, Peaks) else [(name, value)]
+        for key, fact in facts:
+            title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
+            if isinstance(fact, Fact):
+                write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
+                source = "; published: ".join(filter(None, (fact.source, fact.published)))
+                yield {"fact": title, "value": write(fact.value), "checked": fact.verified, "source": source}
+            elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
+                yield {"fact": title, "value": _plain(fact), "checked": "", "source": ""}
 
 
 class ReportContext:
@@ -451,7 +447,7 @@ class ReportContext:
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
-        self.facts = [*_profile_facts(report.profile)]
+        self.facts = [*_profile_facts(report.profile)] if report.profile is not None else []
         self.created = format_time(report.created)
 
     def columns(self, layout: str) -> Columns[Row]:

@@ -9,7 +9,7 @@ import pytest
 from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
-from edgeformer.artifacts.report import Latency, Row
+from edgeformer.artifacts.report import Conditions, Latency, Row
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import rows_of_kind
 from tests.benchmark.choice_cases import (
@@ -76,7 +76,7 @@ def test_a_bound_outside_the_score_interval_is_decided() -> None:
 
 
 def twice(name: str, first: float, second: float, size: int) -> Row:
-    return row(name, first, size, conditions={"repeated_p50_ms": second})
+    return row(name, first, size, conditions=Conditions(repeated_p50_ms=second))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_of_times_that_are_no_different_the_smaller_file_wins(large: Row, small:
     ranges = [(candidate.low_ms, candidate.high_ms) for candidate in result.candidates]
     if is_estimate:
         assert ranges == [(1.0, 4.0), (small.latency_ms.low, 9.0)]
-    elif large.conditions:
+    elif large.conditions.repeated_p50_ms is not None:
         assert ranges == [(4.0, 4.1), (4.05, 4.7)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.report import QUANTILES, Check, Energy, Latency, Memory, Row
+from edgeformer.artifacts.report import QUANTILES, Check, Conditions, Energy, Latency, Memory, Row
 from edgeformer.benchmark.limits import Limit, Requirements, figures_of
 from edgeformer.benchmark.verdict import check_budget, exempt_from_latency, judged_rows
 from edgeformer.measurement.artifact import absent_figures
@@ -123,7 +123,7 @@ def test_only_known_values_of_the_judged_call_decide(
     [(4.0, 4.9, "pass"), (4.9, 5.1, "unknown"), (5.1, 4.9, "unknown"), (5.1, 9.0, "fail"), (4.0, 5.0, "pass")],
 )
 def test_a_limit_between_two_medians_is_unknown(first: float, second: float, expected: str) -> None:
-    check = checks(row(first, conditions={"repeated_p50_ms": second}))["latency"]
+    check = checks(row(first, conditions=Conditions(repeated_p50_ms=second)))["latency"]
     assert (check.status, check.value, check.basis) == (expected, first, "measured")
     assert (check.low, check.high) == (min(first, second), max(first, second))
     assert ("the limit lies within the range" in str(check.reason)) == (expected == "unknown")
@@ -274,7 +274,7 @@ def test_the_range_of_an_unstable_time_holds_its_quartiles() -> None:
     check = figures_of(row(latency_ms=latency))["latency"]
     quarter = QUANTILES // 4
     assert (check.value, check.low, check.high) == (20.0, quarter, QUANTILES - 1 - quarter)
-    repeated = row(latency_ms=latency, conditions={"repeated_p50_ms": 2.0})
+    repeated = row(latency_ms=latency, conditions=Conditions(repeated_p50_ms=2.0))
     assert figures_of(repeated)["latency"].low == 2.0
     single = figures_of(row())["latency"]
     assert (single.low, single.high) == (None, None)

@@ -118,7 +118,10 @@ def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
     steady = [row for row in report.rows if row.phase == "steady" and row.latency_ms.status == "measured"]
     assert steady
     if engine.format == "tensorrt-rtx":
-        strategies = {(row.conditions["kernel_specialization"], row.conditions["cuda_graphs"]) for row in steady}
+        strategies = {
+            (row.conditions.model_dump()["kernel_specialization"], row.conditions.model_dump()["cuda_graphs"])
+            for row in steady
+        }
         assert strategies == {("eager", "whole_graph_capture")}
         with Bundle.open(bundle).session(engine) as session:
             assert session.settings()["runtime_cache"] == "loaded", "measuring left its kernels"

@@ -74,7 +74,9 @@ SIZE = Check(
     name="size", artifact="onnx-fp32", limit=100 * MIB, value=20 * MIB, unit="bytes", status="pass", basis="measured"
 )
 PROFILE = {
+    "name": "card",
     "title": "A card",
+    "kind": "cuda",
     "bandwidth_bytes_per_s": {"value": 192e9, "source": "a data sheet", "verified": False},
     "peaks": {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}},
 }
