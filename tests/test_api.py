@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import edgeformer
-from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.scores import read_evaluation
@@ -27,6 +26,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.generate import GenerateOptions
 from edgeformer.inference.sampling import Sampling
+from edgeformer.inference.verification import Verification
 from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Literal
 
-from edgeformer.artifacts.command_results import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
@@ -18,6 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
+from edgeformer.benchmark.gate_result import Gate, GateCheck, GateStatus
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
 from edgeformer.benchmark.limits import compare
 from edgeformer.benchmark.paired_run import (

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.artifacts.command_results import GateCheck, GateStatus
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.benchmark.gate_result import GateCheck, GateStatus
 from edgeformer.benchmark.limits import compare
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, comparison_key

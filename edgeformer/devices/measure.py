@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE
-from edgeformer.artifacts.command_results import Gate, Verification
 from edgeformer.artifacts.data_config import NAME_PATTERN
 from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile, own_profiles, save_profile, shipped_names
@@ -23,10 +22,12 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Report, parse_report, seal_report
 from edgeformer.artifacts.units import format_bytes
+from edgeformer.benchmark.gate_result import Gate
 from edgeformer.bundle import Bundle
 from edgeformer.devices.connection import Connection, check_address
 from edgeformer.devices.job import Device, JobResult, bundle_files
 from edgeformer.estimate.calibrate import add_checks, check_estimates
+from edgeformer.inference.verification import Verification
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
 from edgeformer.run import Location

@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRecord, files_sha256, lacks_parity
-from edgeformer.artifacts.command_results import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.golden import OUTPUT, GoldenError
@@ -20,6 +19,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
+from edgeformer.inference.verification import ArtifactCheck, Recorded, Verification
 from edgeformer.measurement.resident import measure_resident
 from edgeformer.report.sentences import portability_notes, portability_notes_here
 from edgeformer.runtimes import (

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as Xml
 from rich.console import Console
 from rich.text import Text
 
-from edgeformer.artifacts.command_results import Gate, GateCheck
 from edgeformer.artifacts.units import markdown, markdown_line, visible
+from edgeformer.benchmark.gate_result import Gate, GateCheck
 from edgeformer.report.columns import DASH, Column, Columns, Unit, coloured, format_value
 from edgeformer.report.sentences import names_by_reason
 from edgeformer.runtimes import provider_facts

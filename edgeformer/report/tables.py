@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
 from edgeformer.artifacts.data_config import column_names
 from edgeformer.artifacts.device import Calibration
 from edgeformer.artifacts.manifest import (
@@ -23,10 +22,12 @@ from edgeformer.artifacts.manifest import (
     Sharing,
     cautions,
 )
+from edgeformer.artifacts.plan import Plan, PlannedTime, Suggestion
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
+from edgeformer.inference.verification import ArtifactCheck, Verification
 from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
 from edgeformer.report.context import NO_ENDS, figure_text
 from edgeformer.runtimes import provider_facts

@@ -15,18 +15,6 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from edgeformer.artifacts import report
-from edgeformer.artifacts.command_results import (
-    SITE_FILE,
-    LeftOut,
-    PageArtifact,
-    PageCache,
-    PageFile,
-    PageManifest,
-    PageProvider,
-    PageReader,
-    PageWeights,
-    PageWriting,
-)
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.golden import TOKEN_TYPES
@@ -47,6 +35,18 @@ from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks.scoring import reads_pairs
 from edgeformer.tasks.task import max_call_tokens
+from edgeformer.web.manifest import (
+    SITE_FILE,
+    LeftOut,
+    PageArtifact,
+    PageCache,
+    PageFile,
+    PageManifest,
+    PageProvider,
+    PageReader,
+    PageWeights,
+    PageWriting,
+)
 
 _MAX_WRITING_BYTES = 200_000_000
 """Largest decode graph of a page, which the browser downloads and keeps in memory."""

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.command_results import Recorded, Verification
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -24,6 +23,7 @@ from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.verification import Recorded, Verification
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
