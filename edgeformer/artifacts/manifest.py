@@ -352,7 +352,7 @@ class Vocabulary(Frozen):
     rows: int
 
 
-class Engine(Frozen):
+class EngineBuild(Frozen):
     """Build report of an engine or program. None or empty: this builder or machine does not report the value."""
 
     builder: str = Field(description="package and version")
@@ -416,7 +416,7 @@ class ArtifactManifest(Frozen):
     tokenization: str | None = Field(None, description="GGUF: comparison of llama.cpp's tokenizer with the bundle's")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with quantized weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
-    engine: Engine | None = Field(None, description="engines and programs, which take a range of shapes")
+    engine: EngineBuild | None = Field(None, description="engines and programs, which take a range of shapes")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions that they need")
     built_with: dict[str, str] = Field({}, description="library → version")
 

@@ -48,7 +48,7 @@ from edgeformer.measurement.artifact import (
     measure_artifact,
     row_of,
 )
-from edgeformer.measurement.target import Target, find_target
+from edgeformer.measurement.target import DevicePresence, find_target
 from edgeformer.report import sentences
 from edgeformer.run import Location
 from edgeformer.runtimes import (
@@ -85,7 +85,7 @@ class _Profiling:
 
     bundle: Bundle
     device: DeviceProfile
-    target: Target
+    target: DevicePresence
     options: ProfileOptions
     request: Request
     progress: Progress
@@ -218,7 +218,7 @@ def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
     return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> list[str]:
+def card_notes(device: DeviceProfile, target: DevicePresence, rows: Sequence[Row]) -> list[str]:
     """Return a note on how to measure on a present card what ONNX Runtime computed on the processor, if anything."""
     measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
     on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))

@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.measurement.conditions import CpuReading, read_cpu, used_between
 from edgeformer.measurement.speed_probe import add_chain, matmul_chain, time_calls
-from edgeformer.measurement.worker import Job, Send, run_job
+from edgeformer.measurement.worker import Send, WorkerJob, run_job
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores
@@ -66,7 +66,7 @@ class HostRates(Frozen):
     disturbed: str | None = Field(None, description="other work on the machine, where that was too much")
 
 
-class ProbeJob(Job):
+class ProbeJob(WorkerJob):
     """Measure the rates of this host."""
 
     name = "probing"

@@ -29,7 +29,7 @@ from edgeformer.artifacts.units import format_duration
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
 from edgeformer.measurement.speed_probe import SpeedProbe
-from edgeformer.measurement.worker import Job, Send, run_job
+from edgeformer.measurement.worker import Send, WorkerJob, run_job
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, provider_facts
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
@@ -113,7 +113,7 @@ class Refusal(Frozen):
     reason: str
 
 
-class MeasureJob(Job):
+class MeasureJob(WorkerJob):
     """One artifact, the items to measure, and the rules; each finished row is sent at once."""
 
     name = "measuring"

@@ -27,7 +27,7 @@ from edgeformer.measurement.artifact import (
     open_workload,
     own_memory,
 )
-from edgeformer.measurement.worker import Job, Send, run_job
+from edgeformer.measurement.worker import Send, WorkerJob, run_job
 from edgeformer.runtimes import ArtifactFiles, cannot_run, on_gpu, opener_of
 from edgeformer.system.capability import exit_text
 from edgeformer.system.child import end_with_parent
@@ -55,7 +55,7 @@ class Resident(Frozen):
         return self.anonymous_bytes + self.mapped_bytes
 
 
-class ResidentJob(Job):
+class ResidentJob(WorkerJob):
     """Artifacts that one runtime opens on the processor, each in a process of its own."""
 
     name = "memory"

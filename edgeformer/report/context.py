@@ -28,7 +28,7 @@ from edgeformer.artifacts.report import (
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
-from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
+from edgeformer.report.columns import DASH, Column, TableColumns, Unit, format_value
 from edgeformer.report.sentences import (
     NO_REASON,
     badge_text,
@@ -116,7 +116,7 @@ LAYOUTS = {
 its ``status`` and ``reason`` are the latency's."""
 
 
-def measurement_columns(report: Report) -> Columns[Row]:
+def measurement_columns(report: Report) -> TableColumns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
     first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
     cold: dict[tuple[str, str, int | None], Row] = {}
@@ -152,7 +152,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
-    return Columns(
+    return TableColumns(
         [
             *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
             Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
@@ -185,7 +185,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
     )  # fmt: skip
 
 
-CHECKS: Columns[Check] = Columns(
+CHECKS: TableColumns[Check] = TableColumns(
     [
         Column("check", "name"),
         Column("result", "status", mark=True),
@@ -199,7 +199,7 @@ CHECKS: Columns[Check] = Columns(
 )
 """Each budget limit of the device with the value that it is compared with."""
 
-SIZES: Columns[SizeParts] = Columns(
+SIZES: TableColumns[SizeParts] = TableColumns(
     [
         Column("artifact"),
         Column("embeddings", unit="bytes"),
@@ -210,7 +210,7 @@ SIZES: Columns[SizeParts] = Columns(
 )
 
 
-FACTS: Columns[dict[str, Any]] = Columns(
+FACTS: TableColumns[dict[str, Any]] = TableColumns(
     [Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)]
 )
 """Facts of the device profile, as it was used."""
@@ -246,7 +246,7 @@ def metric_named(name: str) -> Metric:
     raise ArtifactError(f"metric {name!r} belongs to no installed task")
 
 
-def candidate_columns(search: Choice, *omitted: str) -> Columns[RankedCandidate]:
+def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandidate]:
     """Return the columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
     metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
     has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
@@ -272,7 +272,7 @@ def candidate_columns(search: Choice, *omitted: str) -> Columns[RankedCandidate]
         remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
         return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
 
-    columns: Columns[RankedCandidate] = Columns([
+    columns: TableColumns[RankedCandidate] = TableColumns([
         Column("number", heading="",
                text=lambda row: Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")),
         Column("artifact", "candidate.artifact"),
@@ -293,7 +293,7 @@ def candidate_columns(search: Choice, *omitted: str) -> Columns[RankedCandidate]
     return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
 
 
-ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
+ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
     [
         Column("artifact"),
         Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
@@ -308,7 +308,7 @@ ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
 """Estimates beside measurements on the device."""
 
 
-PUBLISHED: Columns[PublishedTime] = Columns(
+PUBLISHED: TableColumns[PublishedTime] = TableColumns(
     [
         Column("model"),
         Column("runtime"),
@@ -450,7 +450,7 @@ class ReportContext:
         self.facts = [*_profile_facts(report.profile)] if report.profile is not None else []
         self.created = format_time(report.created)
 
-    def columns(self, layout: str) -> Columns[Row]:
+    def columns(self, layout: str) -> TableColumns[Row]:
         """Return the columns of a document in :data:`LAYOUTS`."""
         return self.measurements.pick(*LAYOUTS[layout].split())
 

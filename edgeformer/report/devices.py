@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.report import Report, Row, read_report
-from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, format_value
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, format_value
 from edgeformer.report.context import UNSTABLE, shape_text
 from edgeformer.report.documents import render_template
 from edgeformer.report.sentences import verdict_sentence, verdict_status
@@ -121,7 +121,7 @@ def _choose_artifact(report: Report) -> Record | None:
     return {"artifact": fastest.artifact, "p50_ms": p50_ms, "size_bytes": size_bytes, "by": "latency"}
 
 
-_DEVICES: Columns[Record] = Columns(
+_DEVICES: TableColumns[Record] = TableColumns(
     [
         Column("name", heading="device"),
         Column("verdict", mark=True),
@@ -146,10 +146,10 @@ def _cell_text(row: Record, name: str) -> str:
     return f"{format_value(cell['p50_ms'], 'ms')}{times}{' unstable' if cell['stable'] is False else ''}"
 
 
-def _row_columns(comparison: Record) -> Columns[Record]:
+def _row_columns(comparison: Record) -> TableColumns[Record]:
     """Return the columns of the rows: a column per device."""
     names = [device["name"] for device in comparison["devices"] if device["error"] is None]
-    return Columns(
+    return TableColumns(
         [
             Column("artifact"),
             Column("shape", heading="batch × tokens", number=True),
@@ -184,7 +184,7 @@ def csv_comparison(comparison: Record) -> str:
     """Return a line per row and device."""
     cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
     keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
-    columns: Columns[Record] = Columns(map(Column, ("device", *keys)))
+    columns: TableColumns[Record] = TableColumns(map(Column, ("device", *keys)))
     return columns.csv(cells).rstrip("\n")
 
 

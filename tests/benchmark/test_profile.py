@@ -16,7 +16,7 @@ from edgeformer.artifacts.report import MeasureRules, Report, Row
 from edgeformer.benchmark import profile
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
-from edgeformer.measurement.target import Target
+from edgeformer.measurement.target import DevicePresence
 from edgeformer.report.sentences import badge_text, verdict_sentence
 from edgeformer.run import Location
 from edgeformer.system import nvidia
@@ -125,12 +125,12 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
 
 
 def test_a_note_separates_card_rows_from_cpu_rows() -> None:
-    device, present = load_profile("rtx4050"), Target(True, "present: RTX 4050")
+    device, present = load_profile("rtx4050"), DevicePresence(True, "present: RTX 4050")
     engine, graph = choice_cases.row("tensorrt-rtx-fp16", provider="tensorrt-rtx"), choice_cases.row("onnx-fp16")
     (note,) = card_notes(device, present, [engine, graph])
     assert str(note).startswith("measured on the card: tensorrt-rtx-fp16; measured on the processor: onnx-fp16; ")
     assert card_notes(device, present, [engine]) == []
-    assert card_notes(device, Target(False, "absent"), [engine, graph]) == []
+    assert card_notes(device, DevicePresence(False, "absent"), [engine, graph]) == []
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Sharing
 from edgeformer.artifacts.report import Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
@@ -58,7 +58,7 @@ def artifact(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
     return base.model_copy(update=changes)
 
 
-ENGINE = Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
+ENGINE = EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
 COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.measurement import worker
-from edgeformer.measurement.worker import End, Job, run_job, worker_environment
+from edgeformer.measurement.worker import End, WorkerJob, run_job, worker_environment
 from edgeformer.system import nvidia
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
@@ -19,7 +19,7 @@ class Answer(Frozen):
     number: int
 
 
-class Question(Job):
+class Question(WorkerJob):
     name = "asking"
     messages = (Answer,)
     number: int
