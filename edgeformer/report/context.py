@@ -21,6 +21,7 @@ from edgeformer.artifacts.report import (
     Check,
     Choice,
     EstimateCheck,
+    Figure,
     Latency,
     PublishedTime,
     Report,
@@ -28,7 +29,7 @@ from edgeformer.artifacts.report import (
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
-from edgeformer.report.columns import DASH, Column, TableColumns, Unit, format_value
+from edgeformer.report.columns import Column, TableColumns, Unit, format_value
 from edgeformer.report.sentences import (
     NO_REASON,
     badge_text,
@@ -43,8 +44,6 @@ from edgeformer.tasks import Metric, all_tasks
 
 ABOUT = "≈"
 """Prefix of every estimated figure."""
-NO_ENDS = (None, None)
-"""Range of an estimate without a range."""
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _PHASES = {"prefill": " prompt", "decode": " per token"}
@@ -57,15 +56,13 @@ _MAX_WARNING_LINES = 2
 """Rows with warnings that get a line each in the terminal; more are counted in one line."""
 
 
-def figure_text(
-    value: float | None, unit: Unit, ends: tuple[float | None, float | None] | None = None, *, range_only: bool = False
-) -> Text:
+def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
     """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
-    if value is None or ends is None:
-        return Text(format_value(value, unit))
-    if None in ends:
-        return Text(f"{ABOUT} {format_value(value, unit)}", "italic")
-    first, middle, last = (format_value(figure, unit) for figure in (ends[0], value, ends[1]))
+    if figure.value is None or figure.basis != "estimated":
+        return Text(format_value(figure.value, unit))
+    if figure.low is None or figure.high is None:
+        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
+    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
     if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
         first = first.rpartition(" ")[0]
         if not range_only:
@@ -75,14 +72,13 @@ def figure_text(
 
 def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
     """Format the p50, as :func:`figure_text`."""
-    ends = (latency.low, latency.high) if latency.status == "estimated" else None
-    return figure_text(latency.p50, "ms", ends, range_only=range_only)
+    return figure_text(Figure(latency.p50, latency.status, latency.low, latency.high), "ms", range_only=range_only)
 
 
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
-    ends = (check.low, check.high) if check.basis == "estimated" else None
-    return figure_text(check.value, _CHECK_UNITS.get(check.unit, ""), ends, range_only=range_only)
+    figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
+    return figure_text(figure, _CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -141,8 +137,8 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
 
     def memory(row: Row, *, range_only: bool = False) -> Text:
         memory = row.memory_bytes
-        ends = (memory.low, memory.high) if memory.status == "estimated" else None
-        return figure_text(memory.peak, "bytes", ends, range_only=range_only)
+        figure = Figure(memory.peak, memory.status, memory.low, memory.high)
+        return figure_text(figure, "bytes", range_only=range_only)
 
     def throughput(row: Row) -> str:
         tokens = " tokens" if row.phase in _PHASES and row.throughput_per_s is not None else ""
@@ -259,9 +255,9 @@ def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandi
 
     def latency(row: RankedCandidate) -> str:
         candidate = row.candidate
-        ends = (candidate.low_ms, candidate.high_ms) if candidate.latency_status == "estimated" else None
-        text = figure_text(candidate.latency_ms, "ms", ends, range_only=True).plain
-        return f"{text} (unstable)" if ends is None and candidate.stable is False and text != DASH else text
+        figure = Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
+        is_shaky = candidate.stable is False and figure.basis == "measured"
+        return f"{figure_text(figure, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
 
     def verdict(row: RankedCandidate) -> Text:
         candidate = row.candidate
@@ -285,7 +281,7 @@ def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandi
         Column("latency", "candidate.latency_ms", "ms", text=latency),
         Column("size", "candidate.size_bytes", "bytes"),
         Column("memory", "candidate.memory_bytes", "bytes", leaves=1, text=lambda row: figure_text(
-            row.candidate.memory_bytes, "bytes", NO_ENDS if row.candidate.latency_status == "estimated" else None)),
+            Figure(row.candidate.memory_bytes, row.candidate.latency_status), "bytes")),
         Column("energy", "candidate.energy_mj", "mj", leaves=1),
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
@@ -300,7 +296,7 @@ ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
         Column("phase"),
         Column("measured", "measured_ms", "ms"),
         Column("estimated", number=True, text=lambda check: figure_text(
-            check.estimated_ms, "ms", (check.low_ms, check.high_ms))),
+            Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
         Column("error", layout="{:+.0%}"),
         Column("inside", "is_inside", heading="inside the range"),
     ]

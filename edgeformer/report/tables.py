@@ -23,13 +23,14 @@ from edgeformer.artifacts.manifest import (
     cautions,
 )
 from edgeformer.artifacts.plan import Plan, PlannedTime, Suggestion
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.inference.verification import ArtifactCheck, Verification
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
-from edgeformer.report.context import NO_ENDS, figure_text
+from edgeformer.report.context import figure_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
@@ -373,7 +374,12 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
             Column("artifact"),
             Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
             Column("measured", "measured_ms", "ms"),
-            Column("estimated", "estimated_ms", "ms", text=lambda row: figure_text(row["estimated_ms"], "ms", NO_ENDS)),
+            Column(
+                "estimated",
+                "estimated_ms",
+                "ms",
+                text=lambda row: figure_text(Figure(row["estimated_ms"], "estimated"), "ms"),
+            ),
             Column("estimated / measured", "ratio", layout="{:.2f}"),
             Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
         ]
