@@ -145,6 +145,7 @@ class ExitGuarantee(Frozen):
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8", "int4"]
+Role = Literal["full", "exit", "step", "decode"]
 ONNX = "onnx"
 """Format of the graphs that export writes, and from which all other artifacts are built."""
 
@@ -387,7 +388,7 @@ class ArtifactManifest(Frozen):
 
     id: str
     file: str | None = Field(description="relative to the bundle; None: nothing was built")
-    role: Literal["full", "exit", "step", "decode"] = "full"
+    role: Role = "full"
     exit: int | None = None
     parts: dict[str, str] = Field({}, description="step: embed, loop, readout… → file; `file` is the loop's")
     weights_file: str | None = Field(None, description="weights beside the graph, shared with the other graphs")

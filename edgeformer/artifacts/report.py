@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.device import DeviceProfile, EstimateError, EstimateRecord
+from edgeformer.artifacts.device import DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest, ImportProof
+from edgeformer.artifacts.manifest import BundleManifest, ImportProof, Role
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
@@ -273,7 +273,7 @@ class Choice(Frozen):
 class SubjectArtifact(Frozen):
     """A measured artifact."""
 
-    role: Literal["full", "exit", "step", "decode"]
+    role: Role
     sha256: str | None
 
 
@@ -299,7 +299,7 @@ class EstimateCheck(Frozen):
 
     artifact: str
     precision: str
-    phase: Literal["steady", "prefill", "decode"]
+    phase: Phase
     batch: int
     seq: int
     measured_ms: float

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
-from edgeformer.artifacts.report import Candidate, Check, Choice, Figure, Row
+from edgeformer.artifacts.report import Candidate, Check, Choice, Figure, Report, Row
 from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of
 from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
@@ -408,6 +408,32 @@ def _explained(choice: Choice, decision: sentences.Decision, metric: Metric) -> 
     labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in choice.candidates}
     reason = sentences.pick_reason(choice, decision, metric, labels)
     return choice.model_copy(update={"pick": decision.pick, "reason": reason})
+
+
+def cheapest_artifact(report: Report) -> dict[str, Any] | None:
+    """Return the artifact to deploy: the pick of --choose, else the fastest that breaks no limit; None: there is none.
+
+    The fastest at the shape of the latency limit, or at the smallest measured one without such a limit.
+    """
+    if report.search is not None:
+        if report.search.pick is None:
+            return None
+        pick, by = report.search.candidates[report.search.pick], report.search.minimize
+        return {"artifact": pick.artifact, "p50_ms": pick.latency_ms, "size_bytes": pick.size_bytes, "by": by}
+    checks = report.verdict.checks
+    failed = {check.artifact for check in checks if check.status == "fail"} | report.left_out.keys()
+    limited = {(check.batch, check.seq) for check in checks if check.name == "latency"}
+    rows = [row for row in report.rows if row.where == "host" and row.phase != "cold" and row.artifact not in failed]
+    rows = [row for row in rows if row.latency_ms.status == "measured"]
+    smallest = min(((row.batch, row.seq) for row in rows), key=lambda shape: shape[0] * shape[1], default=None)
+    rows = [row for row in rows if (row.batch, row.seq) in limited] or [
+        row for row in rows if (row.batch, row.seq) == smallest
+    ]
+    if not rows:
+        return None
+    fastest = min(rows, key=lambda row: row.latency_ms.p50 or 0.0)
+    p50_ms, size_bytes = fastest.latency_ms.p50, fastest.size_bytes
+    return {"artifact": fastest.artifact, "p50_ms": p50_ms, "size_bytes": size_bytes, "by": "latency"}
 
 
 def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:

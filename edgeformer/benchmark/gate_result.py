@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.device import Phase
 
 GateStatus = Literal["pass", "fail", "undecided", "unknown"]
 
@@ -22,9 +23,7 @@ class GateCheck(Frozen):
         description="undecided: the machine is too noisy, it cannot run the artifact, or there is nothing to "
         "compare; the reason says which. unknown: no longer written; earlier versions passed such checks"
     )
-    phase: Literal["steady", "prefill", "decode"] | None = Field(
-        None, description="latency and memory: per call or per token"
-    )
+    phase: Phase | None = Field(None, description="latency and memory: per call or per token")
     batch: int | None = None
     seq: int | None = None
     provider: str | None = Field(None, description="latency, memory and score: runtime of both, if one was chosen")

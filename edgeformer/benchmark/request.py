@@ -6,11 +6,11 @@ import hashlib
 import re
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
-from edgeformer.artifacts.device import Budget, DeviceProfile, EstimateError
+from edgeformer.artifacts.device import Budget, DeviceProfile, EstimateError, Phase
 from edgeformer.artifacts.errors import InputError, NotBuiltError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import MeasureRules
@@ -67,7 +67,7 @@ class ProfileOptions:
     provider: str | None = None
     runtime: str | None = None
     rules: MeasureRules | None = None
-    phase: Literal["steady", "prefill", "decode"] | None = None
+    phase: Phase | None = None
     allow_leak: bool = False
     choose: ChoiceOptions | None = None
     estimate_error: EstimateError | None = None
@@ -87,7 +87,7 @@ class Request:
     notes: tuple[str, ...]
     runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
     question: str = ""  # see :func:`question_of`
-    phase: Literal["steady", "prefill", "decode"] | None = None  # of the rows; None: all that an artifact has
+    phase: Phase | None = None  # of the rows; None: all that an artifact has
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""

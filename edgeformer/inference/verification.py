@@ -6,7 +6,7 @@ from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.bundle_files import FileCheck, TargetRecord
-from edgeformer.artifacts.manifest import Parity, Precision
+from edgeformer.artifacts.manifest import Parity, Precision, Role
 
 DAMAGED, INCOMPLETE = 2, 3
 """Exit codes: a file differs from the export; an artifact fails parity or could not be checked."""
@@ -16,7 +16,7 @@ class ArtifactCheck(Frozen):
     """Result of running one artifact on the golden inputs on this machine."""
 
     artifact: str
-    role: Literal["full", "exit", "step", "decode"]
+    role: Role
     precision: Precision
     status: Literal["verified", "failed", "damaged", "unavailable"] = Field(
         description="failed: outside the tolerance; damaged: one of its files is damaged, or it does not load; "

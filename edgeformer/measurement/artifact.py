@@ -20,6 +20,7 @@ import psutil
 from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.device import Phase
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
@@ -38,9 +39,6 @@ from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
 """(batch, seq)"""
-
-Phase = Literal["steady", "prefill", "decode"]
-"""Whole inputs in one call; of a graph that writes: a prompt in one call, or the next token behind cached ones."""
 
 Item = tuple[Phase, int, int]
 """(phase, batch, seq): what gets one row."""
