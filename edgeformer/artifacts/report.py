@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +18,12 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.device import DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest, ImportProof, Role
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, ImportProof, Role
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
@@ -214,6 +216,13 @@ class SizeParts(Frozen):
     heads: int
     other: int
 
+    @classmethod
+    def of(cls, artifact: ArtifactManifest) -> Self:
+        """Return the parts of an artifact; all are ``other`` if export did not count them (engines)."""
+        counted = {name: artifact.parts_bytes.get(name, 0) for name in ("embeddings", "block", "heads")}
+        other = max(0, (artifact.size_bytes or 0) - sum(counted.values()))
+        return cls(artifact=artifact.id, **counted, other=other)
+
 
 class Candidate(Frozen):
     """One candidate of a choice: an artifact with a runtime and a thread count."""
@@ -285,6 +294,17 @@ class Subject(Frozen):
     max_length: int | None = Field(None, description="truncation length of its texts; None: earlier versions")
     artifacts: dict[str, SubjectArtifact] = Field(description="artifact id → role and checksum")
     manifest_sha256: str | None = Field(None, description="bundle.json's checksum of itself; None: earlier versions")
+
+    @classmethod
+    def of(cls, manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Self:
+        """Return the description of these artifacts of a bundle."""
+        return cls(
+            task=manifest.task,
+            max_positions=manifest.max_positions,
+            max_length=manifest.max_length,
+            artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
+            manifest_sha256=manifest.manifest_sha256,
+        )
 
 
 class EstimateEvidence(EstimateRecord):

@@ -6,21 +6,21 @@ Rows that a browser or another machine measured are judged here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import (
+    Choice,
     NotJudged,
     Report,
     Row,
     SizeParts,
     Subject,
-    SubjectArtifact,
     Verdict,
     checksum_notes,
     read_report,
@@ -233,8 +233,9 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
     bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
     manifest, requirements, options = bundle.manifest, request.requirements, profiling.options
-    is_interrupted, choice = device_rows is None, None
-    # No such device runs these artifacts, so they say nothing about a model on it.
+    is_interrupted = device_rows is None
+    choice: Choice | None = None
+    # 1. No such device runs these artifacts, so they say nothing about a model on it.
     refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
     left_out = {name: reason for name, reason in refusals.items() if reason is not None}
     judged = [row for row in device_rows or () if row.artifact not in left_out]
@@ -243,6 +244,8 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     rows = [
         row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)}) for row in rows
     ]
+
+    # 2. Judge the rows of the device.
     if is_interrupted:
         verdict = Verdict(
             status="unknown", not_judged=tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
@@ -260,6 +263,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         else:
             verdict = verdict_of(choice.candidates[choice.pick].checks, requirements)
 
+    # 3. Notes.
     unused = shape_notes(requirements) if is_interrupted else []
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
     if not target.present:
@@ -281,13 +285,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         if artifact.guarantee is not None:
             notes.append(f"{artifact.id} with early exit: {sentences.exit_guarantee(artifact.guarantee)}")
 
-    sizes: list[SizeParts] = []
-    for artifact in request.artifacts:
-        if artifact.size_bytes:
-            # All are `other` if export did not count (engines).
-            counted = {name: artifact.parts_bytes.get(name, 0) for name in ("embeddings", "block", "heads")}
-            other = max(0, artifact.size_bytes - sum(counted.values()))
-            sizes.append(SizeParts(artifact=artifact.id, **counted, other=other))
+    # 4. The report.
     estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
         device=device.name,
@@ -312,25 +310,14 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         estimated_for=device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
         estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
-        sizes=tuple(sizes),
+        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes),
         search=choice,
         left_out=left_out,
         question=request.question,
         profile=device.model_copy(update={"calibration": None}),
-        subject=_subject_of(manifest, request.artifacts),
+        subject=Subject.of(manifest, request.artifacts),
     )
     return seal_report(report)
-
-
-def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
-    """Return what a report records of the artifacts, so that it can be judged without the bundle."""
-    return Subject(
-        task=manifest.task,
-        max_positions=manifest.max_positions,
-        max_length=manifest.max_length,
-        artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
-        manifest_sha256=manifest.manifest_sha256,
-    )
 
 
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
@@ -345,7 +332,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     report = read_report(path)
     subject = recorded = report.subject
     if bundle is not None:
-        subject = _subject_of(bundle.manifest, bundle.artifacts)
+        subject = Subject.of(bundle.manifest, bundle.artifacts)
         for name in dict.fromkeys(row.artifact for row in report.rows):
             bundled, other = subject.artifacts.get(name), recorded.artifacts.get(name) if recorded is not None else None
             if bundled is None or (other is not None and other.sha256 != bundled.sha256):

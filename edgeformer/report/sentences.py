@@ -390,6 +390,83 @@ def _why_no_pick(choice: Choice, metric: Metric, demands: str) -> str:
     return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
 
 
+# Gates
+
+MORE_ROWS = "give a labelled file that neither model was trained on: --eval-data FILE"
+"""Remedy for a score that cannot be decided."""
+NOT_COMPARABLE = "the baseline or the candidate has no comparable figure"
+
+
+def paired_rounds(
+    rounds: int, fewest: int, longest_s: float, needs_s: float | None, *, is_undecided: bool, is_most: bool
+) -> str:
+    """Return how two artifacts were timed, and why that did not decide.
+
+    Args:
+        fewest: rounds that a decision needs; ``needs_s``: seconds that they would take, if that is too long.
+        longest_s: seconds after which no round begins.
+        is_most: more rounds are never measured.
+    """
+    if needs_s is not None:
+        return (
+            f"a decision needs at least {fewest} rounds, which would take about {needs_s / 60:.0f} minutes at the pace "
+            f"of the first {rounds}; use a smaller --seq or --batch"
+        )
+    text = f"{rounds} rounds of two fresh processes"
+    if not is_undecided:
+        return text
+    bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
+    bound = "the fewest that a decision needs" if rounds <= fewest else bound
+    return (
+        f"{text}, {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
+        "again on an idle machine"
+    )
+
+
+def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) -> str:
+    """Return how many processes did not settle, and which round was repeated; empty if all is well."""
+    text = f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
+    return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
+
+
+Drifting = Literal["unknown", "beyond the tolerance", "doubled", "as before"]
+
+
+def drift_reason(kind: Drifting, tolerance: float | None, unknown_sides: Sequence[str], *, has_loops: bool) -> str:
+    """Return how the difference from torch FP32 has changed; ``unknown_sides``: of which it is not recorded."""
+    if kind == "unknown":
+        sides = " and the ".join(unknown_sides)
+        return f"the bundle of the {sides} records no difference from torch FP32; export it again"
+    if kind == "beyond the tolerance":
+        return f"above its tolerance of {tolerance:g}"
+    if kind == "doubled":
+        return "more than twice that of the baseline"
+    return "RMS error of the worst loop" if has_loops else "largest error of an output"
+
+
+def scored_rows(count: int, unit: str, source: str, changed: tuple[int, int] | None, low: float, high: float) -> str:
+    """Return on which rows two scores were compared.
+
+    ``changed``: answers from right to wrong, and from wrong to right. ``low``, ``high``: interval of the difference.
+    """
+    text = f"on {count:,} {unit}: {source}"
+    if changed is not None:
+        text += f"; {changed[0]:,} answers changed from right to wrong and {changed[1]:,} from wrong to right"
+    return f"{text}; 95% interval of the difference {low:+.4f} to {high:+.4f}"
+
+
+ScoreDoubt = Literal["too few rows", "may be chance", "inside the interval"]
+
+
+def score_doubt(kind: ScoreDoubt, limit: float) -> str:
+    """Return why a score does not decide, or may decide otherwise with more rows."""
+    return {
+        "too few rows": f"too few rows for a limit of {limit:g}: {MORE_ROWS}",
+        "may be chance": f"the loss exceeds the limit of {limit:g}, but may be chance: {MORE_ROWS} with more rows",
+        "inside the interval": f"the limit of {limit:g} lies inside the interval, so more rows could change the result",
+    }[kind]
+
+
 # Artifacts, data and imports
 
 _MANY = 1e-4

@@ -42,6 +42,7 @@ def refused(
         ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of --choose; add --choose"),
         ("profile", ["--minimize", "size"], "--minimize: is an option of --choose; add --choose"),
         ("profile", ["--choose", "--minimize", "price"], "price"),
+        ("profile", ["--search"], "give --choose instead"),
         ("profile", ["--bundle", "another-run"], "--bundle: is for a report"),
         ("profile", ["--calibrate"], "No such option"),
         ("profile", ["--max-energy", "10"], "--max-energy"),
