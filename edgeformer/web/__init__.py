@@ -267,13 +267,7 @@ class _PageBuilder:
                 "drift_part_calls": report.DRIFT_PART_CALLS,
                 "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
-            subject=Subject(
-                task=task.name,
-                max_positions=manifest.max_positions,
-                max_length=manifest.max_length,
-                artifacts={a.id: SubjectArtifact(role=a.role, sha256=a.sha256) for a in selected},
-                manifest_sha256=manifest.manifest_sha256,
-            ),
+            subject=Subject.of(manifest, selected),
         )
 
     def _reader(self, artifact: ArtifactManifest, *, reads: bool) -> PageReader:
