@@ -21,7 +21,7 @@ from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.manifest import ArtifactManifest, cautions
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
+from edgeformer.artifacts.report import MeasureRules, Subject
 from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
