@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.command_results import GateCheck
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
+from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
 from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob, PairRules, compare_pair
 from edgeformer.bundle import Bundle

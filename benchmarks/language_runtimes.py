@@ -2,7 +2,7 @@
 
     python -m benchmarks.language_runtimes parity FILE RUN…           # acceptance 1; trained or imported decoders
     python -m benchmarks.language_runtimes speed FILE RUN             # acceptance 2; an imported SmolLM2
-    python -m benchmarks.language_runtimes search FILE RUN            # what `profile --search` picks of an exported run
+    python -m benchmarks.language_runtimes search FILE RUN            # what `profile --choose` picks of an exported run
     python -m benchmarks.language_runtimes loops FILE                 # acceptance 3; random weights
     python -m benchmarks.language_runtimes folds FILE RUN             # a model like an imported SmolLM2, and its folds
     python -m benchmarks.language_runtimes table FILE NAME            # bytes, greedy, speed, where, loops …
@@ -346,9 +346,9 @@ def operators(path: Path, past: int, calls: int = 40) -> dict[str, float]:
 
 
 def measure_search(document: dict[str, Any], save: Callable[[], None], options: Any) -> None:
-    """Let `profile --search` choose among the artifacts and runtimes of an exported run."""
+    """Let `profile --choose` choose among the artifacts and runtimes of an exported run."""
     (folder,) = options.runs
-    command = [sys.executable, "-m", "edgeformer", "profile", str(folder), "--device", "host", "--search", "--json"]
+    command = [sys.executable, "-m", "edgeformer", "profile", str(folder), "--device", "host", "--choose", "--json"]
     process = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if process.returncode not in (0, 3):
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")

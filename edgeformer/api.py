@@ -17,14 +17,15 @@ from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE
 from edgeformer.system.leftovers import restore_folder
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.command_results import Plan, Verification
     from edgeformer.artifacts.device import DeviceProfile
+    from edgeformer.artifacts.plan import Plan
     from edgeformer.artifacts.recipe import Recipe
     from edgeformer.artifacts.report import Report
     from edgeformer.artifacts.scores import Evaluation
     from edgeformer.data.rows import Text
     from edgeformer.inference.generate import Generation
     from edgeformer.inference.rank import RankedDocument
+    from edgeformer.inference.verification import Verification
 
 __all__ = ["Bundle", "Run", "import_onnx", "open", "plan", "train"]
 
@@ -112,7 +113,7 @@ class Bundle(bundles.Bundle):
 
         Args:
             device: a profile, its path, or a shipped name; None: the recipe's target.
-            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, search…
+            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, choose…
 
         Raises InputError: no device, an unknown artifact, or a shape that the model cannot take.
         """

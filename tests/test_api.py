@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 import edgeformer
-from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.request import ProfileOptions
-from edgeformer.benchmark.search import SearchOptions
 from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.generate import GenerateOptions
 from edgeformer.inference.sampling import Sampling
+from edgeformer.inference.verification import Verification
 from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
@@ -36,7 +36,7 @@ from tests.export.graphs import save
 OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 OPTIONS = (
-    TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, SearchOptions, GenerateOptions, Sampling, EarlyExit,
+    TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, ChoiceOptions, GenerateOptions, Sampling, EarlyExit,
     OnnxImportOptions,
 )  # fmt: skip
 """Dataclasses of keyword arguments; the page renders their docstrings."""

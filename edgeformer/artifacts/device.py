@@ -13,6 +13,8 @@ T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Phase = Literal["steady", "prefill", "decode"]
+"""Whole inputs in one call; of a graph that writes: a prompt in one call, or the next token behind cached ones."""
 
 
 class Fact(Frozen, Generic[T]):
@@ -124,7 +126,7 @@ class FittedCase(Frozen):
     run: str
     artifact: str
     precision: str = "fp32"
-    phase: Literal["steady", "prefill", "decode"] = "steady"
+    phase: Phase = "steady"
     batch: int
     seq: int
     measured_ms: float

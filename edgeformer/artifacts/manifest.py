@@ -40,19 +40,11 @@ class Lengths(Frozen):
     edges: tuple[int, ...] = Field(description="bins from edges[i] up to edges[i + 1]; the last one is open")
     texts: tuple[int, ...] = Field(description="number of texts in each bin")
 
-    def sentence(self, unit: str) -> str:
-        """Return the distribution with a histogram, as in paper A, Figure 3; ``unit``: words or tokens."""
-        bars = "".join("▁▂▃▄▅▆▇█"[min(7, 8 * count // max(self.texts))] for count in self.texts)
-        histogram = f"{bars} (bins of {self.edges[1]})"
-        return f"{self.min} to {self.max} {unit}, half of them at most {self.median:g} {histogram}"
-
 
 # First ONNX Runtime release of each opset, format version and operator. Later releases read all earlier ones.
 _FIRST_OPSET = {17: "1.12", 18: "1.14", 19: "1.15", 20: "1.17", 21: "1.18", 22: "1.21"}
 _FIRST_FORMAT = {8: "1.10", 9: "1.16", 10: "1.18"}
 _FIRST_OPERATOR = {"com.microsoft:MatMulNBits": "1.17", "com.microsoft:GatherBlockQuantized": "1.20"}
-_MANY = 1e-4
-"""Share of denormal numbers above which a note is written."""
 
 
 class Denormals(Frozen):
@@ -93,54 +85,6 @@ class Portability(Frozen):
         operators = [_FIRST_OPERATOR[name] for name in self.other_operators if name in _FIRST_OPERATOR]
         return max(_FIRST_OPSET[self.opset], _FIRST_FORMAT[self.ir_version], *operators, key=release)
 
-    def notes(self) -> list[str]:
-        """Return warnings to read before shipping the artifact; empty if nothing is unusual."""
-        risks, numbers, saturation = [], self.denormals, self.saturation
-        for kind, count, total in (
-            ("weights", numbers.weights, numbers.of_weights),
-            ("activations on golden inputs", numbers.activations or 0, numbers.of_activations or 0),
-        ):
-            if count > _MANY * max(1, total):
-                remedy = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
-                risks.append(f"{count:,} of {total:,} FP32 {kind} are denormal; {remedy}")
-        if saturation is not None and saturation.at_risk:
-            at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of INT8 weights"
-            measured = ""
-            if saturation.sums is not None:
-                measured = (
-                    f"; on golden inputs this happens in {saturation.saturated or 0:,} of {saturation.sums:,} sums"
-                )
-            risks.append(f"{at_risk} can overflow 16 bits on x86 processors with AVX2 and without VNNI{measured}")
-        for problem, operators in (
-            ("operators outside the ONNX standard, which other runtimes may lack", self.other_operators),
-            ("control flow, which runtimes implement differently", self.control_flow),
-        ):
-            if operators:
-                risks.append(f"{problem}: {', '.join(f'{name} ({count})' for name, count in operators.items())}")
-        return risks
-
-    def notes_here(self, onnxruntime: str, flags: frozenset[str] | None) -> list[str]:
-        """Return warnings for this version of ONNX Runtime and these processor features (None: unknown)."""
-        risks = []
-        if self.needs is not None and release(onnxruntime) < release(self.needs):
-            risks.append(
-                f"needs ONNX Runtime {self.needs} (opset {self.opset}, IR "
-                f"{self.ir_version}{', non-standard operators' if self.other_operators else ''}); {onnxruntime} is "
-                "installed"
-            )
-        if self.saturation is not None and self.saturation.at_risk:
-            if flags is None:
-                risks.append(
-                    "INT8 sums may be wrong on this machine: it is unknown whether its processor has VNNI, without "
-                    "which 16-bit sums saturate"
-                )
-            elif "avx2" in flags and not flags & {"avx_vnni", "avx512_vnni"}:
-                risks.append(
-                    "INT8 sums may be wrong on this machine: its processor has AVX2 and no VNNI, so 16-bit sums "
-                    "saturate"
-                )
-        return risks
-
 
 def release(version: str) -> tuple[int, ...]:
     """Return ``"1.18.0"`` as (1, 18), for comparing versions."""
@@ -174,22 +118,6 @@ class ExitTime(Frozen):
             return None
         return self.ratio_high < 1
 
-    def sentence(self) -> str:
-        """Return a sentence that compares the time of early exit with that of all loops."""
-        if self.quickest_ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return "its time was not compared with that of the full graph; run edgeformer exits again"
-        means = [self.full_ms["mean"], *([self.full_graph_ms["mean"]] if self.full_graph_ms else [])]
-        verdict = {
-            True: "early exit is faster",
-            False: f"early exit is slower here; use {self.quickest}",
-            None: f"{self.rows:,} texts are too few to decide whether early exit is faster",
-        }[self.pays]
-        return (
-            f"one text takes {self.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "
-            f"{self.quickest} ({self.quickest_ratio:.2f}×, 95% interval {self.ratio_low:.2f} to "
-            f"{self.ratio_high:.2f}): {verdict}"
-        )
-
 
 class ExitGuarantee(Frozen):
     """Guarantee: with ``confidence``, accuracy drops by at most ``max_drop`` on texts like the held-out rows."""
@@ -214,19 +142,10 @@ class ExitGuarantee(Frozen):
     time: ExitTime
     created: str
 
-    def sentence(self) -> str:
-        """Return the guarantee as a sentence."""
-        exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in self.share.items() if share)
-        proof = "; these rows also chose the epoch or judged the artifact, so the guarantee is not independent"
-        return (
-            f"accuracy drops by at most {self.max_drop:.1%} (absolute) with {100 * self.confidence:.4g}% confidence "
-            f"on texts like the {self.rows:,} rows of {self.split} (exits: {exit_shares})"
-            f"{proof if self.reused else ''}"
-        )
-
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8", "int4"]
+Role = Literal["full", "exit", "step", "decode"]
 ONNX = "onnx"
 """Format of the graphs that export writes, and from which all other artifacts are built."""
 
@@ -306,16 +225,6 @@ class ImportProof(Frozen):
     largest_difference: float | None = Field(None, description="largest absolute difference of a number of an answer")
     tolerance: float | None = None
     reason: str | None = Field(None, description="why the import is not proven; None: it is")
-
-    @property
-    def sentence(self) -> str:
-        """The result for a card or a report."""
-        if self.reason is not None or self.largest_difference is None:
-            return f"the import is not proven: {self.reason}"
-        return (
-            f"answers {self.texts} probe texts as {self.library}; largest difference {self.largest_difference:.1e}, "
-            f"tolerance {self.tolerance:.0e}"
-        )
 
 
 class MemoryUse(Frozen):
@@ -444,7 +353,7 @@ class Vocabulary(Frozen):
     rows: int
 
 
-class Engine(Frozen):
+class EngineBuild(Frozen):
     """Build report of an engine or program. None or empty: this builder or machine does not report the value."""
 
     builder: str = Field(description="package and version")
@@ -479,7 +388,7 @@ class ArtifactManifest(Frozen):
 
     id: str
     file: str | None = Field(description="relative to the bundle; None: nothing was built")
-    role: Literal["full", "exit", "step", "decode"] = "full"
+    role: Role = "full"
     exit: int | None = None
     parts: dict[str, str] = Field({}, description="step: embed, loop, readout… → file; `file` is the loop's")
     weights_file: str | None = Field(None, description="weights beside the graph, shared with the other graphs")
@@ -508,7 +417,7 @@ class ArtifactManifest(Frozen):
     tokenization: str | None = Field(None, description="GGUF: comparison of llama.cpp's tokenizer with the bundle's")
     quantized: dict[str, int] = Field({}, description="INT8 and INT4 graphs: operator → nodes with quantized weight")
     vocabulary: Vocabulary | None = Field(None, description="trimmed artifacts")
-    engine: Engine | None = Field(None, description="engines and programs, which take a range of shapes")
+    engine: EngineBuild | None = Field(None, description="engines and programs, which take a range of shapes")
     built_for: dict[str, str] | None = Field(None, description="engines: the GPU and versions that they need")
     built_with: dict[str, str] = Field({}, description="library → version")
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.report import Search
+from edgeformer.artifacts.report import Choice
 from edgeformer.artifacts.workspace import read_manifest
 
 SEARCH_FILE = "search.json"
@@ -52,7 +52,7 @@ class ModelSearch(Frozen):
     host: str = Field(description="processor that trained and measured")
     created: str
     models: tuple[SearchedModel, ...]
-    search: Search | None = Field(None, description="None: no model has been measured yet")
+    search: Choice | None = Field(None, description="None: no model has been measured yet")
     tests: tuple[ScoredTest, ...] = Field((), description="a row for each artifact that was ever recommended")
 
     @property

@@ -5,16 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.device import EstimateError, EstimateRecord
+from edgeformer.artifacts.device import DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import BundleManifest, ImportProof
+from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, ImportProof, Role
 from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
@@ -44,15 +53,6 @@ class PublishedCheck(Frozen):
     worst_error: float
     within: float = Field(description="share of the times inside their ranges")
     nearest: tuple[PublishedTime, ...] = Field((), description="the device's most similar published times")
-
-    @property
-    def sentence(self) -> str:
-        """Return ``checked against 41 published measurements on …``."""
-        sources = f"{self.sources} source{'s' if self.sources != 1 else ''}"
-        return (
-            f"checked against {self.rows:,} published measurements {self.subject} ({sources}): median error "
-            f"{self.median_error:.0%}, {self.within:.0%} within the range"
-        )
 
 
 class Latency(Frozen):
@@ -106,6 +106,46 @@ class Energy(Frozen):
     reason: str | None = None
 
 
+class Conditions(Frozen):
+    """Conditions of a row's measurement: what others read of them. Further facts of runtime and system are beside them.
+
+    Absent facts are left out of the JSON.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    threads: int | None = None
+    loops: int | None = None
+    context_tokens: int | None = Field(None, description="decode rows: tokens before the timed one")
+    read_context_ms: float | None = None
+    repeated_p50_ms: float | None = Field(None, description="median of a second process")
+    measuring_s: float | None = Field(None, description="first call, warm-up and timed calls")
+    repeated_measuring_s: float | None = None
+    resident_bytes: int | None = Field(None, description="cold rows: memory of the opened artifact")
+    power: str | None = None
+    slowed_by: tuple[str, ...] | None = Field(None, description="why the system slows the processor")
+    governor: str | None = None
+    governor_scales: bool | None = Field(None, description="this governor still reaches the highest clock")
+    gpu_slowed_by: tuple[str, ...] | None = None
+    gpu_foreign_processes: tuple[str, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in write(self).items() if value is not None or name not in fields}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
+
+    value: float | None
+    basis: MeasurementStatus = "measured"
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
 class Row(Frozen):
     """One artifact at one shape in one phase, on this host or on the device."""
 
@@ -126,7 +166,7 @@ class Row(Frozen):
     threads: int | None = Field(None, description="CPU rows: threads of one operator")
     device_ms: float | None = Field(None, description="GPU rows: p50 on the card, without copies and waiting")
     work: Work | None = Field(None, description="None: the graph was not analysed for this row")
-    conditions: dict[str, Any] = Field({}, description="threads, clocks, power source of this row")
+    conditions: Conditions = Field(Conditions(), description="threads, clocks, power source of this row")
 
 
 class Check(Frozen):
@@ -176,9 +216,16 @@ class SizeParts(Frozen):
     heads: int
     other: int
 
+    @classmethod
+    def of(cls, artifact: ArtifactManifest) -> Self:
+        """Return the parts of an artifact; all are ``other`` if export did not count them (engines)."""
+        counted = {name: artifact.parts_bytes.get(name, 0) for name in ("embeddings", "block", "heads")}
+        other = max(0, (artifact.size_bytes or 0) - sum(counted.values()))
+        return cls(artifact=artifact.id, **counted, other=other)
+
 
 class Candidate(Frozen):
-    """One candidate of a search: an artifact with a runtime and a thread count."""
+    """One candidate of a choice: an artifact with a runtime and a thread count."""
 
     artifact: str
     precision: str
@@ -205,10 +252,12 @@ class Candidate(Frozen):
     scored_as: str | None = Field(None, description="equivalent artifact whose score is used")
     scored_on: str | None = Field(None, description="target that scored it (`verify --write`); None: export")
     stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
+    row: Row | None = Field(None, exclude=True, description="row with its costs; None: read from a file")
+    checks: tuple[Check, ...] = Field((), exclude=True, description="its figures against the limits")
 
 
-class Search(Frozen):
-    """Candidates of `--search`, and its pick."""
+class Choice(Frozen):
+    """Candidates of `--choose`, and its pick."""
 
     metric: str = Field(description="metric of the task: accuracy, perplexity")
     bound: float | None = Field(description="requested minimum accuracy or maximum perplexity")
@@ -233,7 +282,7 @@ class Search(Frozen):
 class SubjectArtifact(Frozen):
     """A measured artifact."""
 
-    role: Literal["full", "exit", "step", "decode"]
+    role: Role
     sha256: str | None
 
 
@@ -245,6 +294,17 @@ class Subject(Frozen):
     max_length: int | None = Field(None, description="truncation length of its texts; None: earlier versions")
     artifacts: dict[str, SubjectArtifact] = Field(description="artifact id → role and checksum")
     manifest_sha256: str | None = Field(None, description="bundle.json's checksum of itself; None: earlier versions")
+
+    @classmethod
+    def of(cls, manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Self:
+        """Return the description of these artifacts of a bundle."""
+        return cls(
+            task=manifest.task,
+            max_positions=manifest.max_positions,
+            max_length=manifest.max_length,
+            artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
+            manifest_sha256=manifest.manifest_sha256,
+        )
 
 
 class EstimateEvidence(EstimateRecord):
@@ -259,7 +319,7 @@ class EstimateCheck(Frozen):
 
     artifact: str
     precision: str
-    phase: Literal["steady", "prefill", "decode"]
+    phase: Phase
     batch: int
     seq: int
     measured_ms: float
@@ -295,7 +355,9 @@ class Report(Frozen):
     proof: ImportProof | None = Field(None, description="imported models; None: trained here, or older versions")
     parameters: int
     rows: tuple[Row, ...]
-    verdict: Verdict = Field(description="verdict on all artifacts that can run on the device; search: on its pick")
+    verdict: Verdict = Field(
+        description="verdict on all artifacts that can run on the device; with --choose: on its pick"
+    )
     left_out: dict[str, str] = Field({}, description="artifact → why it cannot run on the device; not judged")
     question: str = Field("", description="requirements beyond the device's budget; suffix of the file names")
     estimate_error: EstimateError | None = Field(
@@ -305,8 +367,8 @@ class Report(Frozen):
     estimate_checks: tuple[EstimateCheck, ...] = Field((), description="--on: estimates beside measured rows")
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = ()
-    search: Search | None = None
-    profile: dict[str, Any] = Field({}, description="the device profile's facts that were used")
+    search: Choice | None = Field(None, description="--choose: candidates and pick")
+    profile: DeviceProfile | None = Field(None, description="the device profile, without its calibration")
     notes: tuple[str, ...] = ()
     subject: Subject | None = Field(None, description="the measured model; None: earlier versions")
     measured_in: str | None = Field(None, description="`browser`: a page of `edgeformer page`; None: `profile`")
@@ -314,6 +376,11 @@ class Report(Frozen):
     report_sha256: str | None = Field(
         None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _absent_profile(cls, value: Any) -> Any:
+        return value or None  # {} of pages and earlier versions
 
     @property
     def stem(self) -> str:

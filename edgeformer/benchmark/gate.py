@@ -10,15 +10,16 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Literal
 
-from edgeformer.artifacts.command_results import Gate, GateCheck, GateStatus
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.report import MeasureRules, checksum_notes, read_report
+from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
+from edgeformer.benchmark.gate_result import Gate, GateCheck, GateStatus
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
+from edgeformer.benchmark.limits import compare
 from edgeformer.benchmark.paired_run import (
     ERROR,
     MOST_ROUNDS,
@@ -34,6 +35,7 @@ from edgeformer.benchmark.request import ProfileOptions, Request, resolve
 from edgeformer.bundle import Bundle, find_enclosing_bundle
 from edgeformer.measurement.artifact import Shape, check_artifact, items_of
 from edgeformer.measurement.target import find_target
+from edgeformer.report import sentences
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
 from edgeformer.system.host import describe_host, now
@@ -114,7 +116,8 @@ def gate_bundles(
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
         request = resolve(options, device, candidate.manifest)
-        named_shapes = product(options.batches or (request.limits.batch,), options.seqs or (request.limits.seq,))
+        batch, seq = request.requirements.shape
+        named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
         gpu_uuid = find_target(device).gpu_uuid
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
@@ -267,23 +270,11 @@ def timed_checks(
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
     slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), result.fewest_rounds
     decision = slowdown.decision(rules.max_slowdown)
-    reason = f"{rounds} rounds of two fresh processes"
-    if result.needs_s is not None:
-        reason = (
-            f"a decision needs at least {fewest} rounds, which would take about {result.needs_s / 60:.0f} minutes at "
-            f"the pace of the first {rounds}; use a smaller --seq or --batch"
-        )
-    elif decision == "undecided":
-        bound = "the most that are measured" if rounds >= MOST_ROUNDS else f"all that fit into {rules.longest_s:.0f} s"
-        bound = "the fewest that a decision needs" if rounds <= fewest else bound
-        reason += (
-            f", {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
-            "again on an idle machine"
-        )
-    if result.unsettled:
-        reason += f"; {result.unsettled} of {2 * rounds} processes did not settle"
-    if result.failures:
-        reason += f"; one round was repeated after a failure: {', '.join(result.failures)}"
+    reason = sentences.paired_rounds(
+        rounds, fewest, rules.longest_s, result.needs_s,
+        is_undecided=decision == "undecided", is_most=rounds >= MOST_ROUNDS,
+    )  # fmt: skip
+    reason += sentences.processes_of_rounds(rounds, result.unsettled, result.failures)
     latency = GateCheck(
         name="latency",
         artifact=both.candidate.id,
@@ -339,26 +330,23 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         errors.append(error)
     (old, new), drift = errors, both.candidate.drift
     tolerance = drift.tolerance if drift is not None else None
-    status: GateStatus = "fail"
+    kind: sentences.Drifting = "as before"
     if old is None or new is None:
-        status = "undecided"
-        sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
-        reason = f"the bundle of the {' and the '.join(sides)} records no difference from torch FP32; export it again"
-    elif tolerance is not None and new > tolerance:
-        reason = f"above its tolerance of {tolerance:g}"
+        kind = "unknown"
+    elif tolerance is not None and compare(Figure(new), tolerance) == "fail":
+        kind = "beyond the tolerance"
     elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
-        reason = "more than twice that of the baseline"
-    else:
-        status, reason = "pass", "RMS error of the worst loop" if drift is not None else "largest error of an output"
+        kind = "doubled"
+    unknown_sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
     yield GateCheck(
         name="drift",
         artifact=both.candidate.id,
-        status=status,
+        status={"as before": "pass", "unknown": "undecided"}.get(kind, "fail"),  # type: ignore[arg-type]
         baseline=old,
         candidate=new,
         change=(new - old) / old if old and new is not None else None,
         limit=_DRIFT_FACTOR - 1,
-        reason=reason,
+        reason=sentences.drift_reason(kind, tolerance, unknown_sides, has_loops=drift is not None),
     )
 
 
@@ -370,11 +358,11 @@ def _growth_check(
     return GateCheck(
         name=name,
         artifact=both.candidate.id,
-        status="undecided" if change is None else "fail" if change > limit else "pass",
+        status="undecided" if change is None else compare(Figure(change), limit),
         unit="bytes",
         baseline=old,
         candidate=new,
         change=change,
         limit=limit,
-        reason="the baseline or the candidate has no comparable figure" if change is None else "",
+        reason=sentences.NOT_COMPARABLE if change is None else "",
     )

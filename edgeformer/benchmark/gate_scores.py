@@ -9,20 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeformer.artifacts.command_results import GateCheck
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.workspace import TOKENIZER_FILE
+from edgeformer.benchmark.gate_result import GateCheck, GateStatus
+from edgeformer.benchmark.limits import compare
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, comparison_key
+from edgeformer.report import sentences
+from edgeformer.report.sentences import MORE_ROWS
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
 from edgeformer.tasks.metric import Array, Metric
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Float64s, Task
-
-REMEDY = "give a labelled file that neither model was trained on: --eval-data FILE"
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
@@ -153,9 +155,9 @@ def score_check(
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
-        return recorded or undecided(f"there are no rows to score both on: {rows}; {REMEDY}")
+        return recorded or undecided(f"there are no rows to score both on: {rows}; {MORE_ROWS}")
     if not len(rows.texts):
-        return undecided(f"there are no rows to score both on: {rows.source}; {REMEDY}")
+        return undecided(f"there are no rows to score both on: {rows.source}; {MORE_ROWS}")
     for side, artifact in zip(_SIDES, scored, strict=True):
         if artifact is None:
             return undecided(f"the {side} has no full graph of this precision, which scores its decode graph")
@@ -184,7 +186,7 @@ def score_check(
             is_complete &= counts < bundle.manifest.max_length
         if not is_complete.any():
             return undecided(
-                f"the two tokenizers differ, and every text of {source} is cut; {REMEDY} with shorter texts"
+                f"the two tokenizers differ, and every text of {source} is cut; {MORE_ROWS} with shorter texts"
             )
         words = np.array([len(str(text).split()) + 1 for text in rows.texts.texts], dtype=np.float64)
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
@@ -212,7 +214,7 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
     used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
     if missing := [name for name in used if name not in candidate_names]:
         raise InputError(
-            f"the candidate lacks the label {', '.join(map(repr, missing))} of rows in {rows.source}; {REMEDY}"
+            f"the candidate lacks the label {', '.join(map(repr, missing))} of rows in {rows.source}; {MORE_ROWS}"
         )
     candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
     values = 1 << candidate_indices if has_label_sets else candidate_indices
@@ -257,10 +259,9 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     """
     metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
-    reason = f"on {count:,} {'pairs' if task.predicts == 'vectors' else 'rows'}: {source}"
+    changed = None
     if baseline.shape[1] == 1:
-        worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
-        reason += f"; {worse:,} answers changed from right to wrong and {better:,} from wrong to right"
+        worse, better = changed = int((baseline > candidate).sum()), int((candidate > baseline).sum())
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
@@ -268,19 +269,20 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         low, high = bootstrap_interval(
             lambda rows: task.metric_of(candidate[rows]) - task.metric_of(baseline[rows]), count
         )
-    reason += f"; 95% interval of the difference {low:+.4f} to {high:+.4f}"
     loss = _loss(metric, old, new - old)
     least, largest = sorted(_loss(metric, old, change) for change in (low, high))
-    status = "pass" if loss <= limit else "fail"
+    status: GateStatus = compare(Figure(loss), limit)
+    doubt: sentences.ScoreDoubt | None = None
     if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
-        status = "undecided"
-        reason += f"; too few rows for a limit of {limit:g}: {REMEDY}"
+        status, doubt = "undecided", "too few rows"
     elif status == "fail" and least <= 0:
-        status = "undecided"
-        reason += f"; the loss exceeds the limit of {limit:g}, but may be chance: {REMEDY} with more rows"
+        status, doubt = "undecided", "may be chance"
     elif least <= limit < largest:
-        reason += f"; the limit of {limit:g} lies inside the interval, so more rows could change the result"
-    update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
+        doubt = "inside the interval"
+    unit = "pairs" if task.predicts == "vectors" else "rows"
+    reasons = [sentences.scored_rows(count, unit, source, changed, low, high)]
+    reasons += [sentences.score_doubt(doubt, limit)] if doubt is not None else []
+    update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
 
 
@@ -314,6 +316,6 @@ def _compare_recorded(
         f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, because the "
         f"rows are missing: {why_no_rows}"
     )
-    status = "fail" if _loss(task.metric, old, new - old) > (check.limit or 0.0) else "pass"
+    status = compare(Figure(_loss(task.metric, old, new - old)), check.limit or 0.0)
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
     return check.model_copy(update=update)

@@ -29,7 +29,8 @@ from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.report import MeasureRules, Memory
+from edgeformer.artifacts.report import Figure, MeasureRules, Memory
+from edgeformer.benchmark.limits import compare
 from edgeformer.measurement import trackers
 from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureJob, input_buffers, load_runtime, open_workload
 from edgeformer.runtimes import on_gpu
@@ -142,11 +143,10 @@ class Interval:
 
         A pass requires that a smaller slowdown is either detected or known to be less than half of ``limit``.
         """
-        if self.low > limit:
-            return "fail"
-        if self.high < limit and (self.low > 0 or self.high < limit / 2):
-            return "pass"
-        return "undecided"
+        status = compare(Figure(self.middle, low=self.low, high=self.high), limit)
+        if status == "pass" and self.low <= 0 and self.high >= limit / 2:
+            return "undecided"
+        return "undecided" if status == "unknown" else status
 
 
 def interval(log_ratios: Sequence[float], error: float = ERROR) -> Interval:

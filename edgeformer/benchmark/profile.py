@@ -6,31 +6,36 @@ Rows that a browser or another machine measured are judged here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import (
+    Choice,
     NotJudged,
     Report,
     Row,
-    Search,
     SizeParts,
     Subject,
-    SubjectArtifact,
     Verdict,
     checksum_notes,
     read_report,
     seal_report,
 )
 from edgeformer.artifacts.units import format_duration
-from edgeformer.benchmark.request import ProfileOptions, Request, limits_of, resolve, shape_notes
-from edgeformer.benchmark.search import same_setting, search
-from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, judged_rows, verdict_notes
+from edgeformer.benchmark.choice import choose
+from edgeformer.benchmark.request import ProfileOptions, Request, requirements_of, resolve, shape_notes
+from edgeformer.benchmark.verdict import (
+    EXPECTED_CHECKS,
+    check_budget,
+    exempt_from_latency,
+    judged_rows,
+    verdict_of,
+)
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (
@@ -43,7 +48,8 @@ from edgeformer.measurement.artifact import (
     measure_artifact,
     row_of,
 )
-from edgeformer.measurement.target import Target, find_target
+from edgeformer.measurement.target import DevicePresence, find_target
+from edgeformer.report import sentences
 from edgeformer.run import Location
 from edgeformer.runtimes import (
     ArtifactFiles,
@@ -79,7 +85,7 @@ class _Profiling:
 
     bundle: Bundle
     device: DeviceProfile
-    target: Target
+    target: DevicePresence
     options: ProfileOptions
     request: Request
     progress: Progress
@@ -212,7 +218,7 @@ def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
     return [row for row in of_kind if row.latency_ms.status == "measured" or row.provider == usual]
 
 
-def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> list[str]:
+def card_notes(device: DeviceProfile, target: DevicePresence, rows: Sequence[Row]) -> list[str]:
     """Return a note on how to measure on a present card what ONNX Runtime computed on the processor, if anything."""
     measured = [row for row in rows if row.where == "host" and row.latency_ms.status == "measured"]
     on_card = list(dict.fromkeys(row.artifact for row in measured if on_gpu(row.provider)))
@@ -226,9 +232,10 @@ def card_notes(device: DeviceProfile, target: Target, rows: Sequence[Row]) -> li
 def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
     """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
     bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
-    manifest, limits, options = bundle.manifest, request.limits, profiling.options
+    manifest, requirements, options = bundle.manifest, request.requirements, profiling.options
     is_interrupted = device_rows is None
-    # No such device runs these artifacts, so they say nothing about a model on it.
+    choice: Choice | None = None
+    # 1. No such device runs these artifacts, so they say nothing about a model on it.
     refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
     left_out = {name: reason for name, reason in refusals.items() if reason is not None}
     judged = [row for row in device_rows or () if row.artifact not in left_out]
@@ -237,28 +244,27 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     rows = [
         row.model_copy(update={"inputs": bundle.task.input_shapes(bundle.data, row.batch, row.seq)}) for row in rows
     ]
+
+    # 2. Judge the rows of the device.
     if is_interrupted:
         verdict = Verdict(
             status="unknown", not_judged=tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
         )
+    elif options.choose is None:
+        verdict = check_budget(judged, requirements, whole_texts)
     else:
-        verdict = check_budget(judged, limits, whole_texts)
-    result: Search | None = None
-    if options.search is not None and not is_interrupted:
         records = bundle.records
         profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
-        result = search(manifest, eligible, judged, limits, options.search, completing)
-        if result.pick is None:
-            verdict = verdict.model_copy(update={"status": "fail"})
+        choice = choose(manifest, eligible, judged, requirements, options.choose.minimize, completing)
+        if choice.pick is None:
+            verdict = check_budget(judged, requirements, whole_texts).model_copy(update={"status": "fail"})
         else:
-            pick = result.candidates[result.pick]
-            pick_rows = [row for row in judged if row.artifact == pick.artifact]
-            pick_rows = same_setting(pick_rows, pick.provider, pick.threads) or pick_rows
-            verdict = check_budget(pick_rows, limits, whole_texts)
+            verdict = verdict_of(choice.candidates[choice.pick].checks, requirements)
 
-    unused = shape_notes(limits) if is_interrupted else []
+    # 3. Notes.
+    unused = shape_notes(requirements) if is_interrupted else []
     notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
     if not target.present:
         estimates = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
@@ -270,22 +276,16 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
     if left_out and not judged and not is_interrupted:
         notes.append("nothing was judged, because no artifact can run on this device")
     elif not is_interrupted:  # the note of the interruption says that nothing was judged
-        notes += verdict_notes(verdict, judged, limits, whole_texts)
+        notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     if manifest.synthetic:
         notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
     if manifest.proof is not None:
-        notes.append(manifest.proof.sentence)
+        notes.append(sentences.import_proof(manifest.proof))
     for artifact in request.artifacts:
         if artifact.guarantee is not None:
-            notes.append(f"{artifact.id} with early exit: {artifact.guarantee.sentence()}")
+            notes.append(f"{artifact.id} with early exit: {sentences.exit_guarantee(artifact.guarantee)}")
 
-    sizes: list[SizeParts] = []
-    for artifact in request.artifacts:
-        if artifact.size_bytes:
-            # All are `other` if export did not count (engines).
-            counted = {name: artifact.parts_bytes.get(name, 0) for name in ("embeddings", "block", "heads")}
-            other = max(0, artifact.size_bytes - sum(counted.values()))
-            sizes.append(SizeParts(artifact=artifact.id, **counted, other=other))
+    # 4. The report.
     estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
         device=device.name,
@@ -310,25 +310,14 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         estimated_for=device.kind if estimated else None,
         estimate_error=options.estimate_error if estimated else None,
         estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
-        sizes=tuple(sizes),
-        search=result,
+        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes),
+        search=choice,
         left_out=left_out,
         question=request.question,
-        profile=device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
-        subject=_subject_of(manifest, request.artifacts),
+        profile=device.model_copy(update={"calibration": None}),
+        subject=Subject.of(manifest, request.artifacts),
     )
     return seal_report(report)
-
-
-def _subject_of(manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Subject:
-    """Return what a report records of the artifacts, so that it can be judged without the bundle."""
-    return Subject(
-        task=manifest.task,
-        max_positions=manifest.max_positions,
-        max_length=manifest.max_length,
-        artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
-        manifest_sha256=manifest.manifest_sha256,
-    )
 
 
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
@@ -343,7 +332,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     report = read_report(path)
     subject = recorded = report.subject
     if bundle is not None:
-        subject = _subject_of(bundle.manifest, bundle.artifacts)
+        subject = Subject.of(bundle.manifest, bundle.artifacts)
         for name in dict.fromkeys(row.artifact for row in report.rows):
             bundled, other = subject.artifacts.get(name), recorded.artifacts.get(name) if recorded is not None else None
             if bundled is None or (other is not None and other.sha256 != bundled.sha256):
@@ -371,7 +360,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         raise InputError(f"{path}: is of a {task.noun}, whose shapes only its bundle records; give it: --bundle RUN")
     longest = max_call_tokens(task, subject.max_positions, subject.max_length)
     data = bundle.data if bundle is not None else None
-    limits = limits_of(options, device, task, longest, data, is_other_host=True)
+    requirements = requirements_of(options, device, task, longest, data, is_other_host=True)
 
     whole_texts = [name for name, artifact in subject.artifacts.items() if artifact.role in ("full", "exit")]
     judged: list[Row] = []
@@ -379,11 +368,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         warm = [row for row in rows if row.artifact == name and row.phase != "cold"]
         # WebGPU computes on any chip; the other providers determine the kind of device.
         of_kind = [row for row in warm if provider_facts(row.provider).kind in (None, device.kind)]
-        if judged_rows(of_kind, limits, name in whole_texts):
+        if judged_rows(of_kind, requirements.shape, requirements, name in whole_texts):
             judged += of_kind
             continue
-        shapes = ", ".join(dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind))
-        reason = f"the report has no row at {limits.batch}×{limits.seq}, but at {shapes}"
+        shapes, (batch, seq) = dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind), requirements.shape
+        reason = f"the report has no row at {batch}×{seq}, but at {', '.join(shapes)}"
         if not of_kind:
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
             kind = "a GPU" if device.kind == "cuda" else "a CPU"
@@ -394,11 +383,11 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     for row in judged:
         sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
-    verdict = check_budget(judged, limits, whole_texts)
+    verdict = check_budget(judged, requirements, whole_texts)
     notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
-    notes += shape_notes(limits)
-    notes += verdict_notes(verdict, judged, limits, whole_texts)
+    notes += shape_notes(requirements)
+    notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     update = {
         "device": device.name,
         "device_title": device.title,
@@ -406,7 +395,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "verdict": verdict,
         "search": None,
         "notes": (*report.notes, *notes),
-        "profile": device.model_dump(mode="json", by_alias=True, exclude={"calibration"}),
+        "profile": device.model_copy(update={"calibration": None}),
         "judged_from": str(path),
     }
     return seal_report(report.model_copy(update=update))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
-from edgeformer.artifacts.device import Budget, DeviceProfile, EstimateError
+from edgeformer.artifacts.device import Budget, DeviceProfile, EstimateError, Phase
 from edgeformer.artifacts.errors import InputError, NotBuiltError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.benchmark.search import SearchOptions, check_options
-from edgeformer.benchmark.verdict import Limits
+from edgeformer.benchmark.choice import ChoiceOptions, check_options
+from edgeformer.benchmark.limits import Limit, Quantity, Requirements
 from edgeformer.measurement.artifact import Shape, items_of
+from edgeformer.report import sentences
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task
@@ -45,11 +46,11 @@ class ProfileOptions:
         threads: of one operator; each count is measured; empty: the physical cores that this process may use.
         artifacts: ids; empty: all built artifacts.
         provider: name of a provider; None: what fits the device's kind and works on this host.
-        runtime: the value of ``--runtime``, instead of ``provider``; None: a search measures all installed runtimes.
+        runtime: the value of ``--runtime``, instead of ``provider``; None: a choice measures all installed runtimes.
         rules: when to stop measuring; None: the usual rules.
         phase: measure only this one; None: all that an artifact can do.
         allow_leak: also measure a language model that looks ahead; the report says so.
-        search: also name the artifact to deploy.
+        choose: also name the artifact to deploy.
         estimate_error: validated error of estimates, for the report.
         no_host: for a device that is not this host: estimate only.
     """
@@ -66,9 +67,9 @@ class ProfileOptions:
     provider: str | None = None
     runtime: str | None = None
     rules: MeasureRules | None = None
-    phase: Literal["steady", "prefill", "decode"] | None = None
+    phase: Phase | None = None
     allow_leak: bool = False
-    search: SearchOptions | None = None
+    choose: ChoiceOptions | None = None
     estimate_error: EstimateError | None = None
     no_host: bool = False
 
@@ -78,7 +79,7 @@ class Request:
     """The options, resolved against one bundle and one device."""
 
     shapes: tuple[Shape, ...]  # from small to large
-    limits: Limits
+    requirements: Requirements
     rules: MeasureRules
     threads: tuple[int, ...]  # from few to many
     provider: str | None  # that computes, if ``runtime`` is None
@@ -86,7 +87,7 @@ class Request:
     notes: tuple[str, ...]
     runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
     question: str = ""  # see :func:`question_of`
-    phase: Literal["steady", "prefill", "decode"] | None = None  # of the rows; None: all that an artifact has
+    phase: Phase | None = None  # of the rows; None: all that an artifact has
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
@@ -117,12 +118,13 @@ def resolve(
         raise InputError(
             f"--seq {longest}: {manifest.run!r} takes at most {manifest.max_positions} tokens; give a smaller number"
         )
-    if options.search is not None:
-        check_options(options.search, manifest)
+    if options.choose is not None:
+        check_options(options.choose, manifest)
     task = get_task(manifest.task)
     longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
-    limits = limits_of(options, device, task, longest_call, manifest.data)
-    named_shapes = {*product(batches or (limits.batch,), options.seqs or (limits.seq,)), *limits.shapes}
+    requirements = requirements_of(options, device, task, longest_call, manifest.data)
+    batch, seq = requirements.shape
+    named_shapes = {*product(batches or (batch,), options.seqs or (seq,)), *requirements.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}
 
     by_id = {entry.id: entry for entry in manifest.artifacts}
@@ -143,7 +145,7 @@ def resolve(
     ]
     if not artifacts:
         raise NotBuiltError(f"{manifest.run!r} has no artifact to profile: {'; '.join(unbuilt)}")
-    runtime = options.runtime or (ALL_RUNTIMES if options.search is not None and options.provider is None else None)
+    runtime = options.runtime or (ALL_RUNTIMES if options.choose is not None and options.provider is None else None)
     if runtime is not None and not any(requested_providers(entry, runtime) for entry in artifacts):
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--runtime {runtime}: opens none of the artifacts of {manifest.run!r} ({ids})")
@@ -154,20 +156,21 @@ def resolve(
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--phase {options.phase}: needs {graph}, and {manifest.run!r} has {ids}")
 
-    notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
+    notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
     if device.budgets.for_task(task.name) == Budget():
         note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
-        if limits.memory_bytes is not None and options.max_memory_bytes is None:
-            note += f"; the memory limit is the usable memory of the device, {format_bytes(limits.memory_bytes)}"
+        memory_bytes = requirements.limit_of("memory")
+        if memory_bytes is not None and options.max_memory_bytes is None:
+            note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
         notes.append(note)
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(f"measured with other stopping rules than usual: {rules}")
     return Request(
         shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
-        limits=limits,
+        requirements=requirements,
         rules=rules,
         threads=tuple(sorted({*options.threads})) or (default_threads(),),
         provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
@@ -179,7 +182,7 @@ def resolve(
     )
 
 
-def limits_of(
+def requirements_of(
     options: ProfileOptions,
     device: DeviceProfile,
     task: Task,
@@ -187,7 +190,7 @@ def limits_of(
     data: DataSection | None,
     *,
     is_other_host: bool = False,
-) -> Limits:
+) -> Requirements:
     """Return the limits of a model: the device's budget, overridden by the options.
 
     Limits of the options are judged at the shapes that the options name, if they name any.
@@ -198,54 +201,47 @@ def limits_of(
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
     budget = device.budgets.for_task(task.name)
-    batch, seq = budget.batch, min(budget.seq, longest or budget.seq)
-    note = f"the shape of the budget is {batch}×{budget.seq}, but the model reads at most {seq} tokens of a text"
-    shape_note = note if seq < budget.seq else None
+    shape = budget.batch, min(budget.seq, longest or budget.seq)
+    is_cut = shape[1] < budget.seq
+    shape_note = sentences.cut_shape((budget.batch, budget.seq), shape[1]) if is_cut else None
     if data is not None:
-        batch, seq = task.fit_shape(data, batch, seq)
+        shape = task.fit_shape(data, *shape)
     memory_bytes = budget.memory_bytes
     if memory_bytes is None:
         usable = device.usable_memory_bytes or device.memory_bytes
         is_host = not is_other_host and device.kind == "cpu" and device.match is None
         memory_bytes = usable.value if usable else psutil.virtual_memory().total if is_host else None
-    limits = Limits(
-        size_bytes=budget.size_bytes if options.max_size_bytes is None else options.max_size_bytes,
-        latency_ms=budget.latency_p50_ms,
-        memory_bytes=memory_bytes,
-        energy_mj=budget.energy_mj,
-        batch=batch,
-        seq=seq,
-        # A budget of a model that writes text is per decoded token, not per pass over the whole text.
-        phase=task.phase,
-        shape_note=shape_note,
-        profile=device.name,
+    named_shapes = product(options.batches or (shape[0],), options.seqs or (shape[1],))
+    fitted_shapes = {named if data is None else task.fit_shape(data, *named) for named in named_shapes}
+    command_shapes = sorted(fitted_shapes, key=lambda named: (named[0] * named[1], named))
+    values: tuple[tuple[Quantity, float | None, float | None], ...] = (
+        ("size", budget.size_bytes, options.max_size_bytes),
+        ("latency", budget.latency_p50_ms, options.max_latency_ms),
+        ("memory", memory_bytes, options.max_memory_bytes),
+        ("energy", budget.energy_mj, options.max_energy_mj),
     )
-    command: dict[str, Any] = {
-        "latency_ms": options.max_latency_ms,
-        "memory_bytes": options.max_memory_bytes,
-        "energy_mj": options.max_energy_mj,
-    }
-    overrides = {name: limit for name, limit in command.items() if limit is not None}
-    named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
-    shapes = {shape if data is None else task.fit_shape(data, *shape) for shape in named_shapes}
-    if not overrides or shapes == {(batch, seq)}:
-        return replace(limits, **overrides)
-    at_shapes = (
-        replace(limits, **command, size_bytes=None, shape_note=None, batch=batch, seq=seq)
-        for batch, seq in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
-    )
-    moved: dict[str, Any] = dict.fromkeys(overrides)
-    return replace(limits, **moved, by_command=tuple(at_shapes))
+    limits: list[Limit] = []
+    for quantity, of_budget, of_command in values:
+        if of_command is not None:
+            shapes = [None] if quantity == "size" else command_shapes
+            limits += [Limit(quantity, of_command, named, "command") for named in shapes]
+        elif of_budget is not None:
+            limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))
+    if options.choose is not None:
+        limits += [Limit("score", bound) for bound in options.choose.bounds.values()]
+    if command_shapes != [shape]:
+        order = {named: position for position, named in enumerate(command_shapes, start=1)}
+        limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
+    # A budget of a model that writes text is per decoded token, not per pass over the whole text.
+    return Requirements(tuple(limits), shape, task.phase, shape_note, device.name)
 
 
-def shape_notes(limits: Limits) -> list[str]:
+def shape_notes(requirements: Requirements) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
-    notes = [f"judged at {limits.batch}×{limits.seq}: {limits.shape_note}"] if limits.shape_note else []
-    if limits.by_command:
-        shapes = ", ".join(f"{shape.batch}×{shape.seq}" for shape in limits.by_command)
-        budget = f", those of the profile at {limits.batch}×{limits.seq}" if limits.judges_calls else ""
-        notes.append(f"the limits of the command line are judged at {shapes}{budget}")
-    return notes
+    has_budget = any(limit.origin == "profile" and limit.shape is not None for limit in requirements.limits)
+    return sentences.shape_notes(
+        requirements.shape, requirements.shape_note, requirements.command_shapes, has_budget=has_budget
+    )
 
 
 def question_of(options: ProfileOptions, artifact: str | None) -> str:
@@ -255,9 +251,9 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     ``artifact`` is the one that the RUN argument names.
     """
     words: list[str] = []
-    if options.search is not None:
-        words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
-        words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
+    if options.choose is not None:
+        words += ["choose", *(f"{name}-{bound:g}" for name, bound in options.choose.bounds.items())]
+        words += [f"least-{options.choose.minimize}"] if options.choose.minimize != "latency" else []
     latency_ms, memory_bytes, energy_mj = options.max_latency_ms, options.max_memory_bytes, options.max_energy_mj
     of_calls = [f"latency-{latency_ms:g}ms"] if latency_ms is not None else []
     of_calls += [f"memory-{format_bytes(memory_bytes)}"] if memory_bytes is not None else []

@@ -62,4 +62,4 @@ def command(
     if location.bundle is None:
         opt.say_next(f"edgeformer export {location.argument} --int8")
     else:
-        opt.say_next(f"edgeformer profile {location.argument} --search", "compares score, latency and size")
+        opt.say_next(f"edgeformer profile {location.argument} --choose", "compares score, latency and size")

@@ -45,6 +45,7 @@ def command(
     from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions
     from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
+    from edgeformer.report.sentences import exit_guarantee, exit_time
     from edgeformer.report.tables import guarantee_table
     from edgeformer.run import locate
 
@@ -74,11 +75,11 @@ def command(
         return
     opt.stdout().print(guarantee_table(location.name, guarantees))
     for id_, guarantee in guarantees.items():
-        say(f"{id_}: {guarantee.sentence()}\n{id_}: {guarantee.time.sentence()}")
+        say(f"{id_}: {exit_guarantee(guarantee)}\n{id_}: {exit_time(guarantee.time)}")
     if recommended is None:
         say("not recommended on this machine: no artifact is known to be faster with early exit than with all loops")
         opt.say_next(
-            f"edgeformer profile {location.argument} --search", "chooses among the artifacts without early exit"
+            f"edgeformer profile {location.argument} --choose", "chooses among the artifacts without early exit"
         )
     else:
         command = f"edgeformer predict {location.argument} --confidence auto --artifact {recommended} TEXT"

@@ -200,7 +200,7 @@ def onnx(
 ) -> None:
     """Import an ONNX file as a [b]bundle[/b].
 
-    Copies the graph bit for bit; verify, profile --search and export then work as for trained models.
+    Copies the graph bit for bit; verify, profile --choose and export then work as for trained models.
 
     Golden inputs come from --inputs (an array per input name) or are random: floats from a standard normal distribution
     or from a --range; integers need a --range, except token ids. Dimensions called batch or sequence may vary; all

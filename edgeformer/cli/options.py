@@ -110,7 +110,7 @@ MeasuredRuntime = Annotated[
     advanced(
         "--runtime",
         metavar="NAME",
-        help=f"{_RUNTIMES}; all: every installed one. Default: onnxruntime; with --search: all.",
+        help=f"{_RUNTIMES}; all: every installed one. Default: onnxruntime; with --choose: all.",
     ),
 ]
 ArtifactIds = Annotated[

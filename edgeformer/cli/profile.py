@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Minimize = Literal["latency", "size", "memory", "energy"]
 _MEASURING = (
-    "on", "batch", "seq", "threads", "runtime", "phase", "strict", "search", "allow_leak", "shape",
+    "on", "batch", "seq", "threads", "runtime", "phase", "strict", "choose", "allow_leak", "shape",
     "value_range", "inputs", "no_host", "publish",
 )  # fmt: skip
 """Parameters that have no effect on a report."""
@@ -63,38 +63,38 @@ def command(
     max_energy: str | None = advanced(
         None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
     ),
-    search: bool = Option(False, "--search", help="Choose the artifact to deploy: the cheapest within all limits."),
+    choose: bool = Option(False, "--choose", help="Choose the artifact to deploy: the cheapest within all limits."),
     min_accuracy: float | None = advanced(
         None,
         metavar="SHARE",
-        help="With --search, classifiers: lowest acceptable accuracy on the validation split (0 to 1).",
+        help="With --choose, classifiers: lowest acceptable accuracy on the validation split (0 to 1).",
     ),
     max_perplexity: float | None = advanced(
         None,
         metavar="PPL",
-        help="With --search, language models: highest acceptable perplexity on the validation split (1 or more).",
+        help="With --choose, language models: highest acceptable perplexity on the validation split (1 or more).",
     ),
     min_similarity: float | None = advanced(
         None,
         metavar="RHO",
-        help="With --search, embedding models: lowest acceptable rank correlation with the labels (0 to 1).",
+        help="With --choose, embedding models: lowest acceptable rank correlation with the labels (0 to 1).",
     ),
     min_f1: float | None = advanced(
         None,
         metavar="F1",
-        help="With --search, multi-label classifiers: lowest acceptable F1 on the validation split (0 to 1).",
+        help="With --choose, multi-label classifiers: lowest acceptable F1 on the validation split (0 to 1).",
     ),
     min_spearman: float | None = advanced(
         None,
         metavar="RHO",
-        help="With --search, regression models: lowest acceptable rank correlation with the labels (-1 to 1).",
+        help="With --choose, regression models: lowest acceptable rank correlation with the labels (-1 to 1).",
     ),
     min_cosine: float | None = advanced(
         None,
         metavar="COS",
-        help="With --search, imported ONNX files: lowest acceptable cosine of outputs and FP32 outputs (-1 to 1).",
+        help="With --choose, imported ONNX files: lowest acceptable cosine of outputs and FP32 outputs (-1 to 1).",
     ),
-    minimize: Minimize | None = Option(None, help="With --search: quantity to minimize. Default: latency."),
+    minimize: Minimize | None = Option(None, help="With --choose: quantity to minimize. Default: latency."),
     measured_bundle: str | None = advanced(
         None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
@@ -108,6 +108,7 @@ def command(
         help="Add the measured times to FILE, without names or paths, to contribute them to the estimates.",
     ),
     allow_leak: opt.AllowLeak = False,
+    search: bool = Option(False, "--search", hidden=True),
     shape: opt.Shapes = None,
     value_range: opt.Ranges = None,
     inputs: opt.Inputs = None,
@@ -121,9 +122,9 @@ def command(
     estimate passes a limit only with its whole range. The budget of a device states limits
     and a shape (batch size and tokens), which profile measures; --batch and --seq add shapes, at which the limits of
     the command line are judged. Exit code 3: a limit is not met, --artifact names an artifact that export rejected, or
-    --search chose nothing.
+    --choose finds nothing within the limits.
 
-    --search compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, prints the Pareto
+    --choose compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, prints the Pareto
     front of score, latency and size, and chooses an artifact, which is then judged. The limit of the score depends on
     the task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels),
     --min-spearman (regression), --min-cosine (imported ONNX files).
@@ -137,15 +138,15 @@ def command(
 
     Examples:
       edgeformer profile --device rtx4050 --no-host
-      edgeformer profile --device host --search --min-accuracy 0.91 --max-size 20MiB --minimize size
+      edgeformer profile --device host --choose --min-accuracy 0.91 --max-size 20MiB --minimize size
       edgeformer profile --on pi@raspberrypi --on local --max-latency 20ms
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
+    from edgeformer.benchmark.choice import ChoiceOptions, check_options
     from edgeformer.benchmark.profile import ProfileInterrupted, ProfileOptions, judge_report, profile_bundle
-    from edgeformer.benchmark.search import SearchOptions, check_options
     from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
@@ -153,9 +154,11 @@ def command(
     from edgeformer.run import locate
     from edgeformer.tasks import all_tasks
 
+    if search:
+        raise InputError("--search: is called --choose for artifacts; give --choose instead")
     metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
     bounds = {metrics[name]: value for name, value in context.params.items() if name in metrics and value is not None}
-    searching = (*metrics, "minimize")
+    choosing = (*metrics, "minimize")
     limits: dict[str, Any] = {}
     for field, option, text, parse in (
         ("max_latency_ms", "--max-latency", max_latency, parse_milliseconds),
@@ -168,7 +171,7 @@ def command(
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
         reason = f"{run} is a report, so nothing is measured; leave it out"
-        opt.refuse_options(context, (*_MEASURING, *searching), reason)
+        opt.refuse_options(context, (*_MEASURING, *choosing), reason)
         bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
         profile = load_profile(device or target, profiles, progress.message)
@@ -185,16 +188,16 @@ def command(
         raise InputError("--bundle: is for a report; give a REPORT.json as RUN, or leave it out")
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
     bundle = location.open_bundle()
-    search_options = None
-    if search:
-        search_options = SearchOptions(bounds, minimize or "latency")
-        check_options(search_options, bundle.manifest)
+    choice_options = None
+    if choose:
+        choice_options = ChoiceOptions(bounds, minimize or "latency")
+        check_options(choice_options, bundle.manifest)
     else:
-        opt.refuse_options(context, searching, "is an option of a search; add --search")
+        opt.refuse_options(context, choosing, "is an option of --choose; add --choose")
     if on:
         if no_host:
             raise InputError("--no-host, --on: contradict each other; give one of them")
-        _profile_on_devices(context, on, location, artifact_ids, searching)
+        _profile_on_devices(context, on, location, artifact_ids, choosing)
         return
     profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
     options = ProfileOptions(
@@ -207,7 +210,7 @@ def command(
         runtime=runtime,
         phase=phase,
         allow_leak=allow_leak,
-        search=search_options,
+        choose=choice_options,
         estimate_error=known_error(profile, load_profile("host", profiles)),
         no_host=no_host,
     )
@@ -215,7 +218,7 @@ def command(
     shown = []
 
     def show(estimates: Report) -> None:
-        if not as_json and not search:
+        if not as_json and not choose:
             print_verdict(estimates, opt.stdout())
             shown.append(estimates)
             progress.message("This host is measured now; Ctrl-C ends that, and --no-host leaves it out.")
@@ -238,7 +241,7 @@ def command(
     else:
         print_report(report, written, opt.stdout(), has_verdict=bool(shown))
         opt.say_next(*_next_step(report, location))
-    # Of a search: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
+    # Of a choice: nothing can be picked. Or a runtime was named that measured nothing: asked for, and not done.
     not_built = any(bundle.artifact(name).status != "built" for name in artifact_ids)
     if _has_failed(report, runtime) or not_built:
         raise typer.Exit(3)
@@ -259,7 +262,7 @@ def _publish(reports: Iterable[Report], location: Location, path: Path, progress
 
 
 def _profile_on_devices(
-    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], searching: Sequence[str]
+    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], choosing: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
     from edgeformer.cli.console import say
@@ -272,7 +275,7 @@ def _profile_on_devices(
     progress = show_progress()
     profile = load_device(device, artifacts, progress)
     measuring = ("batch", "seq", "threads", "runtime", "phase")
-    forwarded = (*measuring, "strict", "search", "allow_leak", *_LIMITS, *searching)
+    forwarded = (*measuring, "strict", "choose", "allow_leak", *_LIMITS, *choosing)
     options = opt.forward_options(context, forwarded)
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
     targets = find_targets(on, artifacts)
@@ -315,7 +318,7 @@ def _next_step(report: Report, location: Location, host: str | None = None) -> t
     artifacts = dict.fromkeys(check.artifact for check in report.verdict.checks)
     if report.search is None and len(artifacts) > 1 and not bundle.leaks:
         where = f"--device {report.device}" if host is None else f"--on {host}"
-        return f"edgeformer profile {run} {where} --search", "chooses the artifact to deploy"
+        return f"edgeformer profile {run} {where} --choose", "chooses the artifact to deploy"
     if report.verdict.status == "fail" and not any(artifact.precision == "int8" for artifact in bundle.artifacts):
         return f"edgeformer export {location.run_argument} --int8", "adds smaller and faster artifacts"
     if report.verdict.status == "fail":

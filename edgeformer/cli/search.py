@@ -74,7 +74,7 @@ def command(
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
-    from edgeformer.benchmark.search import CandidateLimits
+    from edgeformer.benchmark.limits import Limit
     from edgeformer.cli.progress import show_progress
     from edgeformer.data.source_folder import default_source
     from edgeformer.data.sources import Columns
@@ -86,17 +86,17 @@ def command(
         from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
         from edgeformer.training.init import recipe_name
     load_profile(device, own_profiles(artifacts))  # a wrong name must not cost hours of training
-    limits = CandidateLimits(
-        min_accuracy,
-        opt.parse_value("--max-latency", max_latency, parse_milliseconds) if max_latency is not None else None,
-        opt.parse_value("--max-size", max_size, parse_bytes) if max_size is not None else None,
-    )
+    limits = [Limit("score", min_accuracy)] if min_accuracy is not None else []
+    if max_latency is not None:
+        limits.append(Limit("latency", opt.parse_value("--max-latency", max_latency, parse_milliseconds)))
+    if max_size is not None:
+        limits.append(Limit("size", opt.parse_value("--max-size", max_size, parse_bytes)))
     if source is not None and no_source:
         raise InputError("--source and --no-source contradict each other; give one of them")
     source = None if no_source else source or default_source()
     budget = budget or ("5min" if source is None else "12min")
     budget_s = None if budget == "none" else opt.parse_value("--budget", budget, parse_milliseconds) / 1000
-    options = ModelSearchOptions(limits, minimize, budget_s, every, tuple(models.split(",")) if models else ())
+    options = ModelSearchOptions(tuple(limits), minimize, budget_s, every, tuple(models.split(",")) if models else ())
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
         if text or label or labels or encoding or delimiter or quote or test:

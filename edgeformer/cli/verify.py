@@ -22,7 +22,7 @@ def command(
     write: bool = Option(
         False,
         "--write",
-        help="Also write this machine's parity and scores to targets.json in the bundle, for profile --search.",
+        help="Also write this machine's parity and scores to targets.json in the bundle, for profile --choose.",
     ),
     on: opt.OnOne = None,
     artifacts: opt.Artifacts = Path("artifacts"),
@@ -36,7 +36,7 @@ def command(
     --on sends the bundle to a machine over SSH, and verifies it there.
 
     --write is for the GPU that an engine was built for: it stores the scores of the engine in targets.json beside
-    bundle.json. Copy this file into the original bundle for [b]profile --search[/b]; with --on, it is written there.
+    bundle.json. Copy this file into the original bundle for [b]profile --choose[/b]; with --on, it is written there.
 
     Examples:
       edgeformer verify path/to/bundle

@@ -38,6 +38,7 @@ from edgeformer.estimate.published import (
 )
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, refused_calibration, work_ms
 from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
+from edgeformer.report.sentences import published_sentence
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     all_runtimes,
@@ -263,7 +264,7 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
             )
     warnings = []
     p50, low, high, check = estimated
-    reason = check.sentence
+    reason = published_sentence(check)
     unchecked = Counter(work.operator for work in works if work.trust == "unknown")
     if calibration is not None:
         each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)

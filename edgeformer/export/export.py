@@ -24,6 +24,7 @@ from edgeformer.export.run_source import RunSource
 from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
+from edgeformer.report.sentences import portability_notes
 from edgeformer.run import Run
 from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, find_builder
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
@@ -109,7 +110,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
             for artifact in merged:
                 if artifact.portability is not None:
-                    source.notes.extend(f"{artifact.id}: {note}" for note in artifact.portability.notes())
+                    source.notes.extend(f"{artifact.id}: {note}" for note in portability_notes(artifact.portability))
             manifest = source.manifest(new_folder, merged, previous)
             if (records := previous.records.of(manifest)).records:  # of target devices, on artifacts that stay
                 write_json(new_folder / TARGETS_FILE, records)

@@ -17,6 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
+from edgeformer.report.sentences import exit_guarantee, exit_time
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
@@ -159,9 +160,9 @@ class Predictor:
         if self.guarantee is None:
             return ()
         listed = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
-        notes = [f"{self.id}: texts exit early at probability {listed}: {self.guarantee.sentence()}"]
+        notes = [f"{self.id}: texts exit early at probability {listed}: {exit_guarantee(self.guarantee)}"]
         if not self.guarantee.time.pays:
-            notes.append(f"{self.id}: {self.guarantee.time.sentence()}")
+            notes.append(f"{self.id}: {exit_time(self.guarantee.time)}")
         if self.guarantee.time.provider != self.provider:
             notes.append(f"the guarantee was made with {self.guarantee.time.provider}, and this is {self.provider}")
         return tuple(notes)

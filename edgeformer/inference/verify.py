@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRecord, files_sha256, lacks_parity
-from edgeformer.artifacts.command_results import ArtifactCheck, Recorded, Verification
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.golden import OUTPUT, GoldenError
@@ -20,7 +19,9 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
 from edgeformer.bundle import Bundle
+from edgeformer.inference.verification import ArtifactCheck, Recorded, Verification
 from edgeformer.measurement.resident import measure_resident
+from edgeformer.report.sentences import portability_notes, portability_notes_here
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     OpenOptions,
@@ -114,7 +115,8 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     audit = artifact.portability
     notes: tuple[str, ...] = ()
     if audit is not None:
-        notes = (*audit.notes_here(library_versions().get("onnxruntime", "0"), cpu_flags()), *audit.notes())
+        version = library_versions().get("onnxruntime", "0")
+        notes = (*portability_notes_here(audit, version, cpu_flags()), *portability_notes(audit))
     check = ArtifactCheck(
         artifact=artifact.id, role=artifact.role, precision=artifact.precision, status="unavailable", notes=notes
     )

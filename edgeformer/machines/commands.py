@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE
-from edgeformer.artifacts.command_results import Gate, Verification
 from edgeformer.artifacts.data_config import NAME_PATTERN
 from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import load_profile, own_profiles, save_profile, shipped_names
@@ -22,8 +21,10 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError, Interrupted
 from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.report import Report, parse_report, seal_report
+from edgeformer.benchmark.gate_result import Gate
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import add_checks, check_estimates
+from edgeformer.inference.verification import Verification
 from edgeformer.machines.connection import Connection, check_address
 from edgeformer.machines.machine import Machine, bundle_files
 from edgeformer.measurement.target import AUTO

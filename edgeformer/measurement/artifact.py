@@ -20,11 +20,12 @@ import psutil
 from pydantic import BaseModel, Field
 
 from edgeformer.artifacts.base import Frozen
+from edgeformer.artifacts.device import Phase
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.golden import GOLDEN_FILE, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import Progress, bar
-from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
+from edgeformer.artifacts.report import Conditions, Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.artifacts.units import format_duration
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions, trackers
@@ -33,14 +34,11 @@ from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, p
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
 from edgeformer.system.memory import release_heap
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
 """(batch, seq)"""
-
-Phase = Literal["steady", "prefill", "decode"]
-"""Whole inputs in one call; of a graph that writes: a prompt in one call, or the next token behind cached ones."""
 
 Item = tuple[Phase, int, int]
 """(phase, batch, seq): what gets one row."""
@@ -113,7 +111,7 @@ class Refusal(Frozen):
     reason: str
 
 
-class MeasureJob(Job):
+class MeasureJob(WorkerJob):
     """One artifact, the items to measure, and the rules; each finished row is sent at once."""
 
     name = "measuring"
@@ -197,22 +195,20 @@ def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
 
     ``second_row`` is None if it was interrupted; ``tolerance`` is the relative difference that is allowed.
     """
-    facts = row.conditions
     if second_row is None:
         warnings = ["not confirmed: you stopped profile before a second process measured it"]
     else:
         first, second = row.latency_ms.p50, second_row.latency_ms.p50
-        facts = {**facts, "repeated_p50_ms": second}
-        if (seconds := second_row.conditions.get("measuring_s")) is not None:
-            facts["repeated_measuring_s"] = seconds
+        facts = {"repeated_p50_ms": second, "repeated_measuring_s": second_row.conditions.measuring_s}
+        row = row.model_copy(update={"conditions": row.conditions.model_copy(update=facts)})
         if first is not None and second is not None and max(first, second) <= min(first, second) * (1 + tolerance):
-            return row.model_copy(update={"conditions": facts})
+            return row
         result = f"{second:.3g} ms" if second is not None else f"no result ({second_row.latency_ms.reason})"
         warnings = [f"not confirmed: the median is {first:.3g} ms in one process and {result} in a second process"]
         # Work that disturbed the second process does not concern the first one's calls, but may explain the difference.
         warnings += [f"second process: {text}" for text in second_row.latency_ms.warnings]
     latency = row.latency_ms.model_copy(update={"stable": False, "warnings": (*row.latency_ms.warnings, *warnings)})
-    return row.model_copy(update={"latency_ms": latency, "conditions": facts})
+    return row.model_copy(update={"latency_ms": latency})
 
 
 def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tuple[list[Row], bool]:
@@ -416,7 +412,7 @@ def work(document: bytes, send: Send) -> None:
         surroundings = conditions.describe(job.threads, gpu_uuid)
         energy = trackers.measure_energy(workload.call, trackers.energy_counter(provider, gpu_uuid), job.rules)
         warnings = [*sample.warnings, *workload.caveats, *use.warnings(threads, pools)]
-        warnings += conditions.doubts(surroundings, provider)
+        warnings += conditions.doubts(Conditions(**surroundings), provider)
         stable = sample.stable and not use.disturbed(usable_cores(), threads, pools)
         facts = {
             **memory_facts,
@@ -439,8 +435,8 @@ def work(document: bytes, send: Send) -> None:
         except EdgeformerError as error:
             facts["no_device_ms"] = str(error)
         latency = trackers.summarise(sample.samples_ms, stable, warnings, sample.reason)
-        figures = {"memory_bytes": memory, "energy_mj": energy, "device_ms": device_ms, "conditions": facts}
-        return make_row(item, latency, **figures)
+        figures = {"memory_bytes": memory, "energy_mj": energy, "device_ms": device_ms}
+        return make_row(item, latency, conditions=Conditions(**facts), **figures)
 
     try:
         for position, item in enumerate(job.items):
@@ -462,7 +458,7 @@ def work(document: bytes, send: Send) -> None:
                         if resident_before is not None and not is_gpu:
                             facts["resident_bytes"] = sum(grown(resident_before, own_memory(files)))
                         facts["file_cache"] = "warm"  # the parent has just hashed the file
-                        figures = {"memory_bytes": memory, "energy_mj": energy, "conditions": facts}
+                        figures = {"memory_bytes": memory, "energy_mj": energy, "conditions": Conditions(**facts)}
                         cold = make_row(item, latency, load_ms=workload.load_ms, **figures)
                         send(cold.model_copy(update={"phase": "cold"}))
                     facts = {"load_ms": round(workload.load_ms, 3), "left_over_bytes": left_over_bytes}
@@ -470,8 +466,9 @@ def work(document: bytes, send: Send) -> None:
                     if item[0] != "steady":
                         facts["read_context_ms"] = round(first_ms, 3)
                     row = measure_item(item, workload, since_reset, facts)
-                    measuring_s = round(time.perf_counter() - start_s, 3)  # first call, warm-up and timed calls
-                    send(row.model_copy(update={"conditions": {**row.conditions, "measuring_s": measuring_s}}))
+                    measuring_s = round(time.perf_counter() - start_s, 3)
+                    described = row.conditions.model_copy(update={"measuring_s": measuring_s})
+                    send(row.model_copy(update={"conditions": described}))
             except EdgeformerError as error:
                 send(Refusal(item=item, reason=str(error)))
             # So that one shape's memory is not counted with the next one's.

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from edgeformer.artifacts.report import Conditions
 from edgeformer.artifacts.units import format_threads
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
@@ -154,7 +155,7 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
         "core_kinds": kinds if len(kinds) > 1 else None,
         "load_average_1min": round(load_average[0], 2) if load_average is not None else None,
         "power": power_source(),
-        "slowed_by": slowdowns() or None,
+        "slowed_by": tuple(slowdowns()) or None,
         "temperature_c": max((entry.current for entry in chain(*temperatures.values()) if entry.current), default=None),
     }
     state = nvidia.state(gpu_uuid) if gpu_uuid is not None else None
@@ -170,25 +171,24 @@ def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:
             "gpu_temperature_c": state.temperature_c,
             "gpu_power_limit_w": state.power_limit_w,
             "gpu_throttle_reasons": state.throttle_reasons,
-            "gpu_slowed_by": list(state.slowed_by) or None,
-            "gpu_foreign_processes": foreign_processes or None,
+            "gpu_slowed_by": tuple(state.slowed_by) or None,
+            "gpu_foreign_processes": tuple(foreign_processes) or None,
         }
     return {key: value for key, value in conditions.items() if value is not None}
 
 
-def doubts(conditions: Mapping[str, Any], provider: str) -> list[str]:
+def doubts(conditions: Conditions, provider: str) -> list[str]:
     """Return reasons to doubt the figures."""
     warnings: list[str] = []
-    if str(conditions.get("power", "")).startswith("battery"):
-        warnings.append(f"measured on {conditions['power']}; many laptops are slower on battery than on mains")
-    warnings += [f"the system slows the processor: {reason}" for reason in conditions.get("slowed_by") or ()]
-    if conditions.get("governor") == "powersave" and not conditions.get("governor_scales"):
+    if (conditions.power or "").startswith("battery"):
+        warnings.append(f"measured on {conditions.power}; many laptops are slower on battery than on mains")
+    warnings += [f"the system slows the processor: {reason}" for reason in conditions.slowed_by or ()]
+    if conditions.governor == "powersave" and not conditions.governor_scales:
         warnings.append("the frequency governor is powersave, which keeps the processor at its lowest clock")
     if on_gpu(provider):
-        warnings += [f"the card lowered its clocks: {reason}" for reason in conditions.get("gpu_slowed_by", ())]
-        processes = conditions.get("gpu_foreign_processes", ())
-        if processes:
-            warnings.append(f"other processes used the card: {', '.join(processes)}")
+        warnings += [f"the card lowered its clocks: {reason}" for reason in conditions.gpu_slowed_by or ()]
+        if conditions.gpu_foreign_processes:
+            warnings.append(f"other processes used the card: {', '.join(conditions.gpu_foreign_processes)}")
     return warnings
 
 

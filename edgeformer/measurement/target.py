@@ -18,7 +18,7 @@ _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.1
 
 
 @dataclass(frozen=True)
-class Target:
+class DevicePresence:
     """Whether the device is present, why (not), and the GPU that computes on this host, if there is one."""
 
     present: bool
@@ -30,7 +30,7 @@ class Target:
         return self.gpu.uuid if self.gpu is not None else None
 
 
-def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
+def find_target(device: DeviceProfile, root: Path = Path("/")) -> DevicePresence:
     """Look for ``device`` on this host.
 
     A CPU profile without ``match`` is this host, whatever it is. For a GPU profile that is not present, ``gpu`` is the
@@ -48,15 +48,15 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
     if device.kind == "cpu":
         name = cpu_name(root)
         if device.match is None or is_named(name):
-            return Target(True, f"this host: {name}")
-        return Target(False, f"this host's processor is {name}, not {device.match}")
+            return DevicePresence(True, f"this host: {name}")
+        return DevicePresence(False, f"this host's processor is {name}, not {device.match}")
     cards = nvidia.gpus()
     names: list[str] = []
     if device.boards:
         # All modules of a Jetson generation give their GPU one name ("Orin"); the part number distinguishes them.
         card, board = next((card for card in cards if is_named(card.name)), None), board_names(root)
         if any(part.lower() in name.lower() for part in device.boards for name in board):
-            return Target(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
+            return DevicePresence(True, f"present: {board[0]}", card)  # an older JetPack has no NVML, and no card
         names = [card.name for card in cards]
         if card is not None and board:
             names = [f"{card.name} on {board[0]}, which has none of the part numbers {', '.join(device.boards)}"]
@@ -69,11 +69,11 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> Target:
                 # Cards of one name have different memory (RTX 3050, A100); unknown memory counts as the same.
                 expected, actual = device.memory_bytes, card.memory_bytes
                 if expected is None or actual is None or _LEAST_MEMORY <= actual / expected.value <= _MOST_MEMORY:
-                    return Target(True, f"present: {name}", card)
+                    return DevicePresence(True, f"present: {name}", card)
                 name += f" with {format_bytes(actual)}"
             names.append(name)
     present = ", ".join(names) or "no NVIDIA card"
-    return Target(False, f"this host has no {device.title} ({present})", next(iter(cards), None))
+    return DevicePresence(False, f"this host has no {device.title} ({present})", next(iter(cards), None))
 
 
 AUTO = "auto"

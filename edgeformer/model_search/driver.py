@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, check_name, read_manifest
-from edgeformer.benchmark.search import CONFIDENCE, CandidateLimits, combine_searches
+from edgeformer.benchmark.choice import CONFIDENCE, combine_choices
+from edgeformer.benchmark.limits import Limit
 from edgeformer.bundle import Bundle
 from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
@@ -56,7 +57,7 @@ class ModelSearchOptions:
         models: names of the ladder; empty: all.
     """
 
-    limits: CandidateLimits = field(default_factory=CandidateLimits)
+    limits: tuple[Limit, ...] = ()
     minimize: Literal["latency", "size"] = "latency"
     budget_s: float | None = None
     tries_all: bool = False
@@ -120,7 +121,7 @@ class _ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
         self._prepare(data, source)
         on_change(self.result, self._folder)
-        can_stop = not self._options.tries_all and self._options.limits.score is not None
+        can_stop = not self._options.tries_all and any(limit.quantity == "score" for limit in self._options.limits)
         for model in self._ladder.values():
             if model.name in self._reports:
                 continue
@@ -236,7 +237,7 @@ class _ModelSearch:
         try:
             self._run("export", searched.run, *_EXPORTED)
             report = self._run(
-                "profile", searched.run, "--device", self._device, "--search", "--runtime", "onnxruntime"
+                "profile", searched.run, "--device", self._device, "--choose", "--runtime", "onnxruntime"
             )
         except _CommandError as error:
             self._update(model.name, status="failed", reason=str(error))
@@ -333,16 +334,16 @@ class _ModelSearch:
     def _rank(self) -> None:
         """Rank the candidates of all models that were measured."""
         reports = {name: self._reports[name] for name in self._ladder if name in self._reports}
-        searches = {name: report.search for name, report in reports.items() if report.search is not None}
+        choices = {name: report.search for name, report in reports.items() if report.search is not None}
         refused = {}
         for model in self._ladder.values():
-            if model.name in searches and model.untaught is not None:
+            if model.name in choices and model.untaught is not None:
                 score, plain = self._searched(model.name).score, self._searched(model.untaught).score
                 if score is not None and plain is not None and score <= plain:
                     refused[model.name] = f"without a teacher it scores {plain:.4f}, with one {score:.4f}"
         search = None
-        if searches:
-            search = combine_searches(searches, self._options.limits, self._options.minimize, refused)
+        if choices:
+            search = combine_choices(choices, self._options.limits, self._options.minimize, refused)
         self._save(self.result.model_copy(update={"search": search}))
 
     def _run(self, *arguments: str) -> dict[str, Any]:

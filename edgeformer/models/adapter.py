@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Causality
+from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.models.tracing import Graphs
 from edgeformer.tasks import Prepared

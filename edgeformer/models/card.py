@@ -11,6 +11,7 @@ from edgeformer.artifacts.manifest import LEAKS, UNPROVEN, BundleManifest, RunMa
 from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, markdown, markdown_line
 from edgeformer.models import model_spec_of
+from edgeformer.report.sentences import import_proof
 from edgeformer.tasks import get_task
 
 CARD_FILE = "README.md"
@@ -50,7 +51,7 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
             result = f"the probe ({trials}) saw outputs change with tokens up to {probe.reach} positions later"
         facts.append(f"**Causality:** {result}")
     if proof is not None and proof.reason is None:
-        facts.append(f"**Import:** {markdown(proof.sentence)}")
+        facts.append(f"**Import:** {markdown(import_proof(proof))}")
     facts += task.card_lines(recipe)
     training = f"not here; {markdown(str(manifest.reason))}"
     if manifest.steps:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.report import Latency, Memory, Report, Row, Search
+from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
@@ -67,45 +67,47 @@ def draw_pictures(report: Report) -> list[Picture]:
             memories = [row.memory_bytes for row in report.rows if row.artifact == name]
             if of_status := [memory for memory in memories if memory.status == status and memory.peak is not None]:
                 peaks.append((name, max(of_status, key=lambda memory: memory.peak or 0)))
-    ranked = ranked_candidates(report.search) if report.search is not None else []
     drawn: dict[str, Sequence[Any]] = {
         "latency": [row for row in timed if row.latency_ms.status == "measured"],
         "estimates": [row for row in timed if row.latency_ms.status == "estimated"],
         "memory": peaks,
         "sizes": [*names],
-        "search": [row for row in ranked if None not in (row.candidate.score, row.candidate.latency_ms)],
     }
-    pictures = []
-    for name, chart in CHARTS.items():
-        if (name == "search" and report.search is None) or (name == "estimates" and report.on_target):
-            continue
-        entries, caption = drawn[name], chart.caption
-        svg, missing = None, None if entries else chart.missing
-        if name in ("latency", "estimates") and len(entries) > MAX_ROWS:
-            caption += f" These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
-            entries = entries[:MAX_ROWS]
-        if not canvas.can_draw():
-            missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-        elif entries:
-            height = chart.height + chart.height_per_entry * len(entries)
-            svg = _draw_svg(name, height, chart.draw, report, entries)
-        pictures.append(Picture(name, chart.title, caption, svg, missing))
+    if report.on_target:
+        del drawn["estimates"]
+    pictures = [_draw_picture(name, entries, report, entries) for name, entries in drawn.items()]
+    if report.search is not None:
+        pictures.append(draw_choice(report.search, _colours_of(report)))
     return pictures
 
 
-def draw_model_search(search: Search) -> Picture:
+def draw_model_search(choice: Choice) -> Picture:
     """Return the chart of score against latency, with a colour per model; artifacts are called model/artifact."""
-    models = dict.fromkeys(candidate.artifact.partition("/")[0] for candidate in search.candidates)
-    colour_of_model = {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(models)}
-    colours = {c.artifact: colour_of_model[c.artifact.partition("/")[0]] for c in search.candidates}
-    ranked = [r for r in ranked_candidates(search) if None not in (r.candidate.score, r.candidate.latency_ms)]
-    chart, svg, missing = CHARTS["search"], None, None if ranked else CHARTS["search"].missing
+    model_of = {candidate.artifact: candidate.artifact.partition("/")[0] for candidate in choice.candidates}
+    colour_of_model = _colours(model_of.values())
+    return draw_choice(choice, {artifact: colour_of_model[model] for artifact, model in model_of.items()})
+
+
+def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
+    """Return the chart of score against latency; ``colours`` of the artifacts."""
+    ranked = [r for r in ranked_candidates(choice) if None not in (r.candidate.score, r.candidate.latency_ms)]
+    named = [row for row in ranked if row.is_pick or row.candidate.on_front]
+    return _draw_picture("search", ranked, choice, colours, ranked, heights=len(named))
+
+
+def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int | None = None) -> Picture:
+    """Draw ``content``, which shows ``entries``; ``heights``: number of entries that take height, if not all do."""
+    chart, svg = CHARTS[name], None
+    caption, missing = chart.caption, None if entries else chart.missing
+    if chart.draw is _draw_times and len(entries) > MAX_ROWS:
+        caption += f" These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+        heights = MAX_ROWS
     if not canvas.can_draw():
-        missing = f"{canvas.NO_PICTURE}; the table holds the same figures"
-    elif ranked:
-        height = chart.height + 0.16 * sum(row.is_pick or row.candidate.on_front for row in ranked)  # the named ones
-        svg = _draw_svg("search", height, _draw_candidates, search, colours, ranked)
-    return Picture("search", chart.title, chart.caption, svg, missing)
+        missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
+    elif entries:
+        height = chart.height + chart.height_per_entry * (len(entries) if heights is None else heights)
+        svg = _draw_svg(name, height, chart.draw, *content)
+    return Picture(name, chart.title, caption, svg, missing)
 
 
 def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
@@ -141,14 +143,19 @@ def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any
     return re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
 
 
+def _colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name."""
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(dict.fromkeys(names))}
+
+
 def _colours_of(report: Report) -> dict[str, str]:
     """Return the colour of each artifact, the same in every chart."""
-    names = dict.fromkeys(row.artifact for row in report.rows)
-    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    return _colours(row.artifact for row in report.rows)
 
 
 def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
     """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
+    rows = rows[:MAX_ROWS]
     status, colours, ends = rows[0].latency_ms.status, _colours_of(report), list[float]()
     for y, row in enumerate(rows):
         latency, colour, text = row.latency_ms, colours[row.artifact], format_milliseconds(row.latency_ms.p50)
@@ -242,14 +249,8 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
     return drawn
 
 
-def _draw_search(axis: Any, report: Report, candidates: Sequence[RankedCandidate]) -> None:
-    """Draw the candidates of a report's search."""
-    assert report.search is not None
-    _draw_candidates(axis, report.search, _colours_of(report), candidates)
-
-
 def _draw_candidates(
-    axis: Any, search: Search, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
+    axis: Any, search: Choice, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
 ) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
@@ -343,7 +344,7 @@ class Chart(NamedTuple):
     missing: str
     height: float
     height_per_entry: float
-    draw: Callable[[Any, Report, Any], None]
+    draw: Callable[..., None]
 
 
 CHARTS = {
@@ -373,6 +374,6 @@ CHARTS = {
         "Score against latency",
         "Bubble: size of the file; bars: range of an estimated or unstable time, 95% interval of the score; dotted "
         "line: Pareto front; numbers: see the list below.",
-        "no candidate has a score and a time", 3.7, 0.07, _draw_search,
+        "no candidate has a score and a time", 3.7, 0.16, _draw_candidates,
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.report.columns import DASH, Column, Columns
+from edgeformer.report.columns import DASH, Column, TableColumns
 from edgeformer.report.context import latency_text
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
@@ -118,7 +118,7 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
     return ratio, noise, "within the noise" if max(ratio, 1 / ratio) - 1 < noise else direction
 
 
-_PAIRS: Columns[Record] = Columns(
+_PAIRS: TableColumns[Record] = TableColumns(
     [
         Column("row", heading=""),
         Column("where"),
@@ -137,7 +137,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     rows, is_markdown = compared["rows"], style == "markdown"
     if style == "csv":
         names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return Columns(map(Column, names)).csv(rows).rstrip("\n")
+        return TableColumns(map(Column, names)).csv(rows).rstrip("\n")
     lines = [
         f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
         f"{format_time(report['created'])}"
@@ -249,7 +249,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
-        names: Columns[Record] = Columns(map(Column, ["run", *figures]))
+        names: TableColumns[Record] = TableColumns(map(Column, ["run", *figures]))
         return names.csv(rows).rstrip("\n")
 
     lines: list[Record] = []
@@ -265,7 +265,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
                 value = f"{value:.{places}f}"
             line[str(index)] = value
         lines.append(line)
-    columns: Columns[Record] = Columns(
+    columns: TableColumns[Record] = TableColumns(
         [
             Column("figure", heading=""),
             *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),

@@ -6,39 +6,44 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from statistics import median
 from textwrap import shorten
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from rich.text import Text
 
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
     Candidate,
     Check,
+    Choice,
     EstimateCheck,
+    Figure,
     Latency,
     PublishedTime,
     Report,
     Row,
-    Search,
     SizeParts,
 )
-from edgeformer.artifacts.units import format_bytes, format_threads, format_time, markdown
-from edgeformer.report.columns import DASH, Column, Columns, Unit, format_value
+from edgeformer.artifacts.units import format_bytes, format_threads, format_time
+from edgeformer.report.columns import Column, TableColumns, Unit, format_value
+from edgeformer.report.sentences import (
+    NO_REASON,
+    badge_text,
+    checks_sentence,
+    estimate_note,
+    names_by_reason,
+    verdict_sentence,
+    verdict_status,
+)
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
 
 ABOUT = "≈"
 """Prefix of every estimated figure."""
-NO_ENDS = (None, None)
-"""Range of an estimate without a range."""
-NO_REASON = "no reason is recorded"
-_ESTIMATING = "docs/explanation/estimating.md"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _PHASES = {"prefill": " prompt", "decode": " per token"}
@@ -51,15 +56,13 @@ _MAX_WARNING_LINES = 2
 """Rows with warnings that get a line each in the terminal; more are counted in one line."""
 
 
-def figure_text(
-    value: float | None, unit: Unit, ends: tuple[float | None, float | None] | None = None, *, range_only: bool = False
-) -> Text:
+def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
     """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
-    if value is None or ends is None:
-        return Text(format_value(value, unit))
-    if None in ends:
-        return Text(f"{ABOUT} {format_value(value, unit)}", "italic")
-    first, middle, last = (format_value(figure, unit) for figure in (ends[0], value, ends[1]))
+    if figure.value is None or figure.basis != "estimated":
+        return Text(format_value(figure.value, unit))
+    if figure.low is None or figure.high is None:
+        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
+    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
     if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
         first = first.rpartition(" ")[0]
         if not range_only:
@@ -69,14 +72,13 @@ def figure_text(
 
 def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
     """Format the p50, as :func:`figure_text`."""
-    ends = (latency.low, latency.high) if latency.status == "estimated" else None
-    return figure_text(latency.p50, "ms", ends, range_only=range_only)
+    return figure_text(Figure(latency.p50, latency.status, latency.low, latency.high), "ms", range_only=range_only)
 
 
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
-    ends = (check.low, check.high) if check.basis == "estimated" else None
-    return figure_text(check.value, _CHECK_UNITS.get(check.unit, ""), ends, range_only=range_only)
+    figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
+    return figure_text(figure, _CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -110,7 +112,7 @@ LAYOUTS = {
 its ``status`` and ``reason`` are the latency's."""
 
 
-def measurement_columns(report: Report) -> Columns[Row]:
+def measurement_columns(report: Report) -> TableColumns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
     first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
     cold: dict[tuple[str, str, int | None], Row] = {}
@@ -126,7 +128,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
         cold_row = first.get(id(row))
         if cold_row is None:
             return None
-        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.get("resident_bytes")
+        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.resident_bytes
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -135,8 +137,8 @@ def measurement_columns(report: Report) -> Columns[Row]:
 
     def memory(row: Row, *, range_only: bool = False) -> Text:
         memory = row.memory_bytes
-        ends = (memory.low, memory.high) if memory.status == "estimated" else None
-        return figure_text(memory.peak, "bytes", ends, range_only=range_only)
+        figure = Figure(memory.peak, memory.status, memory.low, memory.high)
+        return figure_text(figure, "bytes", range_only=range_only)
 
     def throughput(row: Row) -> str:
         tokens = " tokens" if row.phase in _PHASES and row.throughput_per_s is not None else ""
@@ -146,7 +148,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
-    return Columns(
+    return TableColumns(
         [
             *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
             Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
@@ -179,7 +181,7 @@ def measurement_columns(report: Report) -> Columns[Row]:
     )  # fmt: skip
 
 
-CHECKS: Columns[Check] = Columns(
+CHECKS: TableColumns[Check] = TableColumns(
     [
         Column("check", "name"),
         Column("result", "status", mark=True),
@@ -193,7 +195,7 @@ CHECKS: Columns[Check] = Columns(
 )
 """Each budget limit of the device with the value that it is compared with."""
 
-SIZES: Columns[SizeParts] = Columns(
+SIZES: TableColumns[SizeParts] = TableColumns(
     [
         Column("artifact"),
         Column("embeddings", unit="bytes"),
@@ -204,7 +206,7 @@ SIZES: Columns[SizeParts] = Columns(
 )
 
 
-FACTS: Columns[dict[str, Any]] = Columns(
+FACTS: TableColumns[dict[str, Any]] = TableColumns(
     [Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)]
 )
 """Facts of the device profile, as it was used."""
@@ -224,7 +226,7 @@ def candidate_style(row: RankedCandidate) -> str:
     return " ".join(name for name, applies in classes.items() if applies)
 
 
-def ranked_candidates(search: Search) -> list[RankedCandidate]:
+def ranked_candidates(search: Choice) -> list[RankedCandidate]:
     """Number the candidates: feasible first, then by latency."""
     order = sorted(
         enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
@@ -240,7 +242,7 @@ def metric_named(name: str) -> Metric:
     raise ArtifactError(f"metric {name!r} belongs to no installed task")
 
 
-def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]:
+def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandidate]:
     """Return the columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
     metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
     has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
@@ -253,9 +255,9 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
 
     def latency(row: RankedCandidate) -> str:
         candidate = row.candidate
-        ends = (candidate.low_ms, candidate.high_ms) if candidate.latency_status == "estimated" else None
-        text = figure_text(candidate.latency_ms, "ms", ends, range_only=True).plain
-        return f"{text} (unstable)" if ends is None and candidate.stable is False and text != DASH else text
+        figure = Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
+        is_shaky = candidate.stable is False and figure.basis == "measured"
+        return f"{figure_text(figure, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
 
     def verdict(row: RankedCandidate) -> Text:
         candidate = row.candidate
@@ -266,7 +268,7 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
         remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
         return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
 
-    columns: Columns[RankedCandidate] = Columns([
+    columns: TableColumns[RankedCandidate] = TableColumns([
         Column("number", heading="",
                text=lambda row: Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")),
         Column("artifact", "candidate.artifact"),
@@ -279,7 +281,7 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
         Column("latency", "candidate.latency_ms", "ms", text=latency),
         Column("size", "candidate.size_bytes", "bytes"),
         Column("memory", "candidate.memory_bytes", "bytes", leaves=1, text=lambda row: figure_text(
-            row.candidate.memory_bytes, "bytes", NO_ENDS if row.candidate.latency_status == "estimated" else None)),
+            Figure(row.candidate.memory_bytes, row.candidate.latency_status), "bytes")),
         Column("energy", "candidate.energy_mj", "mj", leaves=1),
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
@@ -287,80 +289,14 @@ def candidate_columns(search: Search, *omitted: str) -> Columns[RankedCandidate]
     return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
 
 
-def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Group (name, reason) pairs by reason, in order; equal names count once."""
-    groups: dict[str, dict[str, None]] = {}
-    for name, reason in pairs:
-        groups.setdefault(reason, {})[name] = None
-    return {reason: [*names] for reason, names in groups.items()}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """``size``, ``size and memory``, ``size, latency and memory``."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-def verdict_status(report: Report) -> str:
-    """Return the status for headlines: ``fail``, ``pass (estimated)``, ``pass (size and memory only)``."""
-    verdict = report.verdict
-    remarks = [f"{_listed(verdict.judged)} only"] if verdict.is_partial else []
-    if verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
-        remarks.append("estimated")
-    return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
-
-
-def badge_text(report: Report) -> str:
-    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
-    return f"{report.device}: {verdict_status(report)}"
-
-
-def badge_markdown(report: Report, file: str) -> str:
-    """Return a line of GitHub-flavoured Markdown that shows the badge; ``file``: its path relative to the document."""
-    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
-
-
-def verdict_sentence(report: Report) -> str:
-    """Return the verdict in one or two sentences; for a search, the verdict of its pick."""
-    parts, checks, search = [], report.verdict.checks, report.search
-    for status, label in (("fail", "over budget"), ("unknown", "unknown"), ("pass", "within budget")):
-        names: dict[str, bool] = {}  # → whether an estimate decides
-        for check in checks:
-            if check.status == status:
-                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
-                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
-        if names:
-            listed = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
-            parts.append(f"{label}: {', '.join(listed)}")
-    checked = {check.name for check in checks}
-    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
-    for reason, kinds in names_by_reason(not_judged).items():
-        parts.append(f"{_listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
-    sentence = "; ".join(parts if checks else ["no limit was checked", *parts])
-    sentence = f"{sentence[0].upper()}{sentence[1:]}."
-    if search is not None and search.pick is None:
-        return f"The search picks no artifact: {search.reason}."
-    if search is not None and search.pick is not None:
-        pick, bound = search.candidates[search.pick], ""
-        if pick.bound_inside and search.bound is not None:
-            bound = f", but {pick.score_rows:,} rows are too few to decide whether its {search.metric}"
-            bound += f" is at least {search.bound:g}"
-        sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
-    if not report.left_out:
-        return sentence
-    is_all = report.left_out.keys() >= {row.artifact for row in report.rows}
-    count = len(report.left_out)
-    excluded = "every artifact" if is_all else f"{count} artifact{'s' if count != 1 else ''}"
-    return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
-
-
-ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
+ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
     [
         Column("artifact"),
         Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
         Column("phase"),
         Column("measured", "measured_ms", "ms"),
         Column("estimated", number=True, text=lambda check: figure_text(
-            check.estimated_ms, "ms", (check.low_ms, check.high_ms))),
+            Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
         Column("error", layout="{:+.0%}"),
         Column("inside", "is_inside", heading="inside the range"),
     ]
@@ -368,7 +304,7 @@ ESTIMATE_CHECKS: Columns[EstimateCheck] = Columns(
 """Estimates beside measurements on the device."""
 
 
-PUBLISHED: Columns[PublishedTime] = Columns(
+PUBLISHED: TableColumns[PublishedTime] = TableColumns(
     [
         Column("model"),
         Column("runtime"),
@@ -386,40 +322,6 @@ def nearest_published(report: Report) -> list[PublishedTime]:
     """Return the published times that are most similar to the estimated rows."""
     checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
     return list(dict.fromkeys(time for check in checks for time in check.nearest))
-
-
-def checks_sentence(report: Report) -> str | None:
-    """Return how the report's estimates compare with its measurements; None if it has none."""
-    checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
-    if not checks:
-        return None
-    errors = [abs(check.error) for check in checks]
-    inside = sum(check.is_inside for check in checks)
-    return (
-        f"estimates beside {len(checks)} measured times: {inside} inside their ranges, median error "
-        f"{median(errors):.0%}, worst {max(errors):.0%}"
-    )
-
-
-def estimate_note(report: Report) -> str | None:
-    """Return how far the report's estimates can be trusted; None if it has none."""
-    is_estimated = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
-    if not is_estimated and not any(check.basis == "estimated" for check in report.verdict.checks):
-        return None
-    for record in report.estimate_evidence:
-        if record.applies:
-            models = f" of {record.models} models" if record.models is not None else ""
-            cores = f", {record.cores} cores" if record.cores is not None else ""
-            where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}; {record.source}"
-            errors = f"median {record.median_error:.1%}, largest {record.worst_error:.1%}"
-            return f"estimated, not measured; error of estimated times: {errors} ({where})"
-    checks = [row.latency_ms.check.sentence for row in report.rows if row.latency_ms.check is not None]
-    if checks:
-        return f"estimated, not measured; {'; '.join(dict.fromkeys(checks))}"
-    device = "a GPU" if report.estimated_for == "cuda" else report.device_title
-    return (
-        f"estimated, not measured; estimates were never checked on {device}, so their error is unknown ({_ESTIMATING})"
-    )
 
 
 def split_sizes(report: Report) -> list[SizeParts]:
@@ -476,8 +378,8 @@ def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
             lines.append((name.removesuffix("_bytes").replace("_", " "), text))
     conditions: dict[str, dict[str, None]] = {}
     for row in rows:
-        for name, value in row.conditions.items():
-            if value is not None and value != [] and value != {}:
+        for name, value in row.conditions:
+            if value is not None and value not in ((), [], {}):
                 conditions.setdefault(name, {})[_plain(value)] = None
     for name, values in conditions.items():
         more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
@@ -485,35 +387,30 @@ def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
     return lines
 
 
-def _profile_facts(profile: dict[str, Any], prefix: str = "") -> Iterator[dict[str, str]]:
-    """Yield every fact of the device profile, with its unit, and whether it was checked on the device."""
-    for key, entry in profile.items():
-        name = f"{prefix}{key}"
-        title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", name).replace("_", " ")
-        if isinstance(entry, dict) and {"value", "source"} <= entry.keys():
-            value = entry["value"]
-            text = _plain(value)
-            if name.endswith("_bytes") and isinstance(value, int):
-                text = format_bytes(value)
-            elif name.endswith("bytes_per_s") and isinstance(value, (int, float)):
-                text = f"{value / 1e9:.4g} GB/s"
-            elif name.startswith("peak ") and isinstance(value, (int, float)):
-                text = f"{value / 1e12:.3g} T/s" if value >= 1e12 else f"{value / 1e9:.3g} G/s"
-            elif name == "launch_overhead_us":
-                text = f"{value:g} µs"
-            elif name == "power":
-                text = f"{value['low_w']:g} to {value['high_w']:g} W"
-            elif name == "clocks_hz":
-                low, high, peaks = (value[key] / 1e9 for key in ("at_low_w", "at_high_w", "at_peaks"))
-                text = f"{low:.4g} to {high:.4g} GHz; {peaks:.4g} GHz for the peaks"
-            checked = entry.get("verified")  # earlier versions: true or false
-            checked = {True: "measured here", False: "no"}[checked] if isinstance(checked, bool) else str(checked)
-            source = "; published: ".join(filter(None, (str(entry["source"]), entry.get("published"))))
-            yield {"fact": title, "value": text, "checked": checked, "source": source}
-        elif key == "peaks" and isinstance(entry, dict):
-            yield from _profile_facts(entry, "peak ")
-        elif isinstance(entry, (str, int, float)) and not isinstance(entry, bool):
-            yield {"fact": title, "value": _plain(entry), "checked": "", "source": ""}
+_FACT_TEXTS: dict[str, Callable[[Any], str]] = {
+    "bandwidth_bytes_per_s": lambda rate: f"{rate / 1e9:.4g} GB/s",
+    "launch_overhead_us": lambda us: f"{us:g} µs",
+    "power": lambda power: f"{power.low_w:g} to {power.high_w:g} W",
+    "clocks_hz": lambda clocks: (
+        f"{clocks.at_low_w / 1e9:.4g} to {clocks.at_high_w / 1e9:.4g} GHz; "
+        f"{clocks.at_peaks / 1e9:.4g} GHz for the peaks"
+    ),
+    "peaks": lambda rate: f"{rate / 1e12:.3g} T/s" if rate >= 1e12 else f"{rate / 1e9:.3g} G/s",
+}
+
+
+def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
+    """Yield every fact of the device profile, with its unit, and what checks it."""
+    for name, value in device:
+        facts = value if isinstance(value, Peaks) else [(name, value)]
+        for key, fact in facts:
+            title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
+            if isinstance(fact, Fact):
+                write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
+                source = "; published: ".join(filter(None, (fact.source, fact.published)))
+                yield {"fact": title, "value": write(fact.value), "checked": fact.verified, "source": source}
+            elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
+                yield {"fact": title, "value": _plain(fact), "checked": "", "source": ""}
 
 
 class ReportContext:
@@ -546,10 +443,10 @@ class ReportContext:
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
-        self.facts = [*_profile_facts(report.profile)]
+        self.facts = [*_profile_facts(report.profile)] if report.profile is not None else []
         self.created = format_time(report.created)
 
-    def columns(self, layout: str) -> Columns[Row]:
+    def columns(self, layout: str) -> TableColumns[Row]:
         """Return the columns of a document in :data:`LAYOUTS`."""
         return self.measurements.pick(*LAYOUTS[layout].split())
 

@@ -10,10 +10,12 @@ from typing import Any
 from rich.text import Text
 
 from edgeformer.artifacts.files import write_text
-from edgeformer.artifacts.report import Report, Row, read_report
-from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, format_value
-from edgeformer.report.context import UNSTABLE, shape_text, verdict_sentence, verdict_status
+from edgeformer.artifacts.report import Report, read_report
+from edgeformer.benchmark.choice import cheapest_artifact
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, format_value
+from edgeformer.report.context import UNSTABLE, shape_text
 from edgeformer.report.documents import render_template
+from edgeformer.report.sentences import verdict_sentence, verdict_status
 from edgeformer.runtimes import provider_facts
 
 Record = dict[str, Any]
@@ -78,7 +80,7 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
             "verdict": report.verdict.status,
             "verdict_text": verdict_status(report),
             "sentence": verdict_sentence(report),
-            "choice": _choose_artifact(report),
+            "choice": cheapest_artifact(report),
             "error": None,
         }
         for name, report in reports.items()
@@ -92,35 +94,7 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
     return {"run": run, "devices": devices, "rows": rows, "notes": notes}
 
 
-def _choose_artifact(report: Report) -> Record | None:
-    """Return the artifact to deploy: the pick of a search, else the fastest that breaks no limit; None: there is none.
-
-    The fastest at the shape of the latency limit, or at the smallest measured one without such a limit.
-    """
-    if report.search is not None:
-        if report.search.pick is None:
-            return None
-        pick = report.search.candidates[report.search.pick]
-        return {
-            "artifact": pick.artifact,
-            "p50_ms": pick.latency_ms,
-            "size_bytes": pick.size_bytes,
-            "by": report.search.minimize,
-        }
-    failed = {check.artifact for check in report.verdict.checks if check.status == "fail"} | report.left_out.keys()
-    shapes = {(check.batch, check.seq) for check in report.verdict.checks if check.name == "latency"}
-    rows = [row for row in report.rows if row.where == "host" and row.phase != "cold" and row.artifact not in failed]
-    rows = [row for row in rows if row.latency_ms.status == "measured"]
-    smallest = min(((row.batch, row.seq) for row in rows), key=lambda shape: shape[0] * shape[1], default=None)
-    rows = [row for row in rows if (row.batch, row.seq) in shapes] or [r for r in rows if (r.batch, r.seq) == smallest]
-    if not rows:
-        return None
-    fastest: Row = min(rows, key=lambda row: row.latency_ms.p50 or 0.0)
-    p50_ms, size_bytes = fastest.latency_ms.p50, fastest.size_bytes
-    return {"artifact": fastest.artifact, "p50_ms": p50_ms, "size_bytes": size_bytes, "by": "latency"}
-
-
-_DEVICES: Columns[Record] = Columns(
+_DEVICES: TableColumns[Record] = TableColumns(
     [
         Column("name", heading="device"),
         Column("verdict", mark=True),
@@ -145,10 +119,10 @@ def _cell_text(row: Record, name: str) -> str:
     return f"{format_value(cell['p50_ms'], 'ms')}{times}{' unstable' if cell['stable'] is False else ''}"
 
 
-def _row_columns(comparison: Record) -> Columns[Record]:
+def _row_columns(comparison: Record) -> TableColumns[Record]:
     """Return the columns of the rows: a column per device."""
     names = [device["name"] for device in comparison["devices"] if device["error"] is None]
-    return Columns(
+    return TableColumns(
         [
             Column("artifact"),
             Column("shape", heading="batch × tokens", number=True),
@@ -183,7 +157,7 @@ def csv_comparison(comparison: Record) -> str:
     """Return a line per row and device."""
     cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
     keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
-    columns: Columns[Record] = Columns(map(Column, ("device", *keys)))
+    columns: TableColumns[Record] = TableColumns(map(Column, ("device", *keys)))
     return columns.csv(cells).rstrip("\n")
 
 

@@ -33,14 +33,13 @@ from edgeformer.report.context import (
     PUBLISHED,
     SIZES,
     ReportContext,
-    badge_markdown,
     candidate_columns,
     candidate_style,
-    checks_sentence,
     metric_named,
     nearest_published,
     split_sizes,
 )
+from edgeformer.report.sentences import badge_markdown, checks_sentence
 from edgeformer.run import Location
 
 _BADGE_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a", "partial": "#8a6a12"}
@@ -206,7 +205,7 @@ def print_report(report: Report, files: Sequence[Path], console: Console, *, has
     if search is not None:
         sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
         bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
-        title = f"Search: least {search.minimize}{bound}; {_BASES[search.basis]}"
+        title = f"Choice: least {search.minimize}{bound}; {_BASES[search.basis]}"
         console.print(candidate_columns(search, "feasible").terminal(title, context.candidates))
         pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
         console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)

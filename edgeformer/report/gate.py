@@ -10,10 +10,10 @@ from xml.etree import ElementTree as Xml
 from rich.console import Console
 from rich.text import Text
 
-from edgeformer.artifacts.command_results import Gate, GateCheck
 from edgeformer.artifacts.units import markdown, markdown_line, visible
-from edgeformer.report.columns import DASH, Column, Columns, Unit, coloured, format_value
-from edgeformer.report.context import names_by_reason
+from edgeformer.benchmark.gate_result import Gate, GateCheck
+from edgeformer.report.columns import DASH, Column, TableColumns, Unit, coloured, format_value
+from edgeformer.report.sentences import names_by_reason
 from edgeformer.runtimes import provider_facts
 
 Record = dict[str, str]
@@ -24,7 +24,7 @@ _MEANINGS = {
     "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
 }
 _UNITS: Mapping[str, Unit] = {"bytes": "bytes", "ms": "ms"}
-_COLUMNS: Columns[Record] = Columns(
+_COLUMNS: TableColumns[Record] = TableColumns(
     [
         Column("result", mark=True),
         Column("check"),

@@ -12,7 +12,7 @@ from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_n
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.estimate.published import published_record
 from edgeformer.models import load_recipe
-from edgeformer.report.columns import Column, Columns, TerminalTable
+from edgeformer.report.columns import Column, TableColumns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
 from edgeformer.tasks import get_task
 
@@ -34,7 +34,7 @@ def recipe_records() -> list[Record]:
 
 def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
-    columns: Columns[Record] = Columns(map(Column, rows[0]))
+    columns: TableColumns[Record] = TableColumns(map(Column, rows[0]))
     return columns.terminal("recipes", rows)
 
 
@@ -87,7 +87,7 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         power = "–".join(dict.fromkeys(f"{end:g}" for end in watts)) if watts is not None else None
         problem = None if "kind" in row else row["device"]
         lines.append({"kind": None, **row, "W": power, "estimates": estimates, "problem": problem})
-    columns: Columns[Record] = Columns(
+    columns: TableColumns[Record] = TableColumns(
         [
             Column("name"),
             Column("address"),
@@ -150,7 +150,7 @@ def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         status = "exported" if row.get("bundle") else str(row["status"]).partition(":")[0]
         started = row["started"][:10] if "started" in row else None
         lines.append({**row, "status": status, "started": started, "score": score})
-    columns: Columns[Record] = Columns(
+    columns: TableColumns[Record] = TableColumns(
         [
             Column("run"),
             Column("status", mark=True),

@@ -11,7 +11,7 @@ from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
 from edgeformer.artifacts.units import format_duration, format_time
 from edgeformer.report.charts import draw_model_search
-from edgeformer.report.columns import DASH, Column, Columns
+from edgeformer.report.columns import DASH, Column, TableColumns
 from edgeformer.report.context import candidate_columns, candidate_style, metric_named, ranked_candidates
 from edgeformer.report.documents import render_template
 
@@ -23,7 +23,7 @@ _BASIS = {
 }
 
 
-def model_columns(result: ModelSearch) -> Columns[SearchedModel]:
+def model_columns(result: ModelSearch) -> TableColumns[SearchedModel]:
     """Return the columns of the models; the score is that of a model's own weights on the validation rows."""
 
     def smallest(model: SearchedModel) -> int | None:
@@ -39,7 +39,7 @@ def model_columns(result: ModelSearch) -> Columns[SearchedModel]:
         text = model.status if model.reason is None else f"{model.status}: {model.reason}"
         return Text(text, {"measured": "green", "failed": "red"}.get(model.status, "yellow"))
 
-    return Columns([
+    return TableColumns([
         Column("model", "name"),
         Column("description", flows=True, leaves=2),
         Column("parameters", text=lambda model: f"{model.parameters:,}" if model.parameters else DASH, number=True),

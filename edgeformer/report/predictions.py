@@ -10,7 +10,7 @@ from rich.text import Text
 
 from edgeformer.artifacts.row_files import ERROR, TableRow
 from edgeformer.inference.rank import Ranking, Similarities
-from edgeformer.report.columns import DASH, Column, Columns, TerminalTable
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable
 
 MAX_TEXT = 200
 """Characters of a text in a table; JSON has the full text."""
@@ -31,7 +31,7 @@ def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) 
         )
 
     has_scores = any("score" in row for row in predictions)
-    columns: Columns[TableRow] = Columns(
+    columns: TableColumns[TableRow] = TableColumns(
         [
             Column("score", layout="{:.4f}"),
             Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
@@ -55,7 +55,7 @@ def _span_table(title: str, predictions: Sequence[TableRow]) -> TerminalTable[Ta
             place = f"{span['start']}–{span['end']}" if span else None
             rows.append({**span, "span": span.get("text"), "characters": place, "in": "" if number else shown})
             rows[-1][ERROR] = prediction.get(ERROR)
-    columns: Columns[TableRow] = Columns(
+    columns: TableColumns[TableRow] = TableColumns(
         [
             Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
             Column("span"),
@@ -75,7 +75,7 @@ def ranking_table(title: str, rankings: Sequence[Ranking], caption: str | None) 
         for ranking in rankings
         for document in ranking.documents
     ]
-    columns: Columns[dict[str, Any]] = Columns(
+    columns: TableColumns[dict[str, Any]] = TableColumns(
         [
             *([Column("query")] if len(rankings) > 1 else []),
             Column("rank", number=True),
@@ -95,22 +95,22 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
     """Return the similarities of texts; ``name``: the run's or bundle's."""
     title, texts, pairs = f"{name} · {similarities.artifact}", similarities.texts, similarities.similarities
     rows: list[dict[str, Any]] = []
-    columns: Columns[dict[str, Any]]
+    columns: TableColumns[dict[str, Any]]
     if len(texts) == 1:
         vector: Any = similarities.predictions[0]["vector"]
         numbers = ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"
         rows = [{"dimensions": len(vector), "vector": numbers, "text": texts[0]}]
         caption = Text("--json prints the whole vector; give a second text, or --query TEXT --file FILE, to compare")
-        columns = Columns([Column("dimensions", number=True), Column("vector"), Column("text")])
+        columns = TableColumns([Column("dimensions", number=True), Column("vector"), Column("text")])
         return columns.terminal(title, rows, caption)
     if len(texts) <= MAX_MATRIX:
         for number, (text, values) in enumerate(zip(texts, pairs, strict=True), start=1):
             cells = {str(index): "" if index == number else f"{value:.4f}" for index, value in enumerate(values, 1)}
             rows.append({"": number, **cells, "text": text})
-        columns = Columns(Column(key, number=key != "text") for key in rows[0])
+        columns = TableColumns(Column(key, number=key != "text") for key in rows[0])
         return columns.terminal(title, rows)
     for row, values in enumerate(pairs):
         closest = max((index for index in range(len(texts)) if index != row), key=values.__getitem__)
         rows.append({"text": texts[row], similarities.measure: values[closest], "nearest": texts[closest]})
-    columns = Columns([Column("text"), Column(similarities.measure, layout="{:.4f}"), Column("nearest")])
+    columns = TableColumns([Column("text"), Column(similarities.measure, layout="{:.4f}"), Column("nearest")])
     return columns.terminal(title, rows)

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from edgeformer.artifacts.command_results import ArtifactCheck, Plan, PlannedTime, Suggestion, Verification
 from edgeformer.artifacts.data_config import column_names
 from edgeformer.artifacts.device import Calibration
 from edgeformer.artifacts.manifest import (
@@ -23,12 +22,15 @@ from edgeformer.artifacts.manifest import (
     Sharing,
     cautions,
 )
+from edgeformer.artifacts.plan import Plan, PlannedTime, Suggestion
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
-from edgeformer.report.columns import DASH, Column, Columns, TerminalTable, coloured, format_value
-from edgeformer.report.context import NO_ENDS, figure_text
+from edgeformer.inference.verification import ArtifactCheck, Verification
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
+from edgeformer.report.context import figure_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
@@ -79,7 +81,7 @@ def run_table(manifest: RunManifest) -> RenderableType:
     if any(warning.kind == UNEVEN for warning in data.findings):
         accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
         caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
-    scores = Columns(columns).drop_empty(rows, *(column.key for column in task.columns))
+    scores = TableColumns(columns).drop_empty(rows, *(column.key for column in task.columns))
     return scores.terminal(title, rows, caption)
 
 
@@ -124,7 +126,7 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     }
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
-    columns: Columns[ArtifactManifest] = Columns(
+    columns: TableColumns[ArtifactManifest] = TableColumns(
         [
             Column("artifact", "id"),
             Column("file", leaves=2),
@@ -158,7 +160,7 @@ def evaluation_table(name: str, task: Task, rows: Sequence[EvaluationRow]) -> Te
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    selected = Columns(columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
+    selected = TableColumns(columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
     selected = selected.omit(*([] if len(providers) > 1 else ["computed by"]))
     return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 
@@ -174,7 +176,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
             return f"paper: {'…'.join(dict.fromkeys([steps[0], steps[-1]]))}"
         return f"{row.threshold:g}" if row.rule == "confidence" else f"{row.rule} {row.threshold:g}"
 
-    columns: Columns[EarlyExitRow] = Columns(
+    columns: TableColumns[EarlyExitRow] = TableColumns(
         [
             Column("artifact"),
             Column("computed by", "provider"),
@@ -194,7 +196,7 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
 
 def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> TerminalTable[tuple[str, ExitGuarantee]]:
     """Return a line per step artifact: allowed and observed score drop of early exit, and its times."""
-    columns: Columns[tuple[str, ExitGuarantee]] = Columns(
+    columns: TableColumns[tuple[str, ExitGuarantee]] = TableColumns(
         [
             Column("artifact", itemgetter(0)),
             Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
@@ -222,7 +224,7 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
         line = " ".join(column.example.split())
         return line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…"
 
-    columns: Columns[ColumnFacts] = Columns(
+    columns: TableColumns[ColumnFacts] = TableColumns(
         [
             Column("column", "name"),
             Column("read as", lambda column: roles.get(column.name)),
@@ -245,7 +247,7 @@ def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
 
     parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
     rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
-    columns: Columns[tuple[str, int, float]] = Columns(
+    columns: TableColumns[tuple[str, int, float]] = TableColumns(
         [
             Column("memory at the peak (predicted)", itemgetter(0)),
             Column("size", itemgetter(1), "bytes"),
@@ -286,7 +288,7 @@ def larger_batch_text(plan: Plan) -> str:
 
 def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
     """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
-    columns: Columns[Suggestion] = Columns(
+    columns: TableColumns[Suggestion] = TableColumns(
         [
             Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
             Column("predicted peak", "peak_bytes", "bytes"),
@@ -300,7 +302,7 @@ def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:
     """Return what works on this machine, and the remedy for what does not."""
 
-    columns: Columns[dict[str, Any]] = Columns(
+    columns: TableColumns[dict[str, Any]] = TableColumns(
         [
             Column("what", "name"),
             Column("status", mark=True),
@@ -316,7 +318,7 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
 def print_verification(verification: Verification, task: str, console: Console) -> None:
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
 
-    columns: Columns[ArtifactCheck] = Columns(
+    columns: TableColumns[ArtifactCheck] = TableColumns(
         [
             Column("artifact"),
             Column("ran on", "parity.provider", text=lambda check: (
@@ -366,13 +368,18 @@ def print_verification(verification: Verification, task: str, console: Console) 
 def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:
     """Print the fitted cases, the cross-validated ones, the checked ones, the error, and the written profile if any."""
 
-    columns: Columns[dict[str, Any]] = Columns(
+    columns: TableColumns[dict[str, Any]] = TableColumns(
         [
             Column("run"),
             Column("artifact"),
             Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
             Column("measured", "measured_ms", "ms"),
-            Column("estimated", "estimated_ms", "ms", text=lambda row: figure_text(row["estimated_ms"], "ms", NO_ENDS)),
+            Column(
+                "estimated",
+                "estimated_ms",
+                "ms",
+                text=lambda row: figure_text(Figure(row["estimated_ms"], "estimated"), "ms"),
+            ),
             Column("estimated / measured", "ratio", layout="{:.2f}"),
             Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
         ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision, Sharing
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -39,7 +39,7 @@ class StoredModel:
 
     Attributes:
         quantized: kind of weight → number in INT8.
-        engine: further fields of :class:`Engine`.
+        engine: further fields of :class:`EngineBuild`.
     """
 
     parameters: int
@@ -114,7 +114,7 @@ class ModuleBuilder(Builder):
         unique = sum(parameter.numel() for parameter in module.parameters())
         if graph.sharing is not None:  # an exit does not need every parameter of the model
             unique = graph.sharing.unique_parameters
-        engine = Engine(
+        engine = EngineBuild(
             builder=f"{self.package.name} {installed_version(self.package.name)}",
             seconds=round(time.perf_counter() - start_s, 2),
             checked_by="size",

@@ -29,7 +29,7 @@ class Metric:
         name: key in JSON, such as ``accuracy``.
         places: decimals in a table.
         lowest, highest: range of a limit on the metric; None: unlimited.
-        flag: option of ``profile --search`` that sets this limit; defined in ``cli/profile.py``.
+        flag: option of ``profile --choose`` that sets this limit; defined in ``cli/profile.py``.
         evaluated_on: data on which it is computed.
         is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
     """

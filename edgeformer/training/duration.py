@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from edgeformer.artifacts.command_results import PlannedTime
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import write_text
+from edgeformer.artifacts.plan import PlannedTime
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import plan_batches

@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from edgeformer.artifacts.command_results import Plan, PlannedTime
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import MemoryUse
+from edgeformer.artifacts.plan import Plan, PlannedTime
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes

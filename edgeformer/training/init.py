@@ -36,6 +36,7 @@ from edgeformer.data.splits import split
 from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, train_tokenizer
 from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.source import open_source
+from edgeformer.report.sentences import text_lengths
 from edgeformer.run import read_run
 
 _TOKENIZER_TEXTS = 50_000
@@ -218,7 +219,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
         drafted = load_recipe(str(temporary)).training
-    lengths = lengths_of_sets({"train": count_values(count_words(sample, config.cleaning))})["train"].sentence("words")
+    counts = count_values(count_words(sample, config.cleaning))
+    lengths = text_lengths(lengths_of_sets({"train": counts})["train"], "words")
     if encoded is not None:
         bucketed, uncut = drafted.batching == "bucketed", float(np.mean(encoded.lengths <= max_length))
         tokens = describe_lengths(encoded, drafted.batch_size, bucketed=bucketed, max_length=max_length)

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from edgeformer.artifacts.base import first_problem
-from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.data_config import DataSection
 from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import concatenate

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 
-from edgeformer.artifacts.command_results import Plan, Suggestion
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import InputError, RecipeError
+from edgeformer.artifacts.plan import Plan, Suggestion
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes

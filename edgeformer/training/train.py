@@ -39,6 +39,7 @@ from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
 from edgeformer.models.segments import choose_attention
 from edgeformer.models.weights import load_weights, save_model
+from edgeformer.report.sentences import text_lengths
 from edgeformer.run import read_run, run_folders
 from edgeformer.runtimes import library_versions
 from edgeformer.system import nvidia
@@ -471,7 +472,7 @@ class RunRecord:
             if warning is not None:
                 progress.message(warning)
         if isinstance(loop, TrainingLoop) and "train" in data.text_words and not config.stream:
-            training, words = self.recipe.training, data.text_words["train"].sentence("words")
+            training, words = self.recipe.training, text_lengths(data.text_words["train"], "words")
             encoded, bucketed = loop.objective.prepared.train, training.batching == "bucketed"
             tokens = describe_lengths(encoded, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
             progress.message(f"train: texts of {words}; {tokens}")

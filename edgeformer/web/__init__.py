@@ -15,25 +15,13 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from edgeformer.artifacts import report
-from edgeformer.artifacts.command_results import (
-    SITE_FILE,
-    LeftOut,
-    PageArtifact,
-    PageCache,
-    PageFile,
-    PageManifest,
-    PageProvider,
-    PageReader,
-    PageWeights,
-    PageWriting,
-)
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.manifest import ArtifactManifest, cautions
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.artifacts.report import MeasureRules, Subject, SubjectArtifact
+from edgeformer.artifacts.report import MeasureRules, Subject
 from edgeformer.artifacts.units import visible
 from edgeformer.artifacts.workspace import REMEDY, TOKENIZER_FILE, read_manifest
 from edgeformer.bundle import Bundle
@@ -47,6 +35,18 @@ from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks.scoring import reads_pairs
 from edgeformer.tasks.task import max_call_tokens
+from edgeformer.web.manifest import (
+    SITE_FILE,
+    LeftOut,
+    PageArtifact,
+    PageCache,
+    PageFile,
+    PageManifest,
+    PageProvider,
+    PageReader,
+    PageWeights,
+    PageWriting,
+)
 
 _MAX_WRITING_BYTES = 200_000_000
 """Largest decode graph of a page, which the browser downloads and keeps in memory."""
@@ -271,13 +271,7 @@ class _PageBuilder:
                 "drift_part_calls": report.DRIFT_PART_CALLS,
                 "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
-            subject=Subject(
-                task=task.name,
-                max_positions=manifest.max_positions,
-                max_length=manifest.max_length,
-                artifacts={a.id: SubjectArtifact(role=a.role, sha256=a.sha256) for a in selected},
-                manifest_sha256=manifest.manifest_sha256,
-            ),
+            subject=Subject.of(manifest, selected),
         )
 
     def _reader(self, artifact: ArtifactManifest, *, reads: bool) -> PageReader:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import csv_cell, markdown, markdown_line, visible
-from edgeformer.report.columns import Column, Columns
+from edgeformer.report.columns import Column, TableColumns
 from edgeformer.report.context import ReportContext
 from edgeformer.report.documents import as_csv, as_html, as_markdown, badge_svg
 from tests.cli.run_cli import edgeformer
@@ -100,7 +100,7 @@ def test_a_hostile_report_in_every_format(hostile: Report) -> None:
     assert not CONTROL.search(text)
     assert all(row["artifact"].startswith("'=cmd") for row in rows)
     assert any(re.fullmatch(r"[0-9.]+", row["p50_ms"]) for row in rows)
-    table = Columns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
+    table = TableColumns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
     assert table.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgeformer.artifacts.bundle_files import TargetRecord, TargetRecords, completed, files_sha256
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Parity
-from tests.benchmark.search_cases import accuracy, artifact, bundle
+from tests.benchmark.choice_cases import accuracy, artifact, bundle
 
 CARD = "NVIDIA GeForce RTX 4050 Laptop GPU"
 OPEN = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="not here")

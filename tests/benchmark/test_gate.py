@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeformer.artifacts.command_results import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import write_json
@@ -20,6 +19,7 @@ from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
 from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
+from edgeformer.benchmark.gate_result import UNDECIDED, Gate, GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
 from edgeformer.benchmark.paired_run import (
     Pairing,

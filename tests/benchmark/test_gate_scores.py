@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.command_results import UNDECIDED, Gate, GateCheck
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark.gate import GateOptions, gate_bundles
+from edgeformer.benchmark.gate_result import UNDECIDED, Gate, GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, compare_figures, score_check
 from edgeformer.benchmark.profile import ProfileOptions
 from edgeformer.bundle import Bundle, seal

@@ -11,7 +11,7 @@ import pytest
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import Report
 from edgeformer.cli import main, progress
-from edgeformer.report.context import verdict_sentence
+from edgeformer.report.sentences import verdict_sentence
 from tests.runtimes.tiny_bundle import write_bundle
 
 NOTES = (

@@ -14,14 +14,14 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.report import MeasureRules, Report, Row
 from edgeformer.benchmark import profile
+from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
-from edgeformer.benchmark.search import SearchOptions
-from edgeformer.measurement.target import Target
-from edgeformer.report.context import badge_text, verdict_sentence
+from edgeformer.measurement.target import DevicePresence
+from edgeformer.report.sentences import badge_text, verdict_sentence
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.tasks.classification import ClassificationScore
-from tests.benchmark import search_cases
+from tests.benchmark import choice_cases
 from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
@@ -125,12 +125,12 @@ def test_a_card_without_a_cuda_runtime_is_not_measured_by_the_cpu(
 
 
 def test_a_note_separates_card_rows_from_cpu_rows() -> None:
-    device, present = load_profile("rtx4050"), Target(True, "present: RTX 4050")
-    engine, graph = search_cases.row("tensorrt-rtx-fp16", provider="tensorrt-rtx"), search_cases.row("onnx-fp16")
+    device, present = load_profile("rtx4050"), DevicePresence(True, "present: RTX 4050")
+    engine, graph = choice_cases.row("tensorrt-rtx-fp16", provider="tensorrt-rtx"), choice_cases.row("onnx-fp16")
     (note,) = card_notes(device, present, [engine, graph])
     assert str(note).startswith("measured on the card: tensorrt-rtx-fp16; measured on the processor: onnx-fp16; ")
     assert card_notes(device, present, [engine]) == []
-    assert card_notes(device, Target(False, "absent"), [engine, graph]) == []
+    assert card_notes(device, DevicePresence(False, "absent"), [engine, graph]) == []
 
 
 def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_without_a_runnable_artifact_nothing_is_judged(two_graphs: Path) -> None
 
 def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path: Path) -> None:
     small = (two_graphs / "onnx/model.onnx").stat().st_size
-    options = replace(ONE_SHAPE, search=SearchOptions(), max_size_bytes=small, runtime="onnxruntime")
+    options = replace(ONE_SHAPE, choose=ChoiceOptions(), max_size_bytes=small, runtime="onnxruntime")
     report = profile_bundle(Location(None, two_graphs), HOST, options)
     assert report.search is not None and report.search.pick is not None
     assert report.search.candidates[report.search.pick].artifact == "model"

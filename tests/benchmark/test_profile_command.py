@@ -37,11 +37,12 @@ def refused(
 @pytest.mark.parametrize(
     ("command", "options", "expected"),
     [
-        ("profile", ["--search", "--max-perplexity", "20"], "classifier, which needs --min-accuracy instead"),
-        ("profile", ["--search", "--min-accuracy", "91"], "0.91 is 91%"),
-        ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of a search; add --search"),
-        ("profile", ["--minimize", "size"], "--minimize: is an option of a search; add --search"),
-        ("profile", ["--search", "--minimize", "price"], "price"),
+        ("profile", ["--choose", "--max-perplexity", "20"], "classifier, which needs --min-accuracy instead"),
+        ("profile", ["--choose", "--min-accuracy", "91"], "0.91 is 91%"),
+        ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of --choose; add --choose"),
+        ("profile", ["--minimize", "size"], "--minimize: is an option of --choose; add --choose"),
+        ("profile", ["--choose", "--minimize", "price"], "price"),
+        ("profile", ["--search"], "give --choose instead"),
         ("profile", ["--bundle", "another-run"], "--bundle: is for a report"),
         ("profile", ["--calibrate"], "No such option"),
         ("profile", ["--max-energy", "10"], "--max-energy"),
@@ -53,7 +54,7 @@ def refused(
         ("calibrate", ["--validate-only"], "has no calibration; run edgeformer calibrate"),
         ("calibrate", ["--also", "another-run", "--validate-only"], "--also: adds runs to a calibration"),
         ("calibrate", ["--also", "another-run"], "another-run"),
-        ("calibrate", ["--search"], "No such option"),
+        ("calibrate", ["--choose"], "No such option"),
     ],
 )
 def test_options_that_make_no_sense(

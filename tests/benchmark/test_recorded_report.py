@@ -176,7 +176,7 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
     searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
     searching += [("--minimize", "size"), ("--allow-leak",)]
-    for option in (("--batch", "1"), ("--strict",), ("--search",), ("--shape", "x=1"), *searching):
+    for option in (("--batch", "1"), ("--strict",), ("--choose",), ("--shape", "x=1"), *searching):
         assert f"{option[0]}: browser.json is a report, so nothing is measured" in edgeformer(*command, *option, code=2)
     edgeformer("profile", "browser.json", code=2)
     assert "Verdict for raspberry-pi-5" in edgeformer(*command, "--bundle", str(BUNDLE))

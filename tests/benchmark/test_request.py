@@ -7,12 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.artifacts.report import MeasureRules
+from edgeformer.benchmark.choice import ChoiceOptions
+from edgeformer.benchmark.limits import Limit
 from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
-from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
 
@@ -36,7 +38,7 @@ def long_model(manifest: BundleManifest) -> BundleManifest:
 def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
     assert request.shapes == ((1, 128),)
-    assert (request.limits.batch, request.limits.seq, request.limits.shape_note) == (1, 128, None)
+    assert (request.requirements.shape, request.requirements.shape_note) == ((1, 128), None)
 
 
 def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
@@ -65,23 +67,28 @@ def test_unusable_options_are_refused(manifest: BundleManifest, options: Profile
         resolve(options, CPU, manifest)
 
 
+def limits_of(options: ProfileOptions, device: DeviceProfile, manifest: BundleManifest) -> dict[str, float]:
+    limits = resolve(options, device, manifest).requirements.limits
+    return {limit.quantity: limit.limit for limit in limits}
+
+
 def test_limits_come_from_the_profile_and_flags_win(manifest: BundleManifest) -> None:
-    limits = resolve(ProfileOptions(), RTX, manifest).limits
-    assert (limits.latency_ms, limits.size_bytes) == (5.0, 100 * 2**20)
-    assert limits.memory_bytes == round(5.4 * 2**30)
-    options = ProfileOptions(max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0)
-    limits = resolve(options, RTX, manifest).limits
-    assert (limits.latency_ms, limits.size_bytes, limits.memory_bytes) == (1.0, 2, 0)
+    profile = {"size": 100 * 2**20, "latency": 5.0, "memory": round(5.4 * 2**30)}
+    assert limits_of(ProfileOptions(), RTX, manifest) == profile
+    options = ProfileOptions(
+        max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0, choose=ChoiceOptions({"accuracy": 0.9})
+    )
+    assert limits_of(options, RTX, manifest) == {"size": 2, "latency": 1.0, "memory": 0, "score": 0.9}
 
 
 def test_the_cpu_profile_judges_memory_by_this_hosts_own(manifest: BundleManifest) -> None:
-    assert resolve(ProfileOptions(), CPU, manifest).limits.memory_bytes == psutil.virtual_memory().total
+    assert limits_of(ProfileOptions(), CPU, manifest)["memory"] == psutil.virtual_memory().total
 
 
 def test_a_language_models_budget_is_per_decoded_token(manifest: BundleManifest) -> None:
     language = manifest.model_copy(update={"task": "language-modeling"})
-    limits = resolve(ProfileOptions(), RTX, language).limits
-    assert (limits.phase, limits.latency_ms) == ("decode", 20.0)
+    assert resolve(ProfileOptions(), RTX, language).requirements.phase == "decode"
+    assert limits_of(ProfileOptions(), RTX, language)["latency"] == 20.0
 
 
 def test_a_leaking_model_needs_the_flag_and_is_noted(manifest: BundleManifest) -> None:
@@ -132,7 +139,7 @@ def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> 
         ({}, ""),
         ({"strict": True, "threads": (1, 2)}, ""),  # the same question, measured in another way
         ({"artifacts": ("onnx-int8",)}, "onnx-int8"),
-        ({"search": SearchOptions({"accuracy": 0.9}, "size")}, "search-accuracy-0.9-least-size"),
+        ({"choose": ChoiceOptions({"accuracy": 0.9}, "size")}, "choose-accuracy-0.9-least-size"),
         ({"max_latency_ms": 2.0, "seqs": (16, 64), "batches": None}, "latency-2ms-seq-16-64"),
         ({"max_size_bytes": 30 * 2**20, "artifacts": ("model",)}, "size-30.0MiB-model"),
         ({"artifacts": ("../../x",)}, ".._.._x"),
@@ -144,7 +151,7 @@ def test_a_question_names_what_is_judged(changes: dict[str, object], question: s
 
 def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
-    assert (request.limits.batch, request.limits.seq) == (1, 64)
+    assert request.requirements.shape == (1, 64)
     assert request.shapes == ((1, 64),)
     assert any(
         "the shape of the budget is 1×128, but the model reads at most 64 tokens" in note for note in request.notes
@@ -153,13 +160,12 @@ def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_sa
 
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:
     options = ProfileOptions(seqs=(16, 64), max_latency_ms=2.0)
-    limits = resolve(options, PI, long_model(manifest)).limits
-    assert [(shape.batch, shape.seq, shape.latency_ms, shape.memory_bytes) for shape in limits.by_command] == [
-        (1, 16, 2.0, None),
-        (1, 64, 2.0, None),
-    ]
-    assert (limits.seq, limits.latency_ms) == (128, None) and limits.memory_bytes is not None
+    requirements = resolve(options, PI, long_model(manifest)).requirements
+    assert requirements.shape == (1, 128)
+    *of_profile, first, second = requirements.limits
+    assert [first, second] == [Limit("latency", 2.0, (1, 16)), Limit("latency", 2.0, (1, 64))]
+    assert ("memory", (1, 128), "profile") in [(entry.quantity, entry.shape, entry.origin) for entry in of_profile]
     notes = resolve(options, PI, long_model(manifest)).notes
     assert any("judged at 1×16, 1×64" in note and "those of the profile at 1×128" in note for note in notes)
-    alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).limits
-    assert (alone.seq, alone.latency_ms, alone.by_command) == (128, 2.0, ()), "no shape was asked for"
+    alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).requirements
+    assert (alone.limit_of("latency"), alone.shapes) == (2.0, ((1, 128),)), "no shape was asked for"

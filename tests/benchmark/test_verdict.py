@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.report import QUANTILES, Check, Energy, Latency, Memory, Row
-from edgeformer.benchmark.verdict import (
-    Limits,
-    check_budget,
-    exempt_from_latency,
-    judged_rows,
-    quantities,
-    shown,
-    verdict_notes,
-)
+from edgeformer.artifacts.report import QUANTILES, Check, Conditions, Energy, Latency, Memory, Row
+from edgeformer.benchmark.limits import Limit, Requirements, figures_of
+from edgeformer.benchmark.verdict import check_budget, exempt_from_latency, judged_rows
 from edgeformer.measurement.artifact import absent_figures
-from tests.benchmark import search_cases
+from edgeformer.report.sentences import shown, verdict_notes
+from tests.benchmark import choice_cases
 
 CPU, ROUNDS = "CPUExecutionProvider", "openvino-cpu-bf16"
 CRASHED = {
@@ -28,7 +23,7 @@ CRASHED = {
 
 def row(p50: float = 4.0, *, stable: bool = True, name: str = "model", **changes: Any) -> Row:
     latency = Latency(status="measured", p50=p50, n=100, stable=stable)
-    return search_cases.row(name, **{"threads": None, "latency_ms": latency, **changes})
+    return choice_cases.row(name, **{"threads": None, "latency_ms": latency, **changes})
 
 
 def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) -> Row:
@@ -36,8 +31,12 @@ def estimated(low_ms: float, high_ms: float, low: int = 100, high: int = 900) ->
     return row(where="device", latency_ms=latency, memory_bytes=Memory(status="estimated", low=low, high=high))
 
 
-def limits(**changes: Any) -> Limits:
-    return Limits(**{"size_bytes": 500, "latency_ms": 5.0, "memory_bytes": 1000, "batch": 1, "seq": 128, **changes})
+def limits(*at_command: Limit, **changes: Any) -> Requirements:
+    """Limits of 500 B, 5 ms and 1000 B at the budget's shape, None: no such limit; and ``at_command``."""
+    facts = {name: changes.pop(name) for name in ("phase", "shape_note", "profile") if name in changes}
+    values = {"size": 500, "latency": 5.0, "memory": 1000, **changes}
+    budget = choice_cases.requirements(**{name: value for name, value in values.items() if value is not None})
+    return replace(budget, limits=(*budget.limits, *at_command), **facts)
 
 
 def checks(*rows: Row, **budget: Any) -> dict[str, Check]:
@@ -61,7 +60,7 @@ def test_everything_inside_its_limit_passes() -> None:
 
 @pytest.mark.parametrize(
     ("change", "failed"),
-    [({"size_bytes": 499}, "size"), ({"latency_ms": 3.9}, "latency"), ({"memory_bytes": 999}, "memory")],
+    [({"size": 499}, "size"), ({"latency": 3.9}, "latency"), ({"memory": 999}, "memory")],
 )
 def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[str, object], failed: str) -> None:
     verdict = check_budget([row()], limits(**change))
@@ -72,7 +71,7 @@ def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[st
 def test_an_absent_device_is_judged_by_size_only() -> None:
     absent = row(**absent_figures("not present on this host"))
     assert statuses(absent) == {"size": "pass", "latency": "unknown", "memory": "unknown"}
-    verdict = check_budget([absent], limits(energy_mj=1.0))
+    verdict = check_budget([absent], limits(energy=1.0))
     assert (verdict.status, verdict.judged, verdict.is_partial) == ("unknown", ("size",), False)
     assert [kind.name for kind in verdict.not_judged] == ["latency", "memory", "energy"]
     assert (
@@ -80,8 +79,8 @@ def test_an_absent_device_is_judged_by_size_only() -> None:
         == {"not present on this host"}
         == {check.reason for check in verdict.checks[1:]}
     )
-    assert verdict_notes(verdict, [], limits(), []) == []
-    assert check_budget([absent], limits(size_bytes=1)).status == "fail", "fail outweighs unknown"
+    assert verdict_notes(verdict, ()) == []
+    assert check_budget([absent], limits(size=1)).status == "fail", "fail outweighs unknown"
     nothing = check_budget([], limits())
     assert {kind.reason for kind in nothing.not_judged} == {"no artifact can run on the device"}
 
@@ -89,13 +88,13 @@ def test_an_absent_device_is_judged_by_size_only() -> None:
 def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
     full = check_budget([row()], limits())
     assert (full.judged, full.not_judged, full.is_partial) == (("size", "latency", "memory"), (), False)
-    partial = check_budget([row()], limits(size_bytes=None, latency_ms=None, profile="raspberry-pi-5"))
+    partial = check_budget([row()], limits(size=None, latency=None, profile="raspberry-pi-5"))
     assert (partial.status, partial.judged, partial.is_partial) == ("pass", ("memory",), True)
     why = "the profile raspberry-pi-5 sets no limit"
     assert [(kind.name, kind.reason) for kind in partial.not_judged] == [("size", why), ("latency", why)]
-    (note,) = verdict_notes(partial, [], limits(), [])
+    (note,) = verdict_notes(partial, ())
     assert note == "not judged: size and latency; set a limit with --max-size and --max-latency"
-    assert verdict_notes(full, [], limits(), []) == []
+    assert verdict_notes(full, ()) == []
 
 
 @pytest.mark.parametrize(
@@ -104,9 +103,9 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
         ({"seq": 64}, {}, {"latency": "unknown", "memory": "unknown"}),
         ({}, {"phase": "decode"}, {"latency": "unknown", "memory": "pass"}),
         (CRASHED, {}, {"latency": "unknown", "memory": "unknown"}),
-        ({"energy_mj": Energy(status="measured", value=3.0)}, {"energy_mj": 3.0}, {"energy": "pass"}),
-        ({"energy_mj": Energy(status="measured", value=3.0)}, {"energy_mj": 2.9}, {"energy": "fail"}),
-        ({}, {"energy_mj": 2.0}, {"energy": "unknown"}),
+        ({"energy_mj": Energy(status="measured", value=3.0)}, {"energy": 3.0}, {"energy": "pass"}),
+        ({"energy_mj": Energy(status="measured", value=3.0)}, {"energy": 2.9}, {"energy": "fail"}),
+        ({}, {"energy": 2.0}, {"energy": "unknown"}),
         # An estimate with half a range, or none, decides nothing.
         ({"latency_ms": Latency(status="estimated", p50=1.0, low=1.0)}, {}, {"latency": "unknown"}),
         ({"latency_ms": Latency(status="estimated", p50=1.0, high=1.0)}, {}, {"latency": "unknown"}),
@@ -124,7 +123,7 @@ def test_only_known_values_of_the_judged_call_decide(
     [(4.0, 4.9, "pass"), (4.9, 5.1, "unknown"), (5.1, 4.9, "unknown"), (5.1, 9.0, "fail"), (4.0, 5.0, "pass")],
 )
 def test_a_limit_between_two_medians_is_unknown(first: float, second: float, expected: str) -> None:
-    check = checks(row(first, conditions={"repeated_p50_ms": second}))["latency"]
+    check = checks(row(first, conditions=Conditions(repeated_p50_ms=second)))["latency"]
     assert (check.status, check.value, check.basis) == (expected, first, "measured")
     assert (check.low, check.high) == (min(first, second), max(first, second))
     assert ("the limit lies within the range" in str(check.reason)) == (expected == "unknown")
@@ -153,7 +152,7 @@ def test_an_estimate_passes_or_fails_only_with_its_whole_range(low: float, high:
 
 
 def test_an_estimate_of_memory_is_judged_by_its_range_too() -> None:
-    by_limit = {limit: statuses(estimated(1, 2), memory_bytes=limit)["memory"] for limit in (99, 100, 899, 900)}
+    by_limit = {limit: statuses(estimated(1, 2), memory=limit)["memory"] for limit in (99, 100, 899, 900)}
     assert by_limit == {99: "fail", 100: "unknown", 899: "unknown", 900: "pass"}
     assert checks(estimated(1.0, 2.0))["memory"].value == pytest.approx(300.0), "the geometric middle"
     result = checks(estimated(1.0, 8.0, 100, 2**20))
@@ -170,7 +169,7 @@ def test_measured_rows_win_over_estimates() -> None:
 
 
 def test_a_limit_per_token_is_for_the_graph_that_decodes() -> None:
-    rows, budget = [row(60.0, name="full"), row(name="decode", phase="decode")], limits(phase="decode", energy_mj=1.0)
+    rows, budget = [row(60.0, name="full"), row(name="decode", phase="decode")], limits(phase="decode", energy=1.0)
     names = [(check.artifact, check.name) for check in check_budget(rows, budget, ["full"]).checks]
     assert names == [
         ("full", "size"), ("full", "memory"),
@@ -193,9 +192,9 @@ def test_without_a_graph_that_decodes_a_token_costs_a_whole_pass() -> None:
 def test_tokens_are_judged_by_decode_rows_in_any_order(reverse: bool) -> None:
     token, full_graph = row(phase="decode"), row(60.0)
     rows, budget = ([token, full_graph] if reverse else [full_graph, token]), limits(phase="decode")
-    assert judged_rows(rows, budget, is_whole_text=False) == [token]
-    assert judged_rows(rows, budget, is_whole_text=True) == [full_graph]
-    assert judged_rows([], budget, is_whole_text=False) == []
+    assert judged_rows(rows, (1, 128), budget, is_whole_text=False) == [token]
+    assert judged_rows(rows, (1, 128), budget, is_whole_text=True) == [full_graph]
+    assert judged_rows([], (1, 128), budget, is_whole_text=False) == []
 
 
 def peak(value: int) -> Memory:
@@ -231,8 +230,7 @@ def test_a_crash_of_the_exact_provider_is_not_replaced_by_one_that_rounds() -> N
 
 def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
     """Each of the two keeps one limit; a deployment is one of them."""
-    by_command = tuple(limits(size_bytes=None, memory_bytes=None, batch=batch) for batch in (1, 8))
-    budget = limits(latency_ms=None, by_command=by_command)
+    budget = limits(*(Limit("latency", 5.0, (batch, 128)) for batch in (1, 8)), latency=None)
     rows = [
         row(p50, batch=batch, threads=threads)
         for threads, times in ((1, (4.0, 6.0)), (2, (7.0, 4.5)))
@@ -246,24 +244,24 @@ def test_all_shapes_are_kept_by_one_provider_with_one_thread_count() -> None:
 
 
 def test_limits_are_judged_and_ranked_at_their_shapes() -> None:
-    at_command = tuple(limits(batch=batch, seq=64) for batch in (1, 8))
-    nothing = {"latency_ms": None, "memory_bytes": None}
+    at_command = [Limit("latency", 5.0, (batch, 64)) for batch in (1, 8)]
+    nothing = {"latency": None, "memory": None}
     assert limits().shapes == limits(**nothing).shapes == ((1, 128),)
-    assert limits(by_command=at_command).shapes == ((1, 128), (1, 64), (8, 64))
-    assert limits(**nothing, by_command=at_command).shapes == ((1, 64), (8, 64))
-    assert limits(**nothing, energy_mj=1.0, by_command=at_command).shapes == ((1, 128), (1, 64), (8, 64))
-    assert limits().ranked == limits() and limits(by_command=at_command).ranked == at_command[-1]
+    assert limits(*at_command).shapes == ((1, 128), (1, 64), (8, 64))
+    assert limits(*at_command, **nothing).shapes == ((1, 64), (8, 64))
+    assert limits(*at_command, **nothing, energy=1.0).shapes == ((1, 128), (1, 64), (8, 64))
+    assert limits().compared_shape == (1, 128) and limits(*at_command).compared_shape == (8, 64)
 
 
 def test_notes_name_missing_limits_and_exempt_graphs() -> None:
-    bare = {"size_bytes": None, "latency_ms": None, "memory_bytes": None}
-    (note,) = verdict_notes(check_budget([row()], limits(**bare)), [row()], limits(**bare), [])
+    bare = {"size": None, "latency": None, "memory": None}
+    (note,) = verdict_notes(check_budget([row()], limits(**bare)), ())
     assert note.startswith("nothing was judged")
-    partial = limits(memory_bytes=None)
-    (note,) = verdict_notes(check_budget([row()], partial), [row()], partial, [])
+    partial = limits(memory=None)
+    (note,) = verdict_notes(check_budget([row()], partial), ())
     assert note == "not judged: memory; set a limit with --max-vram"
     rows, budget = [row(name="full"), row(name="decode", phase="decode")], limits(phase="decode")
-    (note,) = verdict_notes(check_budget(rows, budget, ["full"]), rows, budget, ["full"])
+    (note,) = verdict_notes(check_budget(rows, budget, ["full"]), exempt_from_latency(rows, budget, ["full"]))
     assert note.endswith("for the artifacts that decode only, not for full")
     assert check_budget([row()], limits(**bare)).not_judged[0].reason == "no limit is set"
 
@@ -273,35 +271,35 @@ def test_the_range_of_an_unstable_time_holds_its_quartiles() -> None:
     latency = Latency(
         status="measured", p50=20.0, n=100, stable=False, quantiles_ms=tuple(map(float, range(QUANTILES)))
     )
-    check = quantities(row(latency_ms=latency))["latency"]
+    check = figures_of(row(latency_ms=latency))["latency"]
     quarter = QUANTILES // 4
     assert (check.value, check.low, check.high) == (20.0, quarter, QUANTILES - 1 - quarter)
-    repeated = row(latency_ms=latency, conditions={"repeated_p50_ms": 2.0})
-    assert quantities(repeated)["latency"].low == 2.0
-    single = quantities(row())["latency"]
+    repeated = row(latency_ms=latency, conditions=Conditions(repeated_p50_ms=2.0))
+    assert figures_of(repeated)["latency"].low == 2.0
+    single = figures_of(row())["latency"]
     assert (single.low, single.high) == (None, None)
 
 
 def test_quantities_of_estimates_and_energy() -> None:
     energy = Energy(status="measured", value=3.0)
-    check = quantities(row(energy_mj=energy))["energy"]
-    assert (check.value, check.unit, check.basis) == (3.0, "mJ", "measured")
-    assert quantities(row(energy_mj=Energy(status="estimated", value=3.0)))["energy"].basis == "unavailable"
+    check = figures_of(row(energy_mj=energy))["energy"]
+    assert (check.value, check.basis) == (3.0, "measured")
+    assert figures_of(row(energy_mj=Energy(status="estimated", value=3.0)))["energy"].basis == "unavailable"
     for figures in ({"low": 4.0}, {"high": 4.0}):
-        assert quantities(row(latency_ms=Latency(status="estimated", **figures)))["latency"].value is None
+        assert figures_of(row(latency_ms=Latency(status="estimated", **figures)))["latency"].value is None
     half = checks(row(latency_ms=Latency(status="estimated", p50=1.0, low=1.0)))["latency"]
     assert str(half.reason).endswith("an estimate without a range gives no verdict")
 
 
 def test_the_reason_of_an_absent_shape_names_what_was_measured() -> None:
-    result = checks(row(seq=64), row(batch=2), energy_mj=1.0)
+    result = checks(row(seq=64), row(batch=2), energy=1.0)
     assert result["latency"].reason == "there is no row at 1×128, but at 1×64, 2×128"
     assert [(name, check.batch, check.seq) for name, check in result.items()] == [
         ("size", None, None), ("latency", 1, 128), ("memory", 1, 128), ("energy", 1, 128),
     ]  # fmt: skip
     energy = {"energy_mj": Energy(status="measured", value=0.5)}
-    result = checks(row(**energy), phase="decode", energy_mj=1.0)
+    result = checks(row(**energy), phase="decode", energy=1.0)
     assert result["latency"].reason == result["energy"].reason == "decoding at 1×128 was not measured"
     crashes = [row(seq=64, latency_ms=Latency(status="unavailable", reason="elsewhere")), row(**CRASHED)]
     assert checks(*crashes)["latency"].reason == "it crashed", "that of the judged shape first"
-    assert (checks(row(**energy), energy_mj=1.0)["latency"].reason) == "p50 at 1×128"
+    assert (checks(row(**energy), energy=1.0)["latency"].reason) == "p50 at 1×128"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeformer.artifacts.command_results import UNDECIDED
+from edgeformer.benchmark.gate_result import UNDECIDED
 from tests.docs.document import ROOT, blocks, words
 from tests.docs.test_code_blocks import parse
 

@@ -35,7 +35,7 @@ from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
 from edgeformer.estimate.roofline import known_error
 from edgeformer.measurement.artifact import Item, MeasureJob, check_artifact
-from edgeformer.measurement.target import Target
+from edgeformer.measurement.target import DevicePresence
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes
@@ -440,7 +440,7 @@ def test_a_card_is_checked_in_both_precisions_where_it_is(
     halves: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     card, options = load_profile("h100"), CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
-    target = Target(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
+    target = DevicePresence(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
     monkeypatch.setattr(calibrate_module, "find_target", lambda device: target)
     with pytest.raises(InputError, match=f"CPUExecutionProvider here, not on {CARD}"):
         improve(halves, card, options, tmp_path)
@@ -457,6 +457,6 @@ def test_a_card_is_checked_in_both_precisions_where_it_is(
     assert error is not None and (error.kind, error.device, error.cases, error.median_log2) == ("cuda", CARD, 4, 1.0)
     assert "calibrate --validate" in path.read_text(encoding="utf-8").splitlines()[0]
     assert known_error(kept.model_copy(update={"match": "NVIDIA H200"})) is None
-    monkeypatch.setattr(calibrate_module, "find_target", lambda device: Target(False, "no such card"))
+    monkeypatch.setattr(calibrate_module, "find_target", lambda device: DevicePresence(False, "no such card"))
     with pytest.raises(InputError, match="--validate: no such card; run it on that device"):
         improve(halves, card, options, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import Case, estimate, estimate_row
 from edgeformer.estimate.listing import ListJob, feed_for, run_listing
@@ -70,7 +70,7 @@ def test_an_engine_is_estimated_for_its_own_kind_of_card_only(bundle: Path) -> N
     engine = ArtifactManifest(
         id="engine", file="engines/a.engine", format="tensorrt-rtx", precision="fp16", status="built", size_bytes=2**20,
         built_for={"compute_capability": "8.9"},
-        engine=Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={}),
+        engine=EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={}),
     )  # fmt: skip
     (row, _) = estimate(Bundle.open(bundle), engine, device("cuda", compute_capability=fact("8.9")), ITEMS)
     assert (row.artifact, row.provider, row.precision) == ("engine", "tensorrt-rtx", "fp16")

@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, FittedCase, Peaks
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Sharing
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Sharing
 from edgeformer.artifacts.report import Row
 from edgeformer.bundle import Bundle
 from edgeformer.estimate import estimate as stage
@@ -20,6 +20,7 @@ from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, tota
 from edgeformer.estimate.published import Setting, estimate_ms
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, work_ms
 from edgeformer.measurement.artifact import Item
+from edgeformer.report.sentences import published_sentence
 from edgeformer.runtimes import ALL_RUNTIMES
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.host import cpu_name
@@ -57,7 +58,7 @@ def artifact(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
     return base.model_copy(update=changes)
 
 
-ENGINE = Engine(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
+ENGINE = EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
 COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
 
 
@@ -92,7 +93,7 @@ def test_a_row_is_the_work_of_its_nodes_at_published_factors(
     latency = row.latency_ms
     expected = estimate_ms(target, setting, work, total(works).operations)
     assert (latency.p50, latency.low, latency.high, latency.check) == expected
-    assert latency.low < latency.p50 < latency.high and latency.reason == expected.check.sentence
+    assert latency.low < latency.p50 < latency.high and latency.reason == published_sentence(expected.check)
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(of, target, WEIGHT, step, 640)
     assert row.work == total(works)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
-from edgeformer.report.context import estimate_note
+from edgeformer.report.sentences import estimate_note
 from tests.report.made_reports import estimated, made_report, made_row
 
 RECORD = shipped_record()

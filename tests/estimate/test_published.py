@@ -11,6 +11,7 @@ from edgeformer import estimate
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.estimate.published import Errors, PublishedRecord, Setting, estimate_ms, phase_of, published_record
 from edgeformer.estimate.roofline import WORK
+from edgeformer.report.sentences import published_sentence
 
 ERRORS = Errors(factor=2.0, rows=30, sources=3, median_error=0.1, worst_error=2.0, within=0.9)
 SETTING = Setting("cpu", "pi", "onnxruntime", "fp32", "call")
@@ -115,7 +116,7 @@ def test_an_estimate_says_what_its_range_rests_on() -> None:
     assert estimated.p50 / estimated.low == pytest.approx(factor)
     assert estimated.high / estimated.p50 == pytest.approx(factor)
     assert subject == "of onnxruntime in fp32 on this device" and len(estimated.check.nearest) == 3
-    assert estimated.check.sentence == (
+    assert published_sentence(estimated.check) == (
         f"checked against {errors.rows} published measurements {subject} ({errors.sources} sources): median error "
         f"{errors.median_error:.0%}, {errors.within:.0%} within the range"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild
 from edgeformer.artifacts.report import Memory
 from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
@@ -140,7 +140,7 @@ def graph(**changes: Any) -> ArtifactManifest:
 
 def engine(**changes: Any) -> ArtifactManifest:
     sizes = {"activation_bytes": 4 * MIB, "weight_bytes": 2 * MIB, **changes}
-    base = Engine(builder="b", seconds=1, checked_by="size", graph_bytes=1, shapes={})
+    base = EngineBuild(builder="b", seconds=1, checked_by="size", graph_bytes=1, shapes={})
     return graph(engine=base.model_copy(update=sizes))
 
 

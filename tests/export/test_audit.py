@@ -15,6 +15,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.audit import audit_portability, weight_parts
 from edgeformer.inference import verify as verifying
 from edgeformer.models.weights import load_model
+from edgeformer.report.sentences import portability_notes, portability_notes_here
 
 
 def test_parts_of_a_classifier_are_those_of_its_modules(finished_run: Path) -> None:
@@ -97,8 +98,8 @@ def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path)
     path = saved(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": weight})
     result = audit_portability([path])
     assert (result.denormals.weights, result.denormals.of_weights) == (3, 10)
-    assert "3 of 10 FP32 weights are denormal" in " ".join(result.notes())
-    assert "session.set_denormal_as_zero" in " ".join(result.notes())
+    assert "3 of 10 FP32 weights are denormal" in " ".join(portability_notes(result))
+    assert "session.set_denormal_as_zero" in " ".join(portability_notes(result))
 
 
 def test_exported_int8_uses_standard_operators() -> None:
@@ -106,7 +107,7 @@ def test_exported_int8_uses_standard_operators() -> None:
     result = audit_portability([OLD / "onnx" / "model_int8.onnx"])
     assert (result.opset, result.other_operators, result.control_flow, result.fixed) == (20, {}, {}, ())
     assert result.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
-    assert result.needs == "1.18" and result.notes() == []
+    assert result.needs == "1.18" and portability_notes(result) == []
 
 
 def test_foreign_operators_and_fixed_shapes_are_reported(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_foreign_operators_and_fixed_shapes_are_reported(tmp_path: Path) -> None
     onnx.save(graph, path)
     result = audit_portability([path])
     assert result.other_operators == {"com.microsoft:Gelu": 1} and result.fixed == ("x",)
-    assert "com.microsoft:Gelu (1)" in result.notes()[0]
+    assert "com.microsoft:Gelu (1)" in portability_notes(result)[0]
 
 
 def audit(**changes: object) -> Portability:
@@ -136,16 +137,16 @@ def test_required_runtime_version(opset: int, ir_version: int, needs: str | None
 
 def test_notes_depend_on_runtime_version_and_cpu() -> None:
     risky = Saturation(pairs=10, at_risk=2)
-    assert audit(saturation=risky).notes()[0].endswith("without VNNI"), "no sum was looked at"
+    assert portability_notes(audit(saturation=risky))[0].endswith("without VNNI"), "no sum was looked at"
     old = audit(opset=20, ir_version=10)
-    assert "needs ONNX Runtime 1.18" in old.notes_here("1.9.2", None)[0]
-    assert old.notes_here("1.18.0", None) == []
+    assert "needs ONNX Runtime 1.18" in portability_notes_here(old, "1.9.2", None)[0]
+    assert portability_notes_here(old, "1.18.0", None) == []
     avx2, vnni = frozenset({"avx2"}), frozenset({"avx2", "avx512_vnni"})
-    assert "no VNNI" in audit(saturation=risky).notes_here("1.31", avx2)[0]
-    assert audit(saturation=risky).notes_here("1.31", vnni) == []
-    assert audit(saturation=risky).notes_here("1.31", frozenset({"asimd"})) == []
-    assert "unknown" in audit(saturation=risky).notes_here("1.31", None)[0]
-    assert audit(saturation=Saturation(pairs=10, at_risk=0)).notes_here("1.31", avx2) == []
+    assert "no VNNI" in portability_notes_here(audit(saturation=risky), "1.31", avx2)[0]
+    assert portability_notes_here(audit(saturation=risky), "1.31", vnni) == []
+    assert portability_notes_here(audit(saturation=risky), "1.31", frozenset({"asimd"})) == []
+    assert "unknown" in portability_notes_here(audit(saturation=risky), "1.31", None)[0]
+    assert portability_notes_here(audit(saturation=Saturation(pairs=10, at_risk=0)), "1.31", avx2) == []
 
 
 def test_verify_reports_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:

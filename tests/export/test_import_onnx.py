@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from edgeformer.artifacts.command_results import DAMAGED
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.golden import INPUT, OUTPUT
 from edgeformer.artifacts.onnx_outline import Port
 from edgeformer.bundle import Bundle
 from edgeformer.export.foreign_graph import GOLDEN_SEQ, Shape, find_axes, parse_range, parse_shape
 from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx, import_onnx_cached
+from edgeformer.inference.verification import DAMAGED
 from edgeformer.inference.verify import verify
 from edgeformer.tasks.tensors import Axis
 from tests.cli.run_cli import edgeformer

@@ -36,6 +36,7 @@ from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
+from edgeformer.report.sentences import portability_notes, portability_notes_here
 from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import stored_twice
@@ -258,8 +259,8 @@ def test_every_int4_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp
     assert parts["embeddings"] - 40 * (32 + 4) - 2 * 32 * 4 == 3000 * (16 + 4) + 1500
     portability = audit_portability([tmp_path / "int4.onnx"])
     assert portability.needs is not None and release(portability.needs) >= (1, 20)
-    assert any("MatMulNBits (4)" in note for note in portability.notes())
-    assert any("needs ONNX Runtime 1.20" in note for note in portability.notes_here("1.19.2", frozenset()))
+    assert any("MatMulNBits (4)" in note for note in portability_notes(portability))
+    assert any("needs ONNX Runtime 1.20" in note for note in portability_notes_here(portability, "1.19.2", frozenset()))
     # An id beyond the table is refused before the runtime sees it, as with every other table.
     assert read_outline(tmp_path / "int4.onnx").tables == {"input_ids": 3000}
     expected = run(traced, tmp_path / "fp32.onnx", {"input_ids": IDS})

@@ -14,8 +14,8 @@ from benchmarks.gpu.timing import TINY
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import CalibrationOptions, improve
 from edgeformer.inference.verify import verify
@@ -113,12 +113,15 @@ def test_an_engine_is_compared_and_scored_where_it_is_built(bundle: Path) -> Non
 
 def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
     (engine,) = built(bundle)
-    options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), search=SearchOptions())
+    options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), choose=ChoiceOptions())
     report = profile_bundle(Location(None, bundle), profile_of_card(), options)
     steady = [row for row in report.rows if row.phase == "steady" and row.latency_ms.status == "measured"]
     assert steady
     if engine.format == "tensorrt-rtx":
-        strategies = {(row.conditions["kernel_specialization"], row.conditions["cuda_graphs"]) for row in steady}
+        strategies = {
+            (row.conditions.model_dump()["kernel_specialization"], row.conditions.model_dump()["cuda_graphs"])
+            for row in steady
+        }
         assert strategies == {("eager", "whole_graph_capture")}
         with Bundle.open(bundle).session(engine) as session:
             assert session.settings()["runtime_cache"] == "loaded", "measuring left its kernels"

@@ -9,11 +9,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeformer.artifacts.command_results import Verification
 from edgeformer.artifacts.data_config import TextConfig
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle, seal
+from edgeformer.inference.verification import Verification
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
 

@@ -23,6 +23,7 @@ from edgeformer.inference import exits
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
 from edgeformer.inference.predict import Confidence, predict, select_candidates
+from edgeformer.report.sentences import exit_guarantee
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.decoder import StepSession
 from tests.cli.in_process import Edgeformer, in_process
@@ -150,7 +151,7 @@ def test_a_report_says_where_texts_leave(promised: Path, tmp_path: Path, edgefor
     folder = shutil.copytree(promised, tmp_path / "device")
     options = ("--device", "raspberry-pi-5", "--no-host", "--artifact", STEP, "--json")
     (note,) = [text for text in json.loads(edgeformer("profile", str(folder), *options))["notes"] if "exit" in text]
-    assert note == f"{STEP} with early exit: {guarantee_of(promised).sentence()}"
+    assert note == f"{STEP} with early exit: {exit_guarantee(guarantee_of(promised))}"
     assert " after loop 1, " in note and " after loop 2)" in note
 
 

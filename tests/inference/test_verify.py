@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.manifest import Engine, Parity
+from edgeformer.artifacts.manifest import EngineBuild, Parity
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import INT8_ERROR_FACTOR, verify
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -205,7 +205,7 @@ def test_an_engine_on_its_target_gets_a_parity(bundle: Path, monkeypatch: pytest
     monkeypatch.setattr(Bundle, "session", lambda bundle, artifact, options: Target(bundle.check(artifact)))
     unmeasured = Parity(status="unavailable", tolerance=1e-2, tolerance_kind="relative", reason="built without a GPU")
     shapes = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (2, 24)))
-    engine = Engine(builder="b", seconds=1.0, checked_by="size", graph_bytes=1, shapes=shapes)
+    engine = EngineBuild(builder="b", seconds=1.0, checked_by="size", graph_bytes=1, shapes=shapes)
     changes: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "parity": unmeasured, "engine": engine}
     change(bundle, "model", **changes)
     parity = parity_of(bundle)

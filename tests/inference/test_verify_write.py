@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.command_results import Recorded, Verification
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.report import MeasureRules, Report, Search
+from edgeformer.artifacts.report import Choice, MeasureRules, Report
+from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
-from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
+from edgeformer.inference.verification import Recorded, Verification
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -82,11 +82,11 @@ def run(unscored_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(unscored_run, tmp_path / "small"))
 
 
-def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Search]:
+def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Choice]:
     """Search for the fastest artifact with an accuracy; return the report and its search."""
-    search = SearchOptions({"accuracy": accuracy})
+    choice = ChoiceOptions({"accuracy": accuracy})
     options = ProfileOptions(
-        batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), search=search
+        batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), choose=choice
     )  # fmt: skip
     report = profile_bundle(Location(run, run / "bundle"), load_profile("host"), options)
     assert report.search is not None

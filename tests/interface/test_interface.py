@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.command_results import Gate, GateCheck
+from edgeformer.benchmark.gate_result import Gate, GateCheck
 from tests.cli.run_cli import Outcome, edgeformer
 from tests.interface.record import (
     key_paths,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.report import MeasureRules, Row
+from edgeformer.artifacts.report import Conditions, MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
 from edgeformer.measurement.artifact import (
@@ -70,8 +70,8 @@ def test_a_worker_measures_every_shape(bundle: Path) -> None:
         assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
         assert (row.memory_bytes.peak or 0) > 0 and (row.memory_bytes.baseline or 0) > 2**20
         assert row.memory_bytes.method and row.where == "host" and row.provider == "CPUExecutionProvider"
-        assert row.threads == row.conditions["threads"] == 1 and row.device_ms is None
-        assert "nodes_by_provider" not in row.conditions
+        assert row.threads == row.conditions.threads == 1 and row.device_ms is None
+        assert "nodes_by_provider" not in row.conditions.model_dump()
         assert not any("nodes ran on" in warning for warning in row.latency_ms.warnings)
     cold, steady, _ = rows
     assert (cold.load_ms or 0) > 0 and cold.latency_ms.n == 1
@@ -88,16 +88,16 @@ def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and
         ("cold", 1, 1), ("prefill", 1, 1), ("decode", 1, 1), ("prefill", 3, POSITIONS), ("decode", 3, POSITIONS),
     ]  # fmt: skip
     prompt = rows[3]
-    assert prompt.conditions["context_tokens"] == 0
+    assert prompt.conditions.context_tokens == 0
     assert prompt.throughput_per_s == pytest.approx(1000 * 3 * POSITIONS / (prompt.latency_ms.mean or 0))
     rows = [row for row in rows if row.phase == "decode"]
     for row in rows:
         assert (row.latency_ms.p50 or 0) > 0 and row.memory_bytes.status == "measured"
-        assert row.conditions["context_tokens"] == row.seq - 1, "the timed token is the text's last one"
-        assert row.conditions["loops"] >= 1
+        assert row.conditions.context_tokens == row.seq - 1, "the timed token is the text's last one"
+        assert (row.conditions.loops or 0) >= 1
         assert row.throughput_per_s == pytest.approx(1000 * row.batch / (row.latency_ms.mean or 0))
     # The context is read in one call before; the timed token is much less work.
-    assert (rows[1].latency_ms.p50 or 0) < rows[1].conditions["read_context_ms"]
+    assert (rows[1].latency_ms.p50 or 0) < (rows[1].conditions.read_context_ms or 0)
 
 
 def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(language: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     _, steady = run_as(monkeypatch, bundle, program, items=(("steady", 1, 8),), rules=rules)
     assert log.read_text(encoding="ascii") == "xx"
     assert steady.latency_ms.stable is False and steady.latency_ms.n >= 20
-    assert 10 <= (steady.latency_ms.p50 or 0) < 50 <= steady.conditions["repeated_p50_ms"]
+    assert 10 <= (steady.latency_ms.p50 or 0) < 50 <= (steady.conditions.repeated_p50_ms or 0)
     assert any(warning.startswith("not confirmed: ") for warning in steady.latency_ms.warnings)
 
 
@@ -236,12 +236,14 @@ def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: flo
     entry = make_spec(bundle).files.artifact
     absent = row_of(entry, ("steady", 2, 8), "P", "host", "the process ended early")
     first, again = (
-        absent.model_copy(update={"latency_ms": summarise([p50] * 130, True, ["noted"]), "conditions": {"threads": 1}})
+        absent.model_copy(
+            update={"latency_ms": summarise([p50] * 130, True, ["noted"]), "conditions": Conditions(threads=1)}
+        )
         for p50 in (10.0, second or 1.0)
     )
     result = confirmed(first, absent if second is None else again, MeasureRules().repeat_tolerance)
     assert result.latency_ms.stable is stable
-    assert result.conditions == {"threads": 1, "repeated_p50_ms": second}
+    assert result.conditions == Conditions(threads=1, repeated_p50_ms=second)
     assert (result.latency_ms.p50, result.latency_ms.n) == (10.0, 130)
     warning = "not confirmed: the median is 10 ms in one process and "
     if second is None:
@@ -277,5 +279,5 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkey
     with pytest.raises(MeasuringInterrupted) as stop:
         measure_artifact(spec, Progress())
     first, second = stop.value.rows
-    assert first.latency_ms.stable and first.conditions["repeated_p50_ms"] == 1.0
-    assert second.latency_ms.stable is False and "repeated_p50_ms" not in second.conditions
+    assert first.latency_ms.stable and first.conditions.repeated_p50_ms == 1.0
+    assert second.latency_ms.stable is False and second.conditions.repeated_p50_ms is None

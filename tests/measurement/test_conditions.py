@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeformer.artifacts.report import Conditions
 from edgeformer.measurement import conditions
 from edgeformer.measurement.conditions import CpuReading, CpuUse, doubts, used_between
 from edgeformer.system import nvidia
@@ -79,10 +80,10 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
 
 
 def test_battery_and_a_governor_that_keeps_the_clock_low_are_doubts() -> None:
-    assert doubts({"power": "mains", "governor": "performance"}, CPU) == []
-    noted = doubts({"power": "battery 83%", "governor": "powersave"}, CPU)
+    assert doubts(Conditions(power="mains", governor="performance"), CPU) == []
+    noted = doubts(Conditions(power="battery 83%", governor="powersave"), CPU)
     assert "measured on battery 83%" in noted[0] and "lowest clock" in noted[1]
-    assert doubts({"power": "mains", "governor": "powersave", "governor_scales": True}, CPU) == []
+    assert doubts(Conditions(power="mains", governor="powersave", governor_scales=True), CPU) == []
 
 
 def test_the_governor_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,17 +103,17 @@ def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.Monk
         monkeypatch.setattr(nvidia, "state", lambda uuid: state)
         described = conditions.describe(1, "GPU-1")
         other.kill()
-    assert described["gpu_slowed_by"] == ["power limit", "heat (software)"]
+    assert described["gpu_slowed_by"] == ("power limit", "heat (software)")
     process, ended = described["gpu_foreign_processes"]
     assert process.endswith(f"({other.pid})") and "python" in process.lower()
     assert ended == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
-    noted = doubts(described, CUDA)
+    noted = doubts(Conditions(**described), CUDA)
     assert noted[-3:-1] == [
         "the card lowered its clocks: power limit",
         "the card lowered its clocks: heat (software)",
     ]
     assert process in noted[-1]
-    assert not any("card" in note for note in doubts(described, CPU))
+    assert not any("card" in note for note in doubts(Conditions(**described), CPU))
 
 
 @pytest.mark.parametrize(
@@ -155,4 +156,4 @@ def test_android_shows_no_other_processes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "slowdowns", lambda: ["the supply voltage is too low"])
     described = conditions.describe(1, None)
-    assert "the system slows the processor: the supply voltage is too low" in doubts(described, CPU)
+    assert "the system slows the processor: the supply voltage is too low" in doubts(Conditions(**described), CPU)

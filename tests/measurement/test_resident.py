@@ -93,7 +93,7 @@ def test_verify_and_profile_repeat_it(bundle: Bundle) -> None:
     files, item = check_artifact(bundle, bundle.artifact("four")), ("steady", 1, 16)
     rows: list[Any] = []
     run_job(MeasureJob(threads=1, files=files, items=(item,), rules=rules), rows.append)
-    (cold,) = [row.conditions["resident_bytes"] for row in rows if getattr(row, "phase", None) == "cold"]
+    (cold,) = [row.conditions.resident_bytes for row in rows if getattr(row, "phase", None) == "cold"]
     assert cold == pytest.approx(expected[1], rel=0.3)
 
 

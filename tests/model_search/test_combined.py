@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.report import Search
-from edgeformer.benchmark.search import CandidateLimits, combine_searches
-from tests.benchmark.search_cases import accuracy, artifact, bundle, estimate, row, run
+from edgeformer.artifacts.report import Choice
+from edgeformer.benchmark.choice import combine_choices
+from edgeformer.benchmark.limits import Limit
+from tests.benchmark.choice_cases import accuracy, artifact, bundle, estimate, row, run
 
 
-def search_of(score: float, ms: float, size: int, **changes: Any) -> Search:
+def limits(**values: float) -> tuple[Limit, ...]:
+    return tuple(Limit(quantity, value) for quantity, value in values.items())  # type: ignore[arg-type]
+
+
+def search_of(score: float, ms: float, size: int, **changes: Any) -> Choice:
     """The search of a model with one artifact, measured on the device."""
     return run(bundle(artifact("onnx-int8", validation=accuracy(score))), [row("onnx-int8", ms, size=size, **changes)])
 
@@ -24,18 +29,18 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize(
-    ("limits", "picked"),
+    ("kept", "picked"),
     [
-        (CandidateLimits(), "pretrained/onnx-int8"),
-        (CandidateLimits(score=0.80), "linear/onnx-int8"),
-        (CandidateLimits(score=0.85), "light/onnx-int8"),
-        (CandidateLimits(score=0.90), "pretrained/onnx-int8"),
-        (CandidateLimits(score=0.90, latency_ms=5.0), None),
-        (CandidateLimits(score=0.85, size_bytes=10_000), None),
+        (limits(), "pretrained/onnx-int8"),
+        (limits(score=0.80), "linear/onnx-int8"),
+        (limits(score=0.85), "light/onnx-int8"),
+        (limits(score=0.90), "pretrained/onnx-int8"),
+        (limits(score=0.90, latency=5.0), None),
+        (limits(score=0.85, size=10_000), None),
     ],
 )
-def test_the_cheapest_model_within_the_limits_is_recommended(limits: CandidateLimits, picked: str | None) -> None:
-    result = combine_searches(SEARCHES, limits, "latency")
+def test_the_cheapest_model_within_the_limits_is_recommended(kept: tuple[Limit, ...], picked: str | None) -> None:
+    result = combine_choices(SEARCHES, kept, "latency")
     assert (None if result.pick is None else result.candidates[result.pick].artifact) == picked
     assert [candidate.on_front for candidate in result.candidates] == [True, True, True]
 
@@ -47,32 +52,30 @@ def test_without_a_limit_the_best_model_may_lose_one_standard_error() -> None:
     )
     both = run(manifest, [row("onnx-fp32", 9.0, size=900), row("onnx-int8", 3.0, size=300)])
     searches = {"linear": search_of(0.906, 0.1, 200), "pretrained": both}
-    result = combine_searches(searches, CandidateLimits(), "latency")
+    result = combine_choices(searches, limits(), "latency")
     assert result.pick is not None and result.candidates[result.pick].artifact == "pretrained/onnx-int8"
     assert "of the model with the best accuracy" in result.reason
 
 
 def test_the_best_is_named_if_none_keeps_the_limits() -> None:
-    result = combine_searches(SEARCHES, CandidateLimits(0.95, 5.0), "latency")
+    result = combine_choices(SEARCHES, limits(score=0.95, latency=5.0), "latency")
     assert result.pick is None and result.closest is not None
     assert result.candidates[result.closest].artifact == "pretrained/onnx-int8"
 
 
 def test_a_refused_model_is_not_recommended() -> None:
-    result = combine_searches(
-        SEARCHES, CandidateLimits(), "latency", {"pretrained": "without a teacher it scores 0.92"}
-    )
+    result = combine_choices(SEARCHES, limits(), "latency", {"pretrained": "without a teacher it scores 0.92"})
     assert result.pick is not None and result.candidates[result.pick].artifact == "light/onnx-int8"
     assert result.candidates[2].reason == "without a teacher it scores 0.92"
 
 
 def test_a_dominated_candidate_is_not_on_the_front() -> None:
-    result = combine_searches({**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, CandidateLimits(), "latency")
+    result = combine_choices({**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, limits(), "latency")
     assert [c.artifact for c in result.candidates if not c.on_front] == ["slow/onnx-int8"]
 
 
 def test_refusals_name_figure_and_limit() -> None:
-    result = combine_searches(SEARCHES, CandidateLimits(0.85, 5.0, 10_000), "latency")
+    result = combine_choices(SEARCHES, limits(score=0.85, latency=5.0, size=10_000), "latency")
     reasons = {candidate.artifact: candidate.reason for candidate in result.candidates}
     assert reasons == {
         "linear/onnx-int8": "accuracy 0.8200 is below 0.85",
@@ -86,13 +89,11 @@ def test_an_estimate_keeps_a_limit_with_its_whole_range_only() -> None:
     manifest = bundle(artifact("onnx-int8", validation=accuracy(0.9)))
     estimated = run(manifest, [estimate("onnx-int8", 3.0, 6.0)], on_target=False)
     for limit_ms, unknown, is_feasible in ((7.0, (), True), (5.0, ("latency",), True), (2.0, (), False)):
-        (candidate,) = combine_searches(
-            {"light": estimated}, CandidateLimits(latency_ms=limit_ms), "latency"
-        ).candidates
+        (candidate,) = combine_choices({"light": estimated}, limits(latency=limit_ms), "latency").candidates
         assert (candidate.unknown, candidate.feasible) == (unknown, is_feasible)
 
 
 def test_the_smallest_file_can_be_searched_for() -> None:
     searches = {"wide": search_of(0.9, 1.0, 900), "small": search_of(0.9, 3.0, 300)}
-    result = combine_searches(searches, CandidateLimits(), "size")
+    result = combine_choices(searches, limits(), "size")
     assert result.pick is not None and result.candidates[result.pick].artifact == "small/onnx-int8"

@@ -15,13 +15,13 @@ from edgeformer.artifacts.device import EstimateError
 from edgeformer.artifacts.report import (
     Candidate,
     Check,
+    Choice,
     Energy,
     EstimateEvidence,
     Latency,
     Memory,
     Report,
     Row,
-    Search,
     SizeParts,
     Verdict,
     Work,
@@ -74,13 +74,15 @@ SIZE = Check(
     name="size", artifact="onnx-fp32", limit=100 * MIB, value=20 * MIB, unit="bytes", status="pass", basis="measured"
 )
 PROFILE = {
+    "name": "card",
     "title": "A card",
+    "kind": "cuda",
     "bandwidth_bytes_per_s": {"value": 192e9, "source": "a data sheet", "verified": False},
     "peaks": {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}},
 }
 
 
-def made_search() -> Search:
+def made_search() -> Choice:
     """Two candidates; the slower one is too large."""
     common = {"provider": "CUDAExecutionProvider", "threads": None, "latency_status": "estimated", "exit": None}
     common |= {"precision": "fp32", "trimmed": False, "memory_bytes": 400 * MIB, "on_front": True}
@@ -91,7 +93,7 @@ def made_search() -> Search:
             reason="size 200 MiB is above 100 MiB", **common,
         ),
     )  # fmt: skip
-    return Search(
+    return Choice(
         metric="accuracy", bound=0.9, minimize="latency", candidates=candidates, pick=0, reason="the only one that fits"
     )
 

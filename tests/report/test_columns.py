@@ -6,7 +6,7 @@ import csv
 import io
 from dataclasses import dataclass
 
-from edgeformer.report.columns import Column, Columns
+from edgeformer.report.columns import Column, TableColumns
 from tests.report.made_reports import rendered
 
 
@@ -18,7 +18,7 @@ class Item:
     good: bool = True
 
 
-COLUMNS: Columns[Item] = Columns(
+COLUMNS: TableColumns[Item] = TableColumns(
     [
         Column("item", lambda item: item.name),
         Column("size", lambda item: item.size, "bytes"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.report import Latency, Report, Search, Verdict
+from edgeformer.artifacts.report import Choice, Latency, Report, Verdict
 from edgeformer.report.devices import (
     compare_devices,
     comparison_tables,
@@ -91,7 +91,7 @@ def test_the_cheapest_artifact(report: Report, artifact: str, p50_ms: float) -> 
 
 
 def test_no_artifact_to_deploy() -> None:
-    nothing = Search.model_validate(made_search().model_dump() | {"pick": None}, strict=False)
+    nothing = Choice.model_validate(made_search().model_dump() | {"pick": None}, strict=False)
     unmeasured = made_report(made_row(estimated(), "device"))
     reports = {"pi": PI.model_copy(update={"search": nothing}), "desk": unmeasured}
     assert [device["choice"] for device in compare_devices(reports)["devices"]] == [None, None]

@@ -13,15 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeformer.artifacts.report import Candidate, NotJudged, Report, Search, Verdict
-from edgeformer.report.context import (
-    ReportContext,
-    badge_markdown,
-    estimate_note,
-    measurement_columns,
-    verdict_sentence,
-)
+from edgeformer.artifacts.report import Candidate, Choice, NotJudged, Report, Verdict
+from edgeformer.report.context import ReportContext, measurement_columns
 from edgeformer.report.documents import as_csv, badge_svg, write_report
+from edgeformer.report.sentences import badge_markdown, estimate_note, verdict_sentence
 from edgeformer.run import Location
 from tests.report.made_reports import (
     ARTIFACT_NAMES,
@@ -179,11 +174,11 @@ class TestSearch:
             candidate("doubtful", unknown=("memory",)),
             candidate("crashed", feasible=False, reason="no time: [red]boom[/]", latency_ms=None, score=None),
         )
-        search = Search(
+        search = Choice(
             candidates=candidates, metric="accuracy", bound=0.9, minimize="latency", pick=None, reason="why",
             basis="host", not_in_bundle=("FP16 graphs: edgeformer export tiny --fp16",),
         )  # fmt: skip
-        text = terminal_of(made_report(made_row(measured()), search=search)).partition("Search: ")[2]
+        text = terminal_of(made_report(made_row(measured()), search=search)).partition("Choice: ")[2]
         lines = {c.artifact: next(line for line in text.splitlines() if f" {c.artifact} " in line) for c in candidates}
         assert "≈ 1.00 to 9.00 ms" in lines["guess"] and "3.00" not in lines["guess"] and "≈ 2.0 MiB" in lines["guess"]
         assert "≈" not in lines["timed"] and "unknown: memory" in lines["doubtful"]

@@ -22,7 +22,7 @@ import pytest
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import Engine, Parity
+from edgeformer.artifacts.manifest import EngineBuild, Parity
 from edgeformer.bundle import Bundle, seal
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.tensorrt import session as session_module
@@ -284,7 +284,7 @@ def with_engines(name: str, folder: Path) -> Path:
             "sha256": sha256_of(folder / parts["loop"]),
             "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION},
             "parity": Parity(status="unavailable", tolerance=1e-4, tolerance_kind="absolute", reason="no GPU"),
-            "engine": Engine(
+            "engine": EngineBuild(
                 builder="stand-in",
                 seconds=0.0,
                 checked_by="size",

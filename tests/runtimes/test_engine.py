@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import Engine, Precision
+from edgeformer.artifacts.manifest import EngineBuild, Precision
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.bundle import Bundle
 from edgeformer.export.graphs import weights_file, write_graph
@@ -43,7 +43,7 @@ needs_rtx = pytest.mark.skipif(
 )
 POSITIONS, LENGTH = 512, 64
 TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
-ENGINE = Engine(
+ENGINE = EngineBuild(
     builder="tensorrt-rtx 1",
     seconds=1.0,
     checked_by="builder log",

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
-from edgeformer.artifacts.command_results import PlannedTime
 from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.plan import PlannedTime
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.report.tables import time_text

@@ -17,6 +17,7 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, InterruptedRun
 from edgeformer.models import load_recipe
 from edgeformer.models.encoder.model import SwiGLU
+from edgeformer.report.sentences import text_lengths
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe, LanguageScore
@@ -65,7 +66,7 @@ class TestClassifier:
         run = train(recipe, TrainOptions(tmp_path, name="run", resume=True, accelerator="cpu"))
         assert_same_run(run, expected)
         (line,) = messages.containing("train: texts of ")
-        assert line.startswith(f"train: texts of {read_run(run).data.text_words['train'].sentence('words')}; ")
+        assert line.startswith(f"train: texts of {text_lengths(read_run(run).data.text_words['train'], 'words')}; ")
         assert " tokens, half of them at most " in line and f"% of batches of {recipe.training.batch_size} is" in line
         assert read_run(run).precision == "bf16"
         assert formats == {(True, torch.bfloat16), (False, torch.float32)}

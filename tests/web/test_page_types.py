@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.command_results import PageManifest
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import collate
@@ -21,6 +20,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.web.libraries import RUNTIME, TOKENIZER_LIBRARY
 from edgeformer.web import PageOptions, publish
+from edgeformer.web.manifest import PageManifest
 from tests.docs.document import ROOT
 from tests.export.hf_models import make_model
 from tests.web.browser import run_module

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import edgeformer.web as publishing
-from edgeformer.artifacts.command_results import SITE_FILE, PageManifest
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.workspace import read_manifest
@@ -30,6 +29,7 @@ from edgeformer.runtimes.web.libraries import (
 )
 from edgeformer.tasks.scoring import NO_NUMBER
 from edgeformer.web import PageOptions, publish
+from edgeformer.web.manifest import SITE_FILE, PageManifest
 from tests.cli.in_process import Edgeformer
 from tests.docs.document import ROOT, programs
 from tests.web.browser import CLASSIFIER, LANGUAGE, run_module

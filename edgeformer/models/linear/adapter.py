@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize_scalar
 
-from edgeformer.artifacts.command_results import MemoryBreakdown
+from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import FitConfig
 from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.tokenization import WORD_BOUNDARY

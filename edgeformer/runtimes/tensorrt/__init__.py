@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, MissingDependencyError, install_hint
-from edgeformer.artifacts.manifest import ArtifactManifest, Engine, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision
 from edgeformer.artifacts.progress import bar
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
@@ -216,7 +216,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
             yield entry.model_copy(update={"reason": str(error)})
             return
         sizes = zip(*axis_sizes(job).values(), strict=True)
-        engine = Engine(
+        engine = EngineBuild(
             builder=f"torch-tensorrt {built_for['torch-tensorrt']}",
             seconds=round(time.perf_counter() - start_s, 2),
             checked_by="size",

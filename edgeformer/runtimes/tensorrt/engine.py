@@ -20,7 +20,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
-from edgeformer.artifacts.manifest import Engine, Precision
+from edgeformer.artifacts.manifest import EngineBuild, Precision
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
@@ -51,7 +51,7 @@ _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overfl
 class BuiltEngine:
     """An engine written to disk: its facts, the system that can open it, and why it is rejected (None: it is not)."""
 
-    engine: Engine
+    engine: EngineBuild
     built_for: dict[str, str]
     reason: str | None
 
@@ -81,7 +81,7 @@ def graph_bytes(path: Path) -> int:
     return path.stat().st_size + int(sum(length for _, _, length in regions))
 
 
-def why_engine_rejected(engine: Engine, size_bytes: int, precision: Precision) -> str | None:
+def why_engine_rejected(engine: EngineBuild, size_bytes: int, precision: Precision) -> str | None:
     """Return why an engine's warnings, precision or size are not acceptable, or None. The limit is of the weights."""
     for warning in engine.warnings:
         if precision == "fp16" and _FP16_TROUBLE.search(warning):
@@ -169,7 +169,7 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         temporary.write_bytes(memoryview(content))
     layers = read_listing(log.listing)
     totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
-    engine = Engine(
+    engine = EngineBuild(
         builder=f"{format_} {trt.__version__}",
         seconds=round(seconds, 2),
         checked_by="builder log" if layers else "size",
@@ -222,7 +222,7 @@ _TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
 
 
 def read_listing(text: str) -> dict[str, Any]:
-    """Parse the builder's listing of the layers to fields of :class:`Engine`; empty if its format is unknown."""
+    """Parse the builder's listing of the layers to fields of :class:`EngineBuild`; empty if its format is unknown."""
     layers, elements, by_precision = _LAYER.findall(text), Counter[str](), Counter[str]()
     for constants, outputs in layers:
         by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in _TENSOR.findall(outputs))

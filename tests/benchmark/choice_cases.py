@@ -1,24 +1,35 @@
-"""Artifacts, their scores and their rows, by hand, for what a search picks of them."""
+"""Artifacts, their scores and their rows, by hand, for what a choice picks of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
-from edgeformer.artifacts.report import Energy, Latency, Memory, Row, Search
+from edgeformer.artifacts.report import Choice, Energy, Latency, Memory, Row
 from edgeformer.artifacts.scores import ExitScore
+from edgeformer.benchmark.choice import ChoiceOptions, check_options, choose
+from edgeformer.benchmark.limits import Limit, Quantity, Requirements
 from edgeformer.benchmark.profile import rows_of_kind
-from edgeformer.benchmark.search import SearchOptions, search
-from edgeformer.benchmark.verdict import Limits
 from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.language_modeling import LanguageScore
 
-FREE = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128)
 CPU = "CPUExecutionProvider"
+
+
+def requirements(phase: Literal["steady", "decode"] = "steady", **limits: float) -> Requirements:
+    """Limits at the shape of the budget; quantities by name."""
+    quantities: list[Quantity] = ["size", "latency", "memory", "energy"]
+    entries = [
+        Limit(quantity, limits[quantity], None if quantity == "size" else (1, 128), "profile")
+        for quantity in quantities
+        if quantity in limits
+    ]
+    return Requirements(tuple(entries), (1, 128), phase)
 
 
 def accuracy(value: float) -> ClassificationScore:
@@ -101,17 +112,21 @@ def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
 def run(
     manifest: BundleManifest,
     rows: list[Row],
-    limits: Limits = FREE,
-    options: SearchOptions | None = None,
+    limits: Requirements | None = None,
+    options: ChoiceOptions | None = None,
     kind: Literal["cuda", "cpu"] = "cpu",
     on_target: bool = True,
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
-) -> Search:
+) -> Choice:
     device_rows = rows_of_kind(rows, kind) if on_target else [row for row in rows if row.where == "device"]
-    return search(manifest, rows, device_rows, limits, options or SearchOptions(), records)
+    options, limits = options or ChoiceOptions(), limits or requirements()
+    check_options(options, manifest)
+    scores = tuple(Limit("score", bound) for bound in options.bounds.values())
+    limits = replace(limits, limits=(*limits.limits, *scores))
+    return choose(manifest, rows, device_rows, limits, options.minimize, records)
 
 
-def picked(result: Search) -> tuple[str, int | None] | None:
+def picked(result: Choice) -> tuple[str, int | None] | None:
     if result.pick is None:
         return None
     return result.candidates[result.pick].artifact, result.candidates[result.pick].threads

@@ -1,4 +1,4 @@
-"""Search: which artifact to deploy, with the Pareto front of the candidates and the reason for the pick in words.
+"""Choice: which artifact to deploy, and the Pareto front of the candidates.
 
 A candidate is an artifact with a runtime and a number of threads, at the shape that the device's budget names. Its
 costs are those of the device: measured there, else estimated for it. If there is neither, this host's own times rank
@@ -8,7 +8,7 @@ the candidates, but are never held against the device's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
@@ -17,10 +17,11 @@ from typing import Any, Literal
 from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
-from edgeformer.artifacts.report import Candidate, Check, Row, Search
-from edgeformer.artifacts.units import format_bytes, format_threads
-from edgeformer.benchmark.verdict import Limits, check_budget, judged_rows, quantities, shown
+from edgeformer.artifacts.report import Candidate, Check, Choice, Figure, Report, Row
+from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of
+from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
+from edgeformer.report import sentences
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
@@ -36,8 +37,8 @@ INSTANT_MS = 0.1
 
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """Score limits and objective of a search.
+class ChoiceOptions:
+    """Score limits and objective of a choice.
 
     Attributes:
         bounds: a task's metric → its worst accepted score on the validation split, e.g. accuracy → 0.91.
@@ -48,8 +49,8 @@ class SearchOptions:
     minimize: Literal["latency", "size", "memory", "energy"] = "latency"
 
 
-def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
-    """Check that the models of a bundle can be searched with these options. Call it before anything is measured.
+def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
+    """Check that the models of a bundle can be chosen among with these options. Call it before anything is measured.
 
     Raises:
         InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
@@ -67,86 +68,76 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
             raise InputError(f"{metric.flag} {bound:g}: must be {limits}")
     if manifest.leaks:
         raise InputError(
-            f"--search: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
-            "--search"
+            f"--choose: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
+            "--choose"
         )
 
 
-def search(
+def choose(
     manifest: BundleManifest,
     rows: Sequence[Row],
     device_rows: Sequence[Row],
-    limits: Limits,
-    options: SearchOptions,
+    requirements: Requirements,
+    minimize: Literal["latency", "size", "memory", "energy"] = "latency",
     records: Mapping[str, TargetRecord] = MappingProxyType({}),
-) -> Search:
+) -> Choice:
     """Name the artifact to deploy among those that were profiled.
 
-    The pick is the least of ``options.minimize`` among those that meet the bound and break no limit. Candidates that
-    are known to keep every limit go before those with a limit that cannot be decided. Candidates whose costs differ
-    by less than noise (measured times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied:
-    the smaller file wins.
+    The pick is the least of ``minimize`` among those that break no limit. Candidates that are known to keep every limit
+    go before those with a limit that cannot be decided. Candidates whose costs differ by less than noise (measured
+    times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied: the smaller file wins.
 
     Args:
         manifest: of the bundle, whose order is that of the candidates.
         rows: of the artifacts that may be picked, host and device.
         device_rows: of them, those on the device, measured there or estimated for it.
-        limits: what the device's budget and the command allow.
-        options: what is searched for.
+        requirements: what the device's budget and the command allow.
         records: artifact that export did not compare → what its target measured.
-
-    Raises:
-        InputError: as :func:`check_options`.
     """
-    check_options(options, manifest)
-    metric, at_shape = get_task(manifest.task).metric, limits.ranked
-    bound, statuses = options.bounds.get(metric.name), {row.latency_ms.status for row in device_rows}
+    metric, shape = get_task(manifest.task).metric, requirements.compared_shape
+    bound, statuses = requirements.limit_of("score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"
     scored_manifest = completed(manifest, records)
     candidates: list[Candidate] = []
-    costs: list[Check] = []
     for artifact in {entry.id: entry for entry in scored_manifest.artifacts}.values():
         artifact_rows = [row for row in rows if row.artifact == artifact.id]
         if not artifact_rows:
             continue
+        on_device = [row for row in device_rows if row.artifact == artifact.id]
         # The host's rows rank the candidates, but are not held against the device's limits.
-        basis_rows = [row for row in artifact_rows if row.where == "host"] if basis == "host" else device_rows
-        basis_rows = [row for row in basis_rows if row.artifact == artifact.id]
+        basis_rows = [row for row in artifact_rows if row.where == "host"] if basis == "host" else on_device
         is_whole_text = artifact.role in ("full", "exit")
-        phase = "steady" if is_whole_text else limits.phase
+        phase = "steady" if is_whole_text else requirements.phase
         usable = [
             row
-            for row in judged_rows(basis_rows, at_shape, is_whole_text)
+            for row in judged_rows(basis_rows, shape, requirements, is_whole_text)
             if row.latency_ms.status != "unavailable" and row.phase == phase
         ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
-        shape = f"{at_shape.batch}×{at_shape.seq}"
-        why_absent = next(filter(None, reasons), f"there is no measurement or estimate at {shape}")
-        absent = absent_figures(why_absent)
-        for row in usable or [artifact_rows[0].model_copy(update={**absent, "threads": None})]:
-            judged = [row.model_copy(update=absent)]
-            if usable and basis != "host":
-                judged = same_setting(basis_rows, row.provider, row.threads)
-            checks = check_budget(judged, limits, (artifact.id,) if is_whole_text else ()).checks
+        why_absent = next(filter(None, reasons), f"there is no measurement or estimate at {shape[0]}×{shape[1]}")
+        absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
+        for row in usable or [absent]:
+            judged = [other for other in on_device if (other.provider, other.threads) == (row.provider, row.threads)]
+            judged = judged or on_device if basis == "host" else judged if usable else [absent]
+            checks = artifact_checks(judged or [absent], requirements, is_whole_text)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
-            candidates.append(_candidate(artifact, row, checks, score, metric, bound, options.minimize))
-            costs.append(quantities(row)[options.minimize])
+            candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
     candidates = mark_front(candidates, metric)
-    result = Search(
+    choice = Choice(
         metric=metric.name,
         bound=bound,
-        minimize=options.minimize,
+        minimize=minimize,
         candidates=tuple(candidates),
         pick=None,
         reason="",
         basis=basis,
         not_in_bundle=absent_variants(manifest),
-        batch=at_shape.batch,
-        seq=at_shape.seq,
+        batch=shape[0],
+        seq=shape[1],
     )
-    return _pick(result, costs, metric)
+    return _explained(choice, _pick(choice, _eligible(candidates)), metric)
 
 
 def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidate]:
@@ -164,85 +155,61 @@ def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidat
     return [c.model_copy(update={"on_front": position in front}) for position, c in enumerate(candidates)]
 
 
-@dataclass(frozen=True)
-class CandidateLimits:
-    """Limits of the candidates of several models, beside those of the device's budget. None is no limit."""
-
-    score: float | None = None
-    latency_ms: float | None = None
-    size_bytes: int | None = None
-
-
-def combine_searches(
-    searches: Mapping[str, Search],
-    limits: CandidateLimits,
+def combine_choices(
+    choices: Mapping[str, Choice],
+    limits: Sequence[Limit],
     minimize: Literal["latency", "size"],
     refused: Mapping[str, str] = MappingProxyType({}),
-) -> Search:
-    """Return one search over the candidates of several models, whose artifacts are then called ``model/artifact``.
+) -> Choice:
+    """Return one choice among the candidates of several models, whose artifacts are then called ``model/artifact``.
 
-    The models answer the same task on the same validation rows. A candidate that its own search refused stays refused.
+    The models answer the same task on the same validation rows. A candidate that its own choice refused stays refused.
     An estimated latency keeps a limit only with its whole range. Without a limit of the score, the pick is among the
     artifacts of the model with the best score, of which it may lose one standard error.
 
     Args:
-        searches: model → its search, without limits of its own; at least one.
+        choices: model → its choice, without limits of its own; at least one.
+        limits: of size, latency and score, beside those of the device's budget.
         refused: model that is not recommended → the reason.
     """
-    first = next(iter(searches.values()))
+    first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
+    bound = next((limit.limit for limit in limits if limit.quantity == "score"), None)
     candidates: list[Candidate] = []
-    costs: list[Check] = []
     usable: list[int] = []
-    for model, search in searches.items():
-        for candidate in search.candidates:
+    for model, choice in choices.items():
+        for candidate in choice.candidates:
             objections, unknown = [candidate.reason] if candidate.reason else [], [*candidate.unknown]
             objections += [refused[model]] if model in refused else []
             usable += [] if objections else [len(candidates)]
-            is_inside = None
-            if limits.score is not None and candidate.score is not None:
-                low, high = candidate.score_low, candidate.score_high
-                is_inside = None if low is None or high is None else low <= limits.score <= high
-                if not _meets(candidate.score, limits.score, metric):
-                    side = "below" if metric.higher_is_better else "above"
-                    objections.append(f"{metric.name} {candidate.score:.4f} is {side} {limits.score:g}")
-            if limits.latency_ms is not None and candidate.latency_ms is not None:
-                low, high = candidate.latency_ms, candidate.latency_ms
-                if candidate.latency_status == "estimated":
-                    low, high = candidate.low_ms or low, candidate.high_ms or high
-                if low > limits.latency_ms:
-                    objections.append(f"latency {shown(low, 'ms')} is over {shown(limits.latency_ms, 'ms')}")
-                elif high > limits.latency_ms and "latency" not in unknown:
-                    unknown.append("latency")
-            if limits.size_bytes is not None and candidate.size_bytes > limits.size_bytes:
-                sizes = format_bytes(candidate.size_bytes), format_bytes(limits.size_bytes)
-                objections.append("size {} is over {}".format(*sizes))
+            figures = {name: _cost(candidate, name) for name in ("size", "latency")}
+            if figures["latency"].basis == "measured":  # by its median
+                figures["latency"] = Figure(candidate.latency_ms)
+            figures["score"] = Figure(candidate.score)
+            for limit in sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity)):
+                figure = figures[limit.quantity]
+                is_score = limit.quantity == "score"
+                status = compare(figure, limit.limit, at_least=is_score and metric.higher_is_better)
+                if status == "fail" and is_score:
+                    objections.append(sentences.score_objection(figure.value or 0.0, limit.limit, metric, None))
+                elif status == "fail":
+                    value = figure.value if figure.low is None else figure.low
+                    unit = UNITS[limit.quantity]
+                    objections.append(sentences.limit_objection(limit.quantity, value, limit.limit, unit, None))
+                elif figure.value is not None and status == "unknown" and limit.quantity not in unknown:
+                    unknown.append(limit.quantity)
             changes = {
                 "artifact": f"{model}/{candidate.artifact}",
-                "bound_inside": is_inside,
+                "bound_inside": _holds(candidate.score_low, candidate.score_high, bound),
                 "feasible": candidate.feasible and not objections,
                 "reason": "; ".join(objections) or None,
                 "unknown": tuple(unknown),
             }
             candidates.append(candidate.model_copy(update=changes))
-            value: float | None = candidate.latency_ms if minimize == "latency" else candidate.size_bytes
-            costs.append(
-                Check(
-                    name=minimize,
-                    artifact=candidates[-1].artifact,
-                    limit=inf,
-                    value=value,
-                    unit="ms" if minimize == "latency" else "bytes",
-                    status="pass",
-                    basis=candidate.latency_status if minimize == "latency" else "measured",
-                    low=candidate.low_ms if minimize == "latency" else None,
-                    high=candidate.high_ms if minimize == "latency" else None,
-                )
-            )
-    bases = {search.basis for search in searches.values()}
+    bases = {choice.basis for choice in choices.values()}
     combined = first.model_copy(
         update={
-            "bound": limits.score,
+            "bound": bound,
             "minimize": minimize,
             "candidates": tuple(mark_front(candidates, metric)),
             "pick": None,
@@ -257,24 +224,16 @@ def combine_searches(
         return -inf if score is None else sign * score
 
     best = max(positions, key=rank, default=None)
-    if best is not None and limits.score is None and (score := candidates[best].score) is not None:
+    if best is not None and bound is None and (score := candidates[best].score) is not None:
         rows = candidates[best].score_rows or 0
         error = sqrt(score * (1 - score) / rows) if metric.is_share and rows else 0.0
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
         best_models = {models[position] for position in positions if rank(position) == rank(best)}
         positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
-        demands = (
-            f"are of the model with the best {metric.name} ({metric.text(score)}) and lose at most one standard error "
-            f"({error:.4f})"
-        )
-        return _pick(combined, costs, metric, positions, demands)
-    picked = _pick(combined, costs, metric)
+        decision = replace(_pick(combined, positions), best_score=score, score_loss=error)
+        return _explained(combined, decision, metric)
+    picked = _explained(combined, _pick(combined, positions), metric)
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
-
-
-def same_setting(rows: Sequence[Row], provider: str, threads: int | None) -> list[Row]:
-    """Return the rows of one provider and thread count."""
-    return [row for row in rows if (row.provider, row.threads) == (provider, threads)]
 
 
 def _score_of(
@@ -334,31 +293,29 @@ def _candidate(
     minimize: str,
 ) -> Candidate:
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
-    values = quantities(row)
-    latency, memory, cost = values["latency"], values["memory"], values[minimize]
+    figures = figures_of(row)
+    latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
         value, count, scored = score
-        facts, interval = {"score": value, **scored}, ""
+        facts, interval = {"score": value, **scored}, None
         if count and metric.is_share:
             low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
-            inside = None if bound is None else low <= bound <= high
-            facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": inside}
-            interval = f", inside its 95% interval {low:.4f} to {high:.4f}" if inside else ""
-        if bound is not None and not _meets(value, bound, metric):
-            side = "below" if metric.higher_is_better else "above"
-            objections.append(f"{metric.name} {value:.4f} is {side} {bound:g}{interval}")
+            is_inside = _holds(low, high, bound)
+            facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": is_inside}
+            interval = (low, high) if is_inside else None
+        if bound is not None and compare(Figure(value), bound, at_least=metric.higher_is_better) == "fail":
+            objections.append(sentences.score_objection(value, bound, metric, interval))
     if latency.value is None:
-        objections.append(f"its latency is unknown: {latency.reason or 'no reason is recorded'}")
+        objections.append(f"its latency is unknown: {latency.reason or sentences.NO_REASON}")
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
-            shape = f" at {check.batch}×{check.seq}" if has_shapes and check.batch is not None else ""
-            limit = shown(check.limit, check.unit)
-            objections.append(f"{check.name} {shown(check.value, check.unit)}{shape} is over {limit}")
+            shape = (check.batch, check.seq) if has_shapes and check.batch and check.seq else None
+            objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
         objections.append(f"its {minimize} is unknown: {cost.reason}")
     return Candidate(
@@ -370,10 +327,10 @@ def _candidate(
         threads=row.threads,
         **facts,
         latency_ms=latency.value,
-        latency_status=latency.basis or "unavailable",
+        latency_status=latency.basis,
         size_bytes=row.size_bytes,
         memory_bytes=None if memory.value is None else round(memory.value),
-        energy_mj=values["energy"].value,
+        energy_mj=figures["energy"].value,
         feasible=not objections,
         on_front=False,
         reason="; ".join(objections) or None,
@@ -381,11 +338,23 @@ def _candidate(
         high_ms=latency.high,
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
         stable=row.latency_ms.stable,
+        row=row,
+        checks=tuple(checks),
     )
 
 
-def _meets(score: float, bound: float, metric: Metric) -> bool:
-    return score >= bound if metric.higher_is_better else score <= bound
+def _holds(low: float | None, high: float | None, bound: float | None) -> bool | None:
+    """Return whether an interval holds a limit; None: there is no interval or no limit."""
+    return None if low is None or high is None or bound is None else low <= bound <= high
+
+
+def _cost(candidate: Candidate, quantity: str) -> Figure:
+    """Return the quantity to minimize. A candidate that was read from a file has no row, but size and latency."""
+    if candidate.row is not None:
+        return figures_of(candidate.row)[quantity]
+    if quantity == "size":
+        return Figure(candidate.size_bytes)
+    return Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
 
 
 def _eligible(candidates: Sequence[Candidate]) -> list[int]:
@@ -394,47 +363,26 @@ def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def _pick(
-    result: Search,
-    costs: Sequence[Check],
-    metric: Metric,
-    positions: Sequence[int] | None = None,
-    demands: str = "break no limit",
-) -> Search:
-    """Return the search with its pick and why it is the pick; or with none and why nothing is.
-
-    ``costs`` of the candidates are the quantity to minimize. ``positions``: of the candidates that may be picked, which
-    ``demands`` describes; None: all that are eligible.
-    """
-    candidates, minimize, bound = result.candidates, result.minimize, result.bound
-    if bound is not None:
-        demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
-    positions = _eligible(candidates) if positions is None else positions
+def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
+    """Decide which of the candidates at ``positions`` is picked; none if there are no positions."""
+    candidates, minimize = choice.candidates, choice.minimize
+    costs = [_cost(candidate, minimize) for candidate in candidates]
+    decision = sentences.Decision(tuple(positions), costs, UNITS[minimize])
     if not positions:
-        reason = "nothing was profiled"
-        if candidates:
-            reason = f"none of {len(candidates)} candidates is known to {demands}"
-        scores = [(candidate.score, candidate.artifact) for candidate in candidates if candidate.score is not None]
-        if scores and bound is not None and not any(_meets(score, bound, metric) for score, _ in scores):
-            score, artifact = max(scores) if metric.higher_is_better else min(scores)
-            reason += f"; best {metric.name}: {score:.4f} ({artifact})"
-        return result.model_copy(update={"reason": reason})
-
+        return decision
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
-    best = min(positions, key=values.__getitem__)
+    cheapest = min(positions, key=values.__getitem__)
 
-    def why_tied(position: int) -> str | None:
+    def tie_of(position: int) -> sentences.Tie | None:
         """Return why the cost of a candidate is no different from the least; None: it is different."""
-        cost, value, least = costs[position], values[position], costs[best]
+        cost, value, least = costs[position], values[position], costs[cheapest]
         is_estimate = cost.basis == "estimated"
         if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
-            return "their ranges overlap"
-        tolerance = CLOSE if minimize == "latency" and not is_estimate else NOISE
-        is_instant = tolerance == CLOSE and value - values[best] < INSTANT_MS
-        if value > values[best] * (1 + tolerance) and not is_instant:
-            return None
-        kind, instant = ("measured times", f" or {INSTANT_MS:g} ms") if tolerance == CLOSE else ("values", "")
-        return f"a tie: {kind} that differ by less than {tolerance * 100:g}%{instant} are no different"
+            return sentences.Tie("ranges")
+        is_time = minimize == "latency" and not is_estimate
+        tie = sentences.Tie("times", CLOSE, INSTANT_MS) if is_time else sentences.Tie("values", NOISE)
+        is_close = value <= values[cheapest] * (1 + tie.tolerance) or value - values[cheapest] < tie.instant_ms
+        return tie if is_close else None
 
     def order(position: int) -> tuple[float, ...]:
         """Smaller file; then fewer threads if the times are no different, else the faster one."""
@@ -443,56 +391,49 @@ def _pick(
         threads = candidate.threads or 0
         return candidate.size_bytes, *((threads, latency) if minimize == "latency" else (latency, threads))
 
-    def cost_text(position: int) -> str:
-        cost = costs[position]
-        return ("≈ " if cost.basis == "estimated" else "") + shown(cost.value, cost.unit)
+    tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
+    pick = min(tied, key=order)
+    rest = [position for position in positions if position not in (pick, cheapest)]
+    return replace(
+        decision,
+        pick=pick,
+        cheapest=cheapest,
+        tie=tie_of(pick) if pick != cheapest else None,
+        runner_up=min(rest, key=values.__getitem__) if rest else None,
+    )
 
-    def label(position: int) -> str:
-        """Return the artifact, with runtime and threads if its candidates differ in them."""
-        candidate = candidates[position]
-        variants = [other for other in candidates if other.artifact == candidate.artifact]
-        text = candidate.artifact
-        if len({other.provider for other in variants}) > 1:
-            text += f" on {provider_facts(candidate.provider).label}"
-        if len({other.threads for other in variants}) > 1 and candidate.threads is not None:
-            text += f" with {format_threads(candidate.threads)}"
-        return text
 
-    pick = min((p for p in positions if minimize == "size" or p == best or why_tied(p) is not None), key=order)
-    picked = candidates[pick]
-    among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
-    if pick != best:
-        advantage = "fewer threads" if minimize == "latency" else "shorter time"
-        if picked.size_bytes < candidates[best].size_bytes:
-            advantage = f"smaller file ({format_bytes(picked.size_bytes)})"
-        reason = (
-            f"{label(pick)}: {minimize} {cost_text(pick)}, equal to the smallest ({cost_text(best)}, {label(best)}) "
-            f"{among}: {why_tied(pick)}, and it has the {advantage}"
-        )
-    elif len(positions) > 1:
-        reason = f"{label(pick)}: smallest {minimize} ({cost_text(pick)}) {among}"
-    else:
-        reason = f"{label(pick)}: {among} ({minimize} {cost_text(pick)})"
-    rest = [position for position in positions if position not in (pick, best)]
-    if rest:
-        second = min(rest, key=values.__getitem__)
-        reason += f"; next: {label(second)}, {cost_text(second)}"
-    unstable = sum(candidates[position].stable is False for position in positions)
-    if unstable and minimize in ("latency", "energy"):
-        reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
-    if bound is not None and picked.score_low is not None and picked.score_high is not None:
-        low, high = metric.text(picked.score_low), metric.text(picked.score_high)
-        reason += f". {metric.name[0].upper()}{metric.name[1:]} {metric.text(picked.score)} on {picked.score_rows:,} "
-        reason += f"rows, {CONFIDENCE * 100:g}% interval {low} to {high}"
-        if picked.bound_inside:
-            reason += f": the limit {bound:g} lies inside it, so these rows do not decide whether it is met"
-    if picked.unknown:
-        reason += f". Unknown: whether it keeps the limit of {' and '.join(picked.unknown)}"
-    if result.basis == "host":
-        reason += ". Ranked by the times of this host, because there are none of the device"
-    elif picked.latency_status == "estimated":
-        reason += ". Its time is an estimate"
-    return result.model_copy(update={"pick": pick, "reason": reason})
+def _explained(choice: Choice, decision: sentences.Decision, metric: Metric) -> Choice:
+    """Return the choice with its pick and the reason."""
+    labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in choice.candidates}
+    reason = sentences.pick_reason(choice, decision, metric, labels)
+    return choice.model_copy(update={"pick": decision.pick, "reason": reason})
+
+
+def cheapest_artifact(report: Report) -> dict[str, Any] | None:
+    """Return the artifact to deploy: the pick of --choose, else the fastest that breaks no limit; None: there is none.
+
+    The fastest at the shape of the latency limit, or at the smallest measured one without such a limit.
+    """
+    if report.search is not None:
+        if report.search.pick is None:
+            return None
+        pick, by = report.search.candidates[report.search.pick], report.search.minimize
+        return {"artifact": pick.artifact, "p50_ms": pick.latency_ms, "size_bytes": pick.size_bytes, "by": by}
+    checks = report.verdict.checks
+    failed = {check.artifact for check in checks if check.status == "fail"} | report.left_out.keys()
+    limited = {(check.batch, check.seq) for check in checks if check.name == "latency"}
+    rows = [row for row in report.rows if row.where == "host" and row.phase != "cold" and row.artifact not in failed]
+    rows = [row for row in rows if row.latency_ms.status == "measured"]
+    smallest = min(((row.batch, row.seq) for row in rows), key=lambda shape: shape[0] * shape[1], default=None)
+    rows = [row for row in rows if (row.batch, row.seq) in limited] or [
+        row for row in rows if (row.batch, row.seq) == smallest
+    ]
+    if not rows:
+        return None
+    fastest = min(rows, key=lambda row: row.latency_ms.p50 or 0.0)
+    p50_ms, size_bytes = fastest.latency_ms.p50, fastest.size_bytes
+    return {"artifact": fastest.artifact, "p50_ms": p50_ms, "size_bytes": size_bytes, "by": "latency"}
 
 
 def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Search: candidates, Pareto front, pick and reason, ties, and agreement with a brute force."""
+"""Choice: candidates, Pareto front, pick and reason, ties, and agreement with a brute force."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import pytest
 from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drift, LoopDrift, Parity
-from edgeformer.artifacts.report import Latency, Row
+from edgeformer.artifacts.report import Conditions, Latency, Row
+from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import rows_of_kind
-from edgeformer.benchmark.search import SearchOptions
-from edgeformer.benchmark.verdict import Limits
-from tests.benchmark.search_cases import CPU, accuracy, artifact, bundle, estimate, perplexity, picked, row, run
+from tests.benchmark.choice_cases import (
+    CPU,
+    accuracy,
+    artifact,
+    bundle,
+    estimate,
+    perplexity,
+    picked,
+    requirements,
+    row,
+    run,
+)
 
 
 def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
@@ -24,8 +34,8 @@ def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
         artifact("big", validation=accuracy(0.95)),
     )
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
-    limits = Limits(size_bytes=600, latency_ms=20.0, memory_bytes=None, batch=1, seq=128)
-    result = run(manifest, rows, limits, SearchOptions({"accuracy": 0.9}))
+    limits = requirements(size=600, latency=20.0)
+    result = run(manifest, rows, limits, ChoiceOptions({"accuracy": 0.9}))
     assert picked(result) == ("good", 2)
     assert result.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
@@ -43,7 +53,7 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
     small_sample = accuracy(393 / 422).model_copy(update={"n": 422})
     below = accuracy(390 / 422).model_copy(update={"n": 422})
     manifest = bundle(artifact("near", validation=small_sample), artifact("below", validation=below))
-    result = run(manifest, [row("near"), row("below", 1.0)], options=SearchOptions({"accuracy": 0.93}))
+    result = run(manifest, [row("near"), row("below", 1.0)], options=ChoiceOptions({"accuracy": 0.93}))
     near, under = result.candidates
     assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
     assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
@@ -55,18 +65,18 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
 
 
 def test_a_bound_outside_the_score_interval_is_decided() -> None:
-    clear = run(bundle(artifact("model")), [row("model")], options=SearchOptions({"accuracy": 0.8}))
+    clear = run(bundle(artifact("model")), [row("model")], options=ChoiceOptions({"accuracy": 0.8}))
     assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
     assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95% interval 0.8797 to 0.9179")
     free = run(bundle(artifact("model")), [row("model")])
     assert free.candidates[0].bound_inside is None and "interval" not in free.reason
     language = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling")
-    (other,) = run(language, [row("model")], options=SearchOptions({"perplexity": 25.0})).candidates
+    (other,) = run(language, [row("model")], options=ChoiceOptions({"perplexity": 25.0})).candidates
     assert (other.score_rows, other.score_low, other.bound_inside) == (None, None, None), "perplexity is no share"
 
 
 def twice(name: str, first: float, second: float, size: int) -> Row:
-    return row(name, first, size, conditions={"repeated_p50_ms": second})
+    return row(name, first, size, conditions=Conditions(repeated_p50_ms=second))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,7 @@ def test_of_times_that_are_no_different_the_smaller_file_wins(large: Row, small:
     ranges = [(candidate.low_ms, candidate.high_ms) for candidate in result.candidates]
     if is_estimate:
         assert ranges == [(1.0, 4.0), (small.latency_ms.low, 9.0)]
-    elif large.conditions:
+    elif large.conditions.repeated_p50_ms is not None:
         assert ranges == [(4.0, 4.1), (4.05, 4.7)]
 
 
@@ -104,12 +114,12 @@ def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -
     rows = [row("model", p50, threads=threads) for threads, p50 in ((4, 4.0), (2, 4.05), (1, 8.0))]
     manifest = bundle(artifact("model"))
     assert picked(run(manifest, rows)) == ("model", 2)
-    assert picked(run(manifest, rows, options=SearchOptions(minimize="size"))) == ("model", 4)
-    assert picked(run(manifest, rows, options=SearchOptions(minimize="memory"))) == ("model", 4)
+    assert picked(run(manifest, rows, options=ChoiceOptions(minimize="size"))) == ("model", 4)
+    assert picked(run(manifest, rows, options=ChoiceOptions(minimize="memory"))) == ("model", 4)
 
 
 def test_known_limits_go_before_unknown_ones() -> None:
-    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    limits = requirements(latency=5.0)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
     result = run(manifest, rows, limits, kind="cuda", on_target=False)
@@ -121,7 +131,7 @@ def test_known_limits_go_before_unknown_ones() -> None:
 
 
 def test_host_rows_rank_only_without_estimates() -> None:
-    limits = Limits(size_bytes=None, latency_ms=5.0, memory_bytes=None, batch=1, seq=128)
+    limits = requirements(latency=5.0)
     manifest = bundle(artifact("slow"), artifact("slower"))
     host = [row("slower", 90.0), row("slow", 80.0)]
     result = run(manifest, host, limits, kind="cuda", on_target=False)
@@ -144,7 +154,7 @@ def test_crashed_or_unscored_artifacts_are_never_picked() -> None:
     engine = artifact("engine", validation=None, format="tensorrt-rtx")
     crashed = row("crashed", latency_ms=Latency(status="unavailable", reason="ended by signal 11"))
     manifest = bundle(artifact("model"), artifact("crashed", size=1), engine)
-    result = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=SearchOptions(minimize="size"))
+    result = run(manifest, [row("model"), crashed, row("engine", 0.1)], options=ChoiceOptions(minimize="size"))
     assert picked(result) == ("model", 2)
     reasons = {c.artifact: c.reason for c in result.candidates}
     assert reasons["crashed"] == "its latency is unknown: ended by signal 11"
@@ -158,7 +168,7 @@ def test_an_engine_scored_on_its_target_can_be_picked() -> None:
     facts: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": open_}
     manifest = bundle(artifact("model"), artifact("engine", **facts), artifact("decode", role="decode", **facts))
     rows = [row("model"), row("engine", 0.1)]
-    options = SearchOptions({"accuracy": 0.9})
+    options = ChoiceOptions({"accuracy": 0.9})
     assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
     in_bundle = TargetRecord(
         artifact="engine",
@@ -195,7 +205,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         artifact("decode", role="decode", validation=perplexity(12.0), size=600),  # of fewer tokens
         artifact("half-decode", role="decode", precision="fp16", validation=None),
     )
-    limits = Limits(size_bytes=None, latency_ms=None, memory_bytes=None, batch=1, seq=128, phase="decode")
+    limits = requirements("decode")
     rows = [
         row("full", 50.0),
         row("exit2", 15.0),
@@ -203,7 +213,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         row("decode", 3.0, phase="decode"),
         row("half-decode", 2.0, phase="decode"),
     ]
-    result = run(manifest, rows, limits, SearchOptions({"perplexity": 25.0}))
+    result = run(manifest, rows, limits, ChoiceOptions({"perplexity": 25.0}))
     assert picked(result) == ("decode", 2)
     assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in result.candidates] == [
         ("full", 20.0, None, 50.0),
@@ -218,14 +228,14 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
 @pytest.mark.parametrize(
     ("options", "task", "expected"),
     [
-        (SearchOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
-        (SearchOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
-        (SearchOptions({"accuracy": 91.0}), "classification", "0.91 is 91%"),
-        (SearchOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
-        (SearchOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
+        (ChoiceOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
+        (ChoiceOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
+        (ChoiceOptions({"accuracy": 91.0}), "classification", "0.91 is 91%"),
+        (ChoiceOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
+        (ChoiceOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
     ],
 )
-def test_unusable_bounds_are_refused(options: SearchOptions, task: str, expected: str) -> None:
+def test_unusable_bounds_are_refused(options: ChoiceOptions, task: str, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         run(bundle(artifact("model"), task=task), [row("model")], options=options)
 

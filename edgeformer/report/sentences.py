@@ -1,0 +1,565 @@
+"""Every sentence of a verdict, a choice and a guarantee, from the data of the decision.
+
+This module imports only :mod:`edgeformer.artifacts`, so that every layer can write its notes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, Protocol
+from urllib.parse import quote
+
+from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability, release
+from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
+from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads, markdown
+
+NO_REASON = "no reason is recorded"
+Shape = tuple[int, int]
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Format a quantity: ``12.3 MiB``, ``4.56 ms``."""
+    return format_bytes(value) if unit == "bytes" else f"{format_milliseconds(value)} {unit}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``size``, ``size and memory``, ``size, latency and memory``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Group (name, reason) pairs by reason, in order; equal names count once."""
+    groups: dict[str, dict[str, None]] = {}
+    for name, reason in pairs:
+        groups.setdefault(reason, {})[name] = None
+    return {reason: [*names] for reason, names in groups.items()}
+
+
+# Checks and verdicts
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call whose figure is compared with a limit.
+
+    Attributes:
+        shape: (batch, seq).
+        shape_note: why this is not the shape of the budget.
+        provider, rounds_to: named if other rows differ in the provider, or if it rounds.
+        threads: named if other rows differ in them.
+        is_pass_per_token: a whole pass for each token.
+    """
+
+    shape: Shape
+    shape_note: str | None = None
+    provider: str | None = None
+    rounds_to: str | None = None
+    threads: int | None = None
+    is_pass_per_token: bool = False
+
+
+def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_undecided: bool) -> str | None:
+    """Return what a figure is of, and why it decides nothing; None for the size of a file."""
+    reason = figure.reason
+    if quantity != "size" and figure.basis != "unavailable":
+        passes = "of a whole pass, which a graph without caches needs for each token, "
+        texts = {
+            "latency": f"p50 {passes if call.is_pass_per_token else ''}",
+            "memory": "peak ",
+            "energy": "above idle, per call ",
+        }
+        where = f"at {call.shape[0]}×{call.shape[1]}" + (f": {call.shape_note}" if call.shape_note else "")
+        if call.provider is not None:
+            where += f", on {call.provider}"
+            where += f", which rounds to {call.rounds_to}" if call.rounds_to is not None else ""
+        where += f", with {format_threads(call.threads)}" if call.threads is not None else ""
+        estimated = "estimated " if figure.basis == "estimated" else ""
+        reason = f"{estimated}{texts[quantity]}{where}" + (f"; {reason}" if reason else "")
+    if not is_undecided or figure.value is None:
+        return reason
+    if figure.low is None or figure.high is None:
+        return f"{reason}; an estimate without a range gives no verdict"
+    return f"{reason}; the limit lies within the range {shown(figure.low, unit)} to {shown(figure.high, unit)}"
+
+
+def absent_shape(shape: Shape, measured: Iterable[Shape] | None) -> str:
+    """Return why a shape has no figure; ``measured``: the shapes with a row, None: it has one, of whole calls."""
+    place = f"{shape[0]}×{shape[1]}"
+    if measured is None:
+        return f"decoding at {place} was not measured"
+    return f"there is no row at {place}, but at {', '.join(dict.fromkeys(f'{b}×{s}' for b, s in measured))}"
+
+
+def not_judged_reason(check: Check | None, profile: str | None, *, has_rows: bool) -> str:
+    """Return why a kind of check was not judged; ``check``: one that is unknown."""
+    if check is not None:
+        return check.reason or NO_REASON
+    if not has_rows:
+        return "no artifact can run on the device"
+    return f"the profile {profile} sets no limit" if profile else "no limit is set"
+
+
+def verdict_notes(verdict: Verdict, exempt: Sequence[str]) -> list[str]:
+    """Return notes on what a verdict leaves out, with the options that set a limit.
+
+    ``exempt``: graphs that no limit per decoded token concerns.
+    """
+    notes: list[str] = []
+    flags = {"latency": "--max-latency", "memory": "--max-vram", "size": "--max-size"}
+    checked = {check.name for check in verdict.checks}
+    missing = [kind.name for kind in verdict.not_judged if kind.name in flags.keys() - checked]
+    if not verdict.checks:
+        notes.append(
+            "nothing was judged, because neither the profile nor the command sets a limit; set one with --max-latency, "
+            "--max-size or --max-vram"
+        )
+    elif missing:
+        options = " and ".join(flags[name] for name in missing)
+        notes.append(f"not judged: {' and '.join(missing)}; set a limit with {options}")
+    if exempt:
+        notes.append(f"latency per token is judged for the artifacts that decode only, not for {', '.join(exempt)}")
+    return notes
+
+
+def cut_shape(shape: Shape, tokens: int) -> str:
+    """Return why a model is not judged at the shape of the budget."""
+    return f"the shape of the budget is {shape[0]}×{shape[1]}, but the model reads at most {tokens} tokens of a text"
+
+
+def shape_notes(
+    shape: Shape, shape_note: str | None, command_shapes: Sequence[Shape], *, has_budget: bool
+) -> list[str]:
+    """Return notes on the shapes at which limits are judged; ``has_budget``: some are of the profile."""
+    notes = [f"judged at {shape[0]}×{shape[1]}: {shape_note}"] if shape_note else []
+    if command_shapes and [*command_shapes] != [shape]:
+        shapes = ", ".join(f"{batch}×{seq}" for batch, seq in command_shapes)
+        budget = f", those of the profile at {shape[0]}×{shape[1]}" if has_budget else ""
+        notes.append(f"the limits of the command line are judged at {shapes}{budget}")
+    return notes
+
+
+def verdict_status(report: Report) -> str:
+    """Return the status for headlines: ``fail``, ``pass (estimated)``, ``pass (size and memory only)``."""
+    verdict = report.verdict
+    remarks = [f"{listed(verdict.judged)} only"] if verdict.is_partial else []
+    if verdict.status != "unknown" and any(check.basis == "estimated" for check in verdict.checks):
+        remarks.append("estimated")
+    return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
+
+
+def badge_text(report: Report) -> str:
+    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
+    return f"{report.device}: {verdict_status(report)}"
+
+
+def badge_markdown(report: Report, file: str) -> str:
+    """Return a line of GitHub-flavoured Markdown that shows the badge; ``file``: its path relative to the document."""
+    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
+
+
+def verdict_sentence(report: Report) -> str:
+    """Return the verdict in one or two sentences; after a choice, the verdict of its pick."""
+    parts, checks, choice = [], report.verdict.checks, report.search
+    for status, label in (("fail", "over budget"), ("unknown", "unknown"), ("pass", "within budget")):
+        names: dict[str, bool] = {}  # → whether an estimate decides
+        for check in checks:
+            if check.status == status:
+                name = f"{check.name} of {check.artifact}" if status == "fail" else check.name
+                names[name] = names.get(name, False) or (check.basis == "estimated" and check.value is not None)
+        if names:
+            texts = (f"{name} (estimated)" if estimated else name for name, estimated in names.items())
+            parts.append(f"{label}: {', '.join(texts)}")
+    checked = {check.name for check in checks}
+    not_judged = ((kind.name, kind.reason) for kind in report.verdict.not_judged if kind.name not in checked)
+    for reason, kinds in names_by_reason(not_judged).items():
+        parts.append(f"{listed(kinds)} {'was' if len(kinds) == 1 else 'were'} not judged: {reason}")
+    sentence = "; ".join(parts if checks else ["no limit was checked", *parts])
+    sentence = f"{sentence[0].upper()}{sentence[1:]}."
+    if choice is not None and choice.pick is None:
+        return f"The search picks no artifact: {choice.reason}."
+    if choice is not None and choice.pick is not None:
+        pick, bound = choice.candidates[choice.pick], ""
+        if pick.bound_inside and choice.bound is not None:
+            bound = f", but {pick.score_rows:,} rows are too few to decide whether its {choice.metric}"
+            bound += f" is at least {choice.bound:g}"
+        sentence = f"The search picks {pick.artifact}{bound}. {sentence}"
+    if not report.left_out:
+        return sentence
+    is_all = report.left_out.keys() >= {row.artifact for row in report.rows}
+    count = len(report.left_out)
+    excluded = "every artifact" if is_all else f"{count} artifact{'s' if count != 1 else ''}"
+    return f"{sentence} Left out: {excluded} that no {report.device_title} can run."
+
+
+# Estimates
+
+_ESTIMATING = "docs/explanation/estimating.md"
+
+
+def published_sentence(check: PublishedCheck) -> str:
+    """Return ``checked against 41 published measurements on …``."""
+    sources = f"{check.sources} source{'s' if check.sources != 1 else ''}"
+    return (
+        f"checked against {check.rows:,} published measurements {check.subject} ({sources}): median error "
+        f"{check.median_error:.0%}, {check.within:.0%} within the range"
+    )
+
+
+def checks_sentence(report: Report) -> str | None:
+    """Return how the report's estimates compare with its measurements; None if it has none."""
+    checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
+    if not checks:
+        return None
+    errors = [abs(check.error) for check in checks]
+    inside = sum(check.is_inside for check in checks)
+    return (
+        f"estimates beside {len(checks)} measured times: {inside} inside their ranges, median error "
+        f"{median(errors):.0%}, worst {max(errors):.0%}"
+    )
+
+
+def estimate_note(report: Report) -> str | None:
+    """Return how far the report's estimates can be trusted; None if it has none."""
+    is_estimated = any("estimated" in (row.latency_ms.status, row.memory_bytes.status) for row in report.rows)
+    if not is_estimated and not any(check.basis == "estimated" for check in report.verdict.checks):
+        return None
+    for record in report.estimate_evidence:
+        if record.applies:
+            models = f" of {record.models} models" if record.models is not None else ""
+            cores = f", {record.cores} cores" if record.cores is not None else ""
+            where = f"{record.cases} cases{models} on {record.processor}{cores}, {record.measured}; {record.source}"
+            errors = f"median {record.median_error:.1%}, largest {record.worst_error:.1%}"
+            return f"estimated, not measured; error of estimated times: {errors} ({where})"
+    checks = [published_sentence(row.latency_ms.check) for row in report.rows if row.latency_ms.check is not None]
+    if checks:
+        return f"estimated, not measured; {'; '.join(dict.fromkeys(checks))}"
+    device = "a GPU" if report.estimated_for == "cuda" else report.device_title
+    return (
+        f"estimated, not measured; estimates were never checked on {device}, so their error is unknown ({_ESTIMATING})"
+    )
+
+
+# Choices
+
+
+class Metric(Protocol):
+    """What a sentence states of a task's metric."""
+
+    @property
+    def name(self) -> str:
+        """Name, such as accuracy."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger score is better."""
+
+    def text(self, value: float | None) -> str:
+        """Format a score."""
+
+
+def score_objection(score: float, bound: float, metric: Metric, interval: tuple[float, float] | None) -> str:
+    """Return that a score misses its limit; ``interval``: of the score, if the limit lies inside it."""
+    side = "below" if metric.higher_is_better else "above"
+    text = f", inside its 95% interval {interval[0]:.4f} to {interval[1]:.4f}" if interval is not None else ""
+    return f"{metric.name} {score:.4f} is {side} {bound:g}{text}"
+
+
+def limit_objection(name: str, value: float | None, limit: float, unit: str, shape: Shape | None) -> str:
+    """Return that a figure exceeds its limit; ``shape``: named if limits are judged at several."""
+    place = f" at {shape[0]}×{shape[1]}" if shape is not None else ""
+    return f"{name} {shown(value, unit)}{place} is over {shown(limit, unit)}"
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Why two costs are no different: overlapping ranges of estimates, or values that differ by less than noise."""
+
+    kind: Literal["ranges", "times", "values"]
+    tolerance: float = 0.0
+    instant_ms: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        if self.kind == "ranges":
+            return "their ranges overlap"
+        kind, instant = ("measured times", f" or {self.instant_ms:g} ms") if self.kind == "times" else ("values", "")
+        return f"a tie: {kind} that differ by less than {self.tolerance * 100:g}%{instant} are no different"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which candidate is picked, and why.
+
+    Attributes:
+        eligible: positions of the candidates that may be picked.
+        costs: the quantity to minimize, of every candidate.
+        unit: of the costs.
+        pick, cheapest: positions; ``tie``: why the pick is as good as the cheapest, if it is another one.
+        runner_up: position of the cheapest of the others.
+        best_score: eligible are only artifacts of the model with this score …
+        score_loss: … that lose at most this much of it.
+    """
+
+    eligible: tuple[int, ...]
+    costs: Sequence[Figure]
+    unit: str
+    pick: int | None = None
+    cheapest: int | None = None
+    tie: Tie | None = None
+    runner_up: int | None = None
+    best_score: float | None = None
+    score_loss: float = 0.0
+
+
+def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapping[str, str]) -> str:
+    """Return why the candidate is picked, or why none is; ``labels``: provider → its name for people."""
+    candidates, minimize, bound, positions = choice.candidates, choice.minimize, choice.bound, decision.eligible
+    demands = "break no limit"
+    if decision.best_score is not None:
+        demands = (
+            f"are of the model with the best {metric.name} ({metric.text(decision.best_score)}) and lose at most one "
+            f"standard error ({decision.score_loss:.4f})"
+        )
+    if bound is not None:
+        demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
+    if decision.pick is None or decision.cheapest is None:
+        return _why_no_pick(choice, metric, demands)
+
+    def cost_text(position: int) -> str:
+        cost = decision.costs[position]
+        return ("≈ " if cost.basis == "estimated" else "") + shown(cost.value, decision.unit)
+
+    def label(position: int) -> str:
+        """Return the artifact, with runtime and threads if its candidates differ in them."""
+        candidate = candidates[position]
+        variants = [other for other in candidates if other.artifact == candidate.artifact]
+        text = candidate.artifact
+        if len({other.provider for other in variants}) > 1:
+            text += f" on {labels[candidate.provider]}"
+        if len({other.threads for other in variants}) > 1 and candidate.threads is not None:
+            text += f" with {format_threads(candidate.threads)}"
+        return text
+
+    pick, cheapest = decision.pick, decision.cheapest
+    picked = candidates[pick]
+    among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
+    if decision.tie is not None:
+        advantage = "fewer threads" if minimize == "latency" else "shorter time"
+        if picked.size_bytes < candidates[cheapest].size_bytes:
+            advantage = f"smaller file ({format_bytes(picked.size_bytes)})"
+        reason = (
+            f"{label(pick)}: {minimize} {cost_text(pick)}, equal to the smallest ({cost_text(cheapest)}, "
+            f"{label(cheapest)}) {among}: {decision.tie.text}, and it has the {advantage}"
+        )
+    elif len(positions) > 1:
+        reason = f"{label(pick)}: smallest {minimize} ({cost_text(pick)}) {among}"
+    else:
+        reason = f"{label(pick)}: {among} ({minimize} {cost_text(pick)})"
+    if decision.runner_up is not None:
+        reason += f"; next: {label(decision.runner_up)}, {cost_text(decision.runner_up)}"
+    unstable = sum(candidates[position].stable is False for position in positions)
+    if unstable and minimize in ("latency", "energy"):
+        reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
+    if bound is not None and picked.score_low is not None and picked.score_high is not None:
+        low, high = metric.text(picked.score_low), metric.text(picked.score_high)
+        reason += f". {metric.name[0].upper()}{metric.name[1:]} {metric.text(picked.score)} on {picked.score_rows:,} "
+        reason += f"rows, 95% interval {low} to {high}"
+        if picked.bound_inside:
+            reason += f": the limit {bound:g} lies inside it, so these rows do not decide whether it is met"
+    if picked.unknown:
+        reason += f". Unknown: whether it keeps the limit of {' and '.join(picked.unknown)}"
+    if choice.basis == "host":
+        reason += ". Ranked by the times of this host, because there are none of the device"
+    elif picked.latency_status == "estimated":
+        reason += ". Its time is an estimate"
+    return reason
+
+
+def _why_no_pick(choice: Choice, metric: Metric, demands: str) -> str:
+    if not choice.candidates:
+        return "nothing was profiled"
+    reason = f"none of {len(choice.candidates)} candidates is known to {demands}"
+    scores = [(c.score, c.artifact) for c in choice.candidates if c.score is not None]
+    if choice.bound is None or not scores:
+        return reason
+    score, artifact = max(scores) if metric.higher_is_better else min(scores)
+    misses = score < choice.bound if metric.higher_is_better else score > choice.bound
+    return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
+
+
+# Gates
+
+MORE_ROWS = "give a labelled file that neither model was trained on: --eval-data FILE"
+"""Remedy for a score that cannot be decided."""
+NOT_COMPARABLE = "the baseline or the candidate has no comparable figure"
+
+
+def paired_rounds(
+    rounds: int, fewest: int, longest_s: float, needs_s: float | None, *, is_undecided: bool, is_most: bool
+) -> str:
+    """Return how two artifacts were timed, and why that did not decide.
+
+    Args:
+        fewest: rounds that a decision needs; ``needs_s``: seconds that they would take, if that is too long.
+        longest_s: seconds after which no round begins.
+        is_most: more rounds are never measured.
+    """
+    if needs_s is not None:
+        return (
+            f"a decision needs at least {fewest} rounds, which would take about {needs_s / 60:.0f} minutes at the pace "
+            f"of the first {rounds}; use a smaller --seq or --batch"
+        )
+    text = f"{rounds} rounds of two fresh processes"
+    if not is_undecided:
+        return text
+    bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
+    bound = "the fewest that a decision needs" if rounds <= fewest else bound
+    return (
+        f"{text}, {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
+        "again on an idle machine"
+    )
+
+
+def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) -> str:
+    """Return how many processes did not settle, and which round was repeated; empty if all is well."""
+    text = f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
+    return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
+
+
+Drifting = Literal["unknown", "beyond the tolerance", "doubled", "as before"]
+
+
+def drift_reason(kind: Drifting, tolerance: float | None, unknown_sides: Sequence[str], *, has_loops: bool) -> str:
+    """Return how the difference from torch FP32 has changed; ``unknown_sides``: of which it is not recorded."""
+    if kind == "unknown":
+        sides = " and the ".join(unknown_sides)
+        return f"the bundle of the {sides} records no difference from torch FP32; export it again"
+    if kind == "beyond the tolerance":
+        return f"above its tolerance of {tolerance:g}"
+    if kind == "doubled":
+        return "more than twice that of the baseline"
+    return "RMS error of the worst loop" if has_loops else "largest error of an output"
+
+
+def scored_rows(count: int, unit: str, source: str, changed: tuple[int, int] | None, low: float, high: float) -> str:
+    """Return on which rows two scores were compared.
+
+    ``changed``: answers from right to wrong, and from wrong to right. ``low``, ``high``: interval of the difference.
+    """
+    text = f"on {count:,} {unit}: {source}"
+    if changed is not None:
+        text += f"; {changed[0]:,} answers changed from right to wrong and {changed[1]:,} from wrong to right"
+    return f"{text}; 95% interval of the difference {low:+.4f} to {high:+.4f}"
+
+
+ScoreDoubt = Literal["too few rows", "may be chance", "inside the interval"]
+
+
+def score_doubt(kind: ScoreDoubt, limit: float) -> str:
+    """Return why a score does not decide, or may decide otherwise with more rows."""
+    return {
+        "too few rows": f"too few rows for a limit of {limit:g}: {MORE_ROWS}",
+        "may be chance": f"the loss exceeds the limit of {limit:g}, but may be chance: {MORE_ROWS} with more rows",
+        "inside the interval": f"the limit of {limit:g} lies inside the interval, so more rows could change the result",
+    }[kind]
+
+
+# Artifacts, data and imports
+
+_MANY = 1e-4
+"""Share of denormal numbers above which a note is written."""
+
+
+def portability_notes(audit: Portability) -> list[str]:
+    """Return warnings to read before shipping an artifact; empty if nothing is unusual."""
+    risks, numbers, saturation = [], audit.denormals, audit.saturation
+    for kind, count, total in (
+        ("weights", numbers.weights, numbers.of_weights),
+        ("activations on golden inputs", numbers.activations or 0, numbers.of_activations or 0),
+    ):
+        if count > _MANY * max(1, total):
+            remedy = "where that is slow, set ONNX Runtime's session.set_denormal_as_zero to 1"
+            risks.append(f"{count:,} of {total:,} FP32 {kind} are denormal; {remedy}")
+    if saturation is not None and saturation.at_risk:
+        at_risk = f"{saturation.at_risk:,} of {saturation.pairs:,} pairs of INT8 weights"
+        measured = ""
+        if saturation.sums is not None:
+            measured = f"; on golden inputs this happens in {saturation.saturated or 0:,} of {saturation.sums:,} sums"
+        risks.append(f"{at_risk} can overflow 16 bits on x86 processors with AVX2 and without VNNI{measured}")
+    for problem, operators in (
+        ("operators outside the ONNX standard, which other runtimes may lack", audit.other_operators),
+        ("control flow, which runtimes implement differently", audit.control_flow),
+    ):
+        if operators:
+            risks.append(f"{problem}: {', '.join(f'{name} ({count})' for name, count in operators.items())}")
+    return risks
+
+
+def portability_notes_here(audit: Portability, onnxruntime: str, flags: frozenset[str] | None) -> list[str]:
+    """Return warnings for this version of ONNX Runtime and these processor features (None: unknown)."""
+    risks = []
+    if audit.needs is not None and release(onnxruntime) < release(audit.needs):
+        other = ", non-standard operators" if audit.other_operators else ""
+        risks.append(
+            f"needs ONNX Runtime {audit.needs} (opset {audit.opset}, IR {audit.ir_version}{other}); {onnxruntime} is "
+            "installed"
+        )
+    if audit.saturation is not None and audit.saturation.at_risk:
+        if flags is None:
+            risks.append(
+                "INT8 sums may be wrong on this machine: it is unknown whether its processor has VNNI, without which "
+                "16-bit sums saturate"
+            )
+        elif "avx2" in flags and not flags & {"avx_vnni", "avx512_vnni"}:
+            risks.append(
+                "INT8 sums may be wrong on this machine: its processor has AVX2 and no VNNI, so 16-bit sums saturate"
+            )
+    return risks
+
+
+def exit_time(time: ExitTime) -> str:
+    """Compare the time of early exit with that of all loops."""
+    if time.quickest_ratio is None or time.ratio_low is None or time.ratio_high is None:
+        return "its time was not compared with that of the full graph; run edgeformer exits again"
+    means = [time.full_ms["mean"], *([time.full_graph_ms["mean"]] if time.full_graph_ms else [])]
+    verdict = {
+        True: "early exit is faster",
+        False: f"early exit is slower here; use {time.quickest}",
+        None: f"{time.rows:,} texts are too few to decide whether early exit is faster",
+    }[time.pays]
+    return (
+        f"one text takes {time.early_ms['mean']:.3g} ms with early exit, {min(means):.3g} ms with all loops of "
+        f"{time.quickest} ({time.quickest_ratio:.2f}×, 95% interval {time.ratio_low:.2f} to {time.ratio_high:.2f}): "
+        f"{verdict}"
+    )
+
+
+def exit_guarantee(guarantee: ExitGuarantee) -> str:
+    """Return the guarantee of early exit."""
+    exit_shares = ", ".join(f"{share:.1%} after loop {loop}" for loop, share in guarantee.share.items() if share)
+    reused = "; these rows also chose the epoch or judged the artifact, so the guarantee is not independent"
+    return (
+        f"accuracy drops by at most {guarantee.max_drop:.1%} (absolute) with {100 * guarantee.confidence:.4g}% "
+        f"confidence on texts like the {guarantee.rows:,} rows of {guarantee.split} (exits: {exit_shares})"
+        f"{reused if guarantee.reused else ''}"
+    )
+
+
+def import_proof(proof: ImportProof) -> str:
+    """Return how an imported model compares with its library, for a card or a report."""
+    if proof.reason is not None or proof.largest_difference is None:
+        return f"the import is not proven: {proof.reason}"
+    return (
+        f"answers {proof.texts} probe texts as {proof.library}; largest difference {proof.largest_difference:.1e}, "
+        f"tolerance {proof.tolerance:.0e}"
+    )
+
+
+def text_lengths(lengths: Lengths, unit: str) -> str:
+    """Return the distribution with a histogram, as in paper A, Figure 3; ``unit``: words or tokens."""
+    bars = "".join("▁▂▃▄▅▆▇█"[min(7, 8 * count // max(lengths.texts))] for count in lengths.texts)
+    histogram = f"{bars} (bins of {lengths.edges[1]})"
+    return f"{lengths.min} to {lengths.max} {unit}, half of them at most {lengths.median:g} {histogram}"
