@@ -19,9 +19,9 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.cli.export import builder_names
 from edgeformer.export.export import export
-from edgeformer.export.import_onnx import import_onnx
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import import_onnx
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model

@@ -44,7 +44,7 @@ from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.rows import Text, join_pair, text_parts
 from edgeformer.data.sources import file_source
 from edgeformer.data.tokenization import embedding_rows, special_ids, tokenizer_from_file
-from edgeformer.export.foreign_graph import (
+from edgeformer.imports.foreign_graph import (
     TEXT_INPUTS,
     ForeignGraph,
     Range,
@@ -57,7 +57,7 @@ from edgeformer.export.foreign_graph import (
     read_inputs,
     shape_text,
 )
-from edgeformer.export.proof import Compared, prove
+from edgeformer.imports.proof import Compared, prove
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, library_versions, runtime_of
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now

@@ -15,16 +15,24 @@ from tokenizers import Tokenizer
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.run import Location, Run, locate
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import LAYERS, OWN, TAGS, answer, make_cross_encoder, make_model
+from tests.export.hf_models import (
+    LAYERS,
+    OWN,
+    TAGS,
+    RecordedProgress,
+    answer,
+    make_cross_encoder,
+    make_model,
+    sentence_transformers,
+)
 
 TEXTS: list[str | tuple[str, str]] = [
     "The first bridge of the town was made of wood.",
@@ -33,16 +41,6 @@ TEXTS: list[str | tuple[str, str]] = [
 ]
 LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
-
-
-class RecordedProgress(Progress):
-    """Records messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 def answers(run: Path, texts: list[Any]) -> Any:
@@ -157,21 +155,6 @@ def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder, "bert")
     sentence_transformers(folder, "mean", normalize=False)
     return folder
-
-
-def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
-    """Make a folder one of sentence-transformers."""
-    mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]
-    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    listed = [
-        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
-        for n, name in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    (folder / "1_Pooling").mkdir()
-    settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from edgeformer.data.synthetic import SENTENCES
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.data.trimming import trim_tokenizer
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.predict import predict
 from edgeformer.models import read_run_recipe
 from edgeformer.models.pretrained.source import IGNORED_KEYS, TRANSFORMERS_KEYS, Architecture, EncoderFile, _unsupported
