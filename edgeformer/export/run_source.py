@@ -354,7 +354,6 @@ class RunSource:
             module=self.module,
             calibration=self.calibration_calls,
             texts=self.real_texts,
-            judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
         )  # fmt: skip
 
     def real_texts(self) -> tuple[list[str], str]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,
     CUDA,
@@ -21,7 +22,7 @@ from edgeformer.runtimes.onnxruntime.providers import (
     rtx_options,
     rtx_plugin,
 )
-from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
+from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, require_file, shape_text
 from edgeformer.system.host import default_threads
 from edgeformer.system.memory import release_heap
 
@@ -85,9 +86,7 @@ class OnnxSession(Graph):
         self._run_options.log_severity_level = _SILENT
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._session is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        feed = self.feed(self._session, inputs)
         try:
             if self._cache_device is None:
                 outputs = self._session.run(self._outputs, feed, self._run_options)
@@ -148,8 +147,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
     if provider not in available and not is_plugin:
         names = ", ".join(sorted(available))
         raise InputError(f"provider {provider!r} is not available in the installed {version}; available: {names}")
-    if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+    require_file(path)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
@@ -180,9 +178,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         problem = f"cannot be opened by {version}"
         if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
             problem = "is truncated, damaged, or not an ONNX file"
-        raise ArtifactError(
-            f"{path}: {problem} ({why}); export the run again, or copy the whole bundle again"
-        ) from None
+        raise ArtifactError(f"{path}: {problem} ({why}); {REMEDY}") from None
     # onnxruntime silently drops a provider whose library cannot be loaded; a measurement must not.
     if session.get_providers()[0] != provider:
         why = f"it cannot load {missing}" if missing else "its driver or libraries are missing or too old"
