@@ -123,31 +123,6 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
-        ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be a folder"),
-        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "the module 'Dense' is not supported"),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
-            "pooling must be one of cls, mean, max, not cls, mean_sqrt_len_tokens",
-        ),
-        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length: input should be a valid integer"),
-        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length: input should be greater than"),
-    ],
-)
-def test_damaged_sentence_transformers_files(
-    shared_encoder: Path, tmp_path: Path, file: str, content: Any, message: str
-) -> None:
-    folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
-    (tmp_path / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")  # of no concern here
-    (folder / file).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
-
-
 @pytest.fixture(scope="module")
 def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence-transformers folder. Copy it before changing anything."""
