@@ -137,7 +137,11 @@ def reason_of(error: object, length: int = 200) -> str:
 
 
 class Graph(Session, Protocol):
-    """An opened graph file, possibly one part of a step artifact."""
+    """An opened graph file, possibly one part of a step artifact.
+
+    Opening one raises ArtifactError (the file is missing, damaged or not runnable), InputError (the provider is not
+    available here) or MissingDependencyError. ``threads``: of one operator; None: all that this process may use.
+    """
 
     path: Path
     inputs: Mapping[str, InputType]

@@ -44,10 +44,6 @@ class CoreMLSession(Graph):
     """A zipped .mlpackage, whose inputs are int64 [batch, sequence] up to the sizes in its manifest entry.
 
     Core ML chooses between processor, GPU and Neural Engine itself.
-
-    Raises:
-        ArtifactError: the file is missing or damaged, or Core ML does not run here.
-        MissingDependencyError: coremltools is not installed.
     """
 
     provider = FORMAT

@@ -101,15 +101,7 @@ def _captured_stderr(messages: list[str]) -> Iterator[None]:
 class ExecuTorchSession(Graph):
     """A .pte program with its method ``forward``, whose inputs are int64 [batch, sequence] up to sizes in the file.
 
-    Args:
-        path: of the program.
-        artifact: its manifest entry, which names inputs and outputs.
-        threads: of the process's pool; None: the physical cores.
-        max_positions: longest sequence that the model takes; None: not known.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not a program that this ExecuTorch can run.
-        MissingDependencyError: executorch is not installed.
+    ``artifact``: its manifest entry, which names inputs and outputs. ``threads`` are those of the process's pool.
     """
 
     provider = FORMAT

@@ -110,10 +110,6 @@ class LiteRTSession(Graph):
 
     A call pads its texts to the next length and splits its rows among the signatures of that length. ``size_bytes``: of
     the file, as export wrote it; None: not checked.
-
-    Raises:
-        ArtifactError: the file is missing or damaged, or has no signatures ``ROWSxTOKENS``.
-        MissingDependencyError: ai-edge-litert is not installed.
     """
 
     provider = PROVIDER

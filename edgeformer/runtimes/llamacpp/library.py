@@ -131,10 +131,6 @@ class Llama:
 
     Args:
         exact: keep keys and values in F32 and compute attention without the flash kernel, which rounds to F16.
-
-    Raises:
-        ArtifactError: llama.cpp cannot open the file.
-        MissingDependencyError: the package is not installed, or of another interface.
     """
 
     def __init__(self, path: Path, threads: int, max_positions: int | None, *, exact: bool = False) -> None:

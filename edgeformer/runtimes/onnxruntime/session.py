@@ -46,15 +46,9 @@ class OnnxSession(Graph):
     Args:
         path: the .onnx file; external weights lie in the same folder.
         provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
-        threads: threads of one operator; None: all that this process may use.
-        max_positions: longest sequence of the model's positional table; None: not known.
         in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
             Otherwise the four graphs of a step artifact took 2 to 3 times as long on 2 cores.
         cache_device: the device on which ``present…`` outputs stay for the next call. None: they become arrays.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not an ONNX graph that this ONNX Runtime can run.
-        InputError: the provider is not available here; the message lists those that are.
     """
 
     def __init__(

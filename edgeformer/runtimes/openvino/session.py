@@ -70,15 +70,7 @@ def core() -> Any:
 
 
 class OpenVINOSession(Graph):
-    """An ONNX graph opened by OpenVINO with one stream, tuned for latency.
-
-    The arguments are those of :class:`~edgeformer.runtimes.onnxruntime.session.OnnxSession`.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not an ONNX graph that this OpenVINO can run.
-        InputError: the provider is not available here.
-        MissingDependencyError: openvino is not installed.
-    """
+    """An ONNX graph opened by OpenVINO with one stream, tuned for latency."""
 
     def __init__(
         self, path: Path, provider: str = CPU, threads: int | None = None, max_positions: int | None = None
