@@ -24,9 +24,10 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.export import export
-from edgeformer.export.import_language import import_causal_lm, import_gguf
-from edgeformer.export.import_run import HfOptions, ImportOptions, import_hf
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
+from edgeformer.imports.language import import_causal_lm, import_gguf
+from edgeformer.imports.run import ImportOptions
 from edgeformer.run import read_run
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, cpu_name, now

@@ -64,8 +64,8 @@ def artifact_row(artifact: ArtifactManifest) -> dict[str, Any]:
 def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
     """Import and export one model."""
     from edgeformer.export.export import export
-    from edgeformer.export.import_run import HfOptions, import_hf
     from edgeformer.export.variants import ExportOptions
+    from edgeformer.imports.encoder import HfOptions, import_hf
     from edgeformer.models.weights import load_model
 
     run = import_hf(str(folder), HfOptions(artifacts))

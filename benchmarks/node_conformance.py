@@ -52,8 +52,8 @@ from edgeformer.artifacts.golden import OUTPUT
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision
 from edgeformer.bundle import Bundle
 from edgeformer.export import export as exporting
-from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array

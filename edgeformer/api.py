@@ -231,14 +231,14 @@ def import_onnx(model: str | Path, folder: str | Path, **options: Any) -> Bundle
     Args:
         model: the .onnx file.
         folder: of the bundle.
-        options: of :class:`~edgeformer.export.import_onnx.OnnxImportOptions`: shapes, ranges, inputs, tokenizer…
+        options: of :class:`~edgeformer.imports.onnx.OnnxImportOptions`: shapes, ranges, inputs, tokenizer…
 
     Raises:
         InputError: a missing size or range, or an unusable graph; the message says what to give.
         ArtifactError: no ONNX graph, or a damaged or hostile one.
     """
-    from edgeformer.export.import_onnx import OnnxImportOptions
-    from edgeformer.export.import_onnx import import_onnx as run_import
+    from edgeformer.imports.onnx import OnnxImportOptions
+    from edgeformer.imports.onnx import import_onnx as run_import
 
     run_import(Path(model), Path(folder), OnnxImportOptions(**options))
     return Bundle.open(Path(folder))

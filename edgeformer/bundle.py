@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, BundleFiles, TargetRecords
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.files import as_json, read_at_most, write_text
+from edgeformer.artifacts.files import as_json, read_at_most, sha256_of, write_text
 from edgeformer.artifacts.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.workspace import (
@@ -250,6 +250,16 @@ class Bundle:
 def find_enclosing_bundle(file: Path) -> Path | None:
     """Return the folder of the bundle that contains a file, or None."""
     return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
+
+
+def checksum_files(
+    folder: Path, artifacts: Iterable[ArtifactManifest], names: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Return name → sha256 of the files in a bundle that are no artifact's main file; None: of all of them."""
+    if names is None:
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    listed = sorted(set(names) - {artifact.file for artifact in artifacts})
+    return {name: sha256_of(folder / name) for name in listed if (folder / name).is_file()}
 
 
 def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:

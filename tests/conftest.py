@@ -121,8 +121,8 @@ def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if util.find_spec("tensorrt_rtx") is None:
         pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
     from edgeformer.export.export import export
-    from edgeformer.export.import_onnx import import_onnx
     from edgeformer.export.variants import ExportOptions
+    from edgeformer.imports.onnx import import_onnx
     from tests.export import graphs
 
     folder = tmp_path_factory.mktemp("engine")

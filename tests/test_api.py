@@ -21,8 +21,8 @@ from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.scores import read_evaluation
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.request import ProfileOptions
-from edgeformer.export.import_onnx import OnnxImportOptions
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import OnnxImportOptions
 from edgeformer.inference.evaluate import EvaluateOptions
 from edgeformer.inference.generate import GenerateOptions
 from edgeformer.inference.sampling import Sampling

@@ -83,8 +83,8 @@ def imported(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
     from transformers import AutoConfig, AutoModel
 
     from edgeformer.export.export import export
-    from edgeformer.export.import_run import HfOptions, import_hf
     from edgeformer.export.variants import ExportOptions
+    from edgeformer.imports.encoder import HfOptions, import_hf
 
     source = folder.parent / f".{folder.name}-source"
     shutil.rmtree(source, ignore_errors=True)
@@ -120,7 +120,7 @@ def _tokenizer(file: Path, tokens: int) -> Path:
 
 def wrapped(source: Path, shapes: Mapping[str, Any], ranges: Mapping[str, Any], folder: Path) -> None:
     """Somebody's ONNX file as it is."""
-    from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
+    from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 
     import_onnx(source, folder / "bundle", OnnxImportOptions(shapes=shapes, ranges=ranges))
 

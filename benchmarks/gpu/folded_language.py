@@ -23,8 +23,8 @@ def measure(session: Session) -> None:
 
 
 def _teacher(session: Session) -> Path:
-    from edgeformer.export.import_language import import_causal_lm
-    from edgeformer.export.import_run import ImportOptions
+    from edgeformer.imports.language import import_causal_lm
+    from edgeformer.imports.run import ImportOptions
     from edgeformer.models import load_recipe
 
     folder = session.work / "smollm2"

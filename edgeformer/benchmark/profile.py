@@ -61,7 +61,7 @@ from edgeformer.runtimes import (
     opener_of,
     provider_facts,
 )
-from edgeformer.runtimes.runtime import Kind
+from edgeformer.runtimes.session import Kind
 from edgeformer.system.host import describe_host, now
 from edgeformer.tasks import get_task
 from edgeformer.tasks.task import max_call_tokens

@@ -49,7 +49,8 @@ def crt(
     from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a checkpoint"):
-        from edgeformer.export.import_run import ImportOptions, import_crt
+        from edgeformer.imports.crt import import_crt
+        from edgeformer.imports.run import ImportOptions
     folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
     keys = {"run", "status", "parameters", "leaks", "causality", "reason"}
     _print_run(folder, keys, "edgeformer export --allow-leak", as_json=as_json)
@@ -83,8 +84,8 @@ def gguf(
     from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a model"):
-        from edgeformer.export.import_language import import_gguf
-        from edgeformer.export.import_run import ImportOptions
+        from edgeformer.imports.language import import_gguf
+        from edgeformer.imports.run import ImportOptions
     folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data, unproven), show_progress())
     _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
 
@@ -133,8 +134,9 @@ def hf(
     from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a model"):
-        from edgeformer.export.import_language import import_causal_lm, is_language_model
-        from edgeformer.export.import_run import HfOptions, ImportOptions, import_hf
+        from edgeformer.imports.encoder import HfOptions, import_hf
+        from edgeformer.imports.language import import_causal_lm, is_language_model
+        from edgeformer.imports.run import ImportOptions
     if is_language_model(source):
         given = {"--labels": labels, "--pooling": pooling, "--max-length": max_length, "--query-prompt": query_prompt}
         given |= {"--document-prompt": document_prompt, "--target": target}
@@ -214,7 +216,7 @@ def onnx(
     """
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
-    from edgeformer.export.import_onnx import import_onnx
+    from edgeformer.imports.onnx import import_onnx
     from edgeformer.report.tables import artifact_table
 
     names = tuple(name.strip() for name in labels.split(",")) if labels else ()

@@ -1,4 +1,4 @@
-"""Command list: recipes, device profiles and runs."""
+"""Command list: recipes, device profiles, runtimes and runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from edgeformer.cli import options as opt
 _NEXT = {
     "recipes": "edgeformer train NAME",
     "devices": "edgeformer profile --device NAME",
+    "runtimes": "edgeformer doctor",
     "runs": "edgeformer profile {name}",
 }
 """Next command after each list."""
 
 
 def command(
-    kind: Literal["recipes", "devices", "runs"] = Argument(
-        ..., metavar="{recipes|devices|runs}", help="Shipped recipes, device profiles, or the runs in DIR."
+    kind: Literal["recipes", "devices", "runtimes", "runs"] = Argument(
+        ...,
+        metavar="{recipes|devices|runtimes|runs}",
+        help="Shipped recipes, device profiles, runtimes, or the runs in DIR.",
     ),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
-    """List the shipped recipes, the device profiles, or the runs."""
+    """List the shipped recipes, the device profiles, the runtimes, or the runs."""
     from edgeformer.cli.console import say
     from edgeformer.report import listing
 
@@ -32,6 +35,8 @@ def command(
         rows, table = listing.recipe_records(), listing.recipe_table
     elif kind == "devices":
         rows, table = listing.device_records(artifacts), listing.device_table
+    elif kind == "runtimes":
+        rows, table = listing.runtime_records(), listing.runtime_table
     else:
         rows, table = listing.run_records(artifacts), listing.run_table
     if as_json:

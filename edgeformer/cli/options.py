@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from edgeformer.artifacts.progress import Progress
     from edgeformer.artifacts.recipe import Recipe
-    from edgeformer.export.import_onnx import OnnxImportOptions
+    from edgeformer.imports.onnx import OnnxImportOptions
     from edgeformer.run import Location
 
 V = TypeVar("V")
@@ -320,8 +320,8 @@ def onnx_options(
     shapes: list[str] | None, ranges: list[str] | None, inputs: Path | None, **options: Any
 ) -> OnnxImportOptions:
     """Parse --shape and --range, and return the options of an ONNX import. Raises InputError."""
-    from edgeformer.export.foreign_graph import parse_range, parse_shape
-    from edgeformer.export.import_onnx import OnnxImportOptions
+    from edgeformer.imports.foreign_graph import parse_range, parse_shape
+    from edgeformer.imports.onnx import OnnxImportOptions
 
     shape_of_input, range_of_input = dict(map(parse_shape, shapes or ())), dict(map(parse_range, ranges or ()))
     return OnnxImportOptions(shapes=shape_of_input, ranges=range_of_input, inputs=inputs, **options)
@@ -337,7 +337,7 @@ def locate_or_import(
 
     path = Path(run or "")
     if run is not None and path.suffix == ".onnx" and path.is_file() and find_enclosing_bundle(path) is None:
-        from edgeformer.export.import_onnx import import_onnx_cached
+        from edgeformer.imports.onnx import import_onnx_cached
 
         progress = show_progress()
         bundle = import_onnx_cached(path, artifacts, onnx_options(shapes, ranges, inputs), progress)

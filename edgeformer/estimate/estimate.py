@@ -48,7 +48,8 @@ from edgeformer.runtimes import (
     runtime_of,
 )
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
-from edgeformer.runtimes.runtime import Kind, Runtime
+from edgeformer.runtimes.runtime import Runtime
+from edgeformer.runtimes.session import Kind
 
 RECORD_FILE = "record.json"
 """In this package; `python -m benchmarks.estimates` writes it with docs/results/estimates.md."""

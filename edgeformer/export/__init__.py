@@ -1,1 +1,1 @@
-"""Export runs and imported graphs as bundles; import models that were trained elsewhere."""
+"""Export runs and imported graphs as bundles."""

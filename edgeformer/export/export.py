@@ -21,6 +21,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
+from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
@@ -30,8 +31,6 @@ from edgeformer.runtimes import Builder, Unavailable, all_builders, cannot_run, 
 from edgeformer.runtimes.runtime import ENGINES_FOLDER, Target
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
-
-Source = RunSource | GraphSource
 
 
 def export(folder: Path, options: ExportOptions | None = None, progress: Progress = SILENT) -> BundleManifest:
@@ -47,39 +46,26 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             is not set; another process exports the same bundle.
     """
     options = options or ExportOptions()
-    is_imported = (folder / BUNDLE_FILE).is_file() and not (folder / RUN_FILE).is_file()
-    sizes = {"--vocab-keep": options.vocab_keep is not None, "--vocab-max": options.vocab_max is not None}
-    if is_imported:
-        flags = {"--exit": bool(options.exits), "--vocab-trim": options.vocab_trim, **sizes}
-        for flag, is_set in {**flags, "--allow-leak": options.allow_leak}.items():
-            if is_set:
-                raise InputError(
-                    f"{flag}: {folder} is an imported graph without known loops and vocabulary; leave it out"
-                )
-    for flag, is_set in sizes.items():
-        if is_set and not options.vocab_trim:
-            raise InputError(f"{flag}: changes what --vocab-trim keeps; add --vocab-trim")
     builders = [find_builder(name) for name in dict.fromkeys(options.build)]
     if options.target is not None and not builders:
         raise InputError("--target: is the device of an engine, and none is requested; add --trt or --build NAME")
+    is_imported = (folder / BUNDLE_FILE).is_file() and not (folder / RUN_FILE).is_file()
     run = None if is_imported else Run.open(folder)
     if run is not None:
         run.require_finished()
     bundle_folder = folder if run is None else folder / BUNDLE_FOLDER
     with lock_path(bundle_folder):
         remove_leftovers(bundle_folder)
-        source: Source
-        if run is None:
-            source = GraphSource.open(folder, options, progress)
-        else:
-            source = RunSource.open(run, options, progress)
-            if options.joining and source.calibration_problem is None:
-                precisions = {"int8": options.int8, "fp16": options.fp16}
-                joining = [builder for builder in all_builders() if precisions.get(str(builder.joins))]
-                builders += [b for b in joining if b not in builders and isinstance(b.plan(None), Target)]
-        requested = options.target
+        source: ExportSource
+        source = GraphSource.open(folder, options, progress) if run is None else RunSource.open(run, options, progress)
+
+        # 1. Plan the engines.
+        if options.joining and source.can_calibrate:
+            precisions = {"int8": options.int8, "fp16": options.fp16}
+            joining = [builder for builder in all_builders() if precisions.get(str(builder.joins))]
+            builders += [b for b in joining if b not in builders and isinstance(b.plan(None), Target)]
         needs_device = next((builder for builder in builders if builder.needs_device), None)
-        name = requested or (run.recipe.target if run is not None and needs_device is not None else None)
+        name = options.target or (source.target if needs_device is not None else None)
         if name is None and needs_device is not None:
             raise InputError(
                 f"{needs_device.flag}: the device is unknown; name its profile, e.g. --target rtx4050 (edgeformer list "
@@ -89,15 +75,22 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         device = load_profile(name, profiles) if name is not None else None
         plans = [(builder, builder.plan(device)) for builder in builders]
         targets = [plan for _, plan in plans if isinstance(plan, Target)]
-        if requested is not None and len(targets) == len(plans) and not any(target.device for target in targets):
+        if options.target is not None and len(targets) == len(plans) and not any(target.device for target in targets):
             names = ", ".join(builder.name for builder in builders)
             raise InputError(
                 f"--target: {names} builds the same file for every device; leave out --target, or add --trt"
             )
+
+        # 2. Find out what stays of the previous bundle.
         previous = PreviousBundle(source.folder)
         if not options.replace:
-            previous = source.previous(targets)
+            precision = source.base[0].precision if source.base else "fp32"
+            previous = PreviousBundle.of(
+                source.folder, options, targets, source.made_from, source.exits, base_precision=precision
+            )
             previous.refuse_losses(ignored=previous.rebuilt)
+
+        # 3. Make and judge graphs and engines.
         with replacing_folder(source.folder) as new_folder:
             source.begin(new_folder)
             artifacts: list[ArtifactManifest] = []
@@ -108,15 +101,16 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                     artifacts += _not_made(options, plans, (*source.base, *artifacts))
                     break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
+
+            # 4. Describe and seal the new bundle.
             for artifact in merged:
                 if artifact.portability is not None:
                     source.notes.extend(f"{artifact.id}: {note}" for note in portability_notes(artifact.portability))
             manifest = source.manifest(new_folder, merged, previous)
             if (records := previous.records.of(manifest)).records:  # of target devices, on artifacts that stay
                 write_json(new_folder / TARGETS_FILE, records)
-            seal(new_folder, manifest)
             with bar(progress, "Measuring memory", None):
-                manifest = add_resident(Bundle.open(new_folder), manifest)
+                manifest = add_resident(Bundle(new_folder, manifest), manifest)
             if (card := new_folder / CARD_FILE).is_file():
                 write_text(card, f"{card.read_text(encoding='utf-8')}\n{artifact_section(manifest)}")
                 manifest = manifest.model_copy(update={"files": manifest.files | {CARD_FILE: sha256_of(card)}})
@@ -140,7 +134,7 @@ def _not_made(
 
 
 def _build_engines(
-    source: Source, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
+    source: ExportSource, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
     graphs: Sequence[ArtifactManifest],
 ) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""
@@ -165,7 +159,7 @@ def _build_engines(
                     artifact = source.judge(folder, entry).judge_engine(entry)
                 except EdgeformerError as error:
                     artifact = entry.model_copy(update={"status": "rejected", "reason": str(error)})
-            if source.options.joining and isinstance(source, RunSource):
+            if source.rounds:
                 artifact = source.judge(folder, entry).add_rounded(artifact)
             reason = artifact.reason and artifact.reason.replace(str(folder), str(source.folder))
             yield artifact.model_copy(update={"reason": reason})

@@ -6,7 +6,7 @@ The bundle was made by ``edgeformer import onnx``. Its graph stays unchanged, bi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,13 +17,12 @@ import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.golden import OUTPUT
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision
 from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.workspace import BUNDLE_FILE
-from edgeformer.bundle import Bundle
+from edgeformer.bundle import Bundle, checksum_files
 from edgeformer.export.fp16 import convert_to_fp16, lifted, max_abs_values, operator_names
 from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
@@ -32,7 +31,6 @@ from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, 
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
-from edgeformer.runtimes.runtime import Target
 from edgeformer.tasks import Origin, Run
 from edgeformer.tasks.scoring import Validation, fit_calls, open_validation
 
@@ -51,9 +49,9 @@ _INT8_NOTE = "INT8: judged by its outputs only; to judge it by accuracy, import 
 
 @dataclass
 class GraphSource:
-    """A bundle made by ``import onnx``, as the source of an export.
+    """A bundle made by ``import onnx``, see :class:`~edgeformer.export.source.ExportSource`.
 
-    ``base``: entry of the imported graph; ``names``: files that came with the import, which stay.
+    ``base`` is the imported graph; ``names`` are the files that came with the import.
     """
 
     bundle: Bundle
@@ -64,10 +62,21 @@ class GraphSource:
     unique_parameters: int
     notes: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    target: str | None = None
+    made_from: Mapping[str, str] | None = None
+    exits: Sequence[int] = ()
+    can_calibrate: bool = False
+    rounds: bool = False
 
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
         """Open the bundle and check its graph. Raises ArtifactError, InputError."""
+        flags: dict[str, object] = {
+            "--exit": options.exits, "--vocab-trim": options.vocab_trim, "--vocab-keep": options.vocab_keep is not None,
+            "--vocab-max": options.vocab_max is not None, "--allow-leak": options.allow_leak,
+        }  # fmt: skip
+        if flag := next((flag for flag, is_set in flags.items() if is_set), None):
+            raise InputError(f"{flag}: {folder} is an imported graph without known loops and vocabulary; leave it out")
         bundle = Bundle.open(folder)
         if bundle.manifest.wrapped is None:
             raise InputError(f"{folder}: was exported from a run; export that run again")
@@ -91,11 +100,6 @@ class GraphSource:
             self.notes.append(f"scores: on the golden inputs only, because {problem}")
         return validation
 
-    def previous(self, targets: Sequence[Target]) -> PreviousBundle:
-        """Look at the artifacts that were made of the graph before."""
-        precision = self.base[0].precision
-        return PreviousBundle.of(self.folder, self.options, targets, None, base_precision=precision)
-
     def begin(self, new: Path) -> None:
         """Link everything but older conversions; copy the graph and its weights, as onnx_ir reads no linked weights."""
         graph = self.folder / str(self.base[0].file)
@@ -113,7 +117,6 @@ class GraphSource:
                 link(path, new / name)
 
     def judge(self, folder: Path, entry: ArtifactManifest) -> Judge:
-        """Judge of an artifact with this entry's precision."""
         base, bundle = self.base[0], self.bundle
         baseline: Baseline = {0: (base.score, base.validation)} if base.score is not None else {}
         is_random = any("seed" in note for note in bundle.manifest.notes)
@@ -129,7 +132,6 @@ class GraphSource:
         return Judge(folder, reference, Variant(entry.precision), self._validation, baseline, sets_baseline=False)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
-        """Convert the graph to every requested precision, and judge each one."""
         base = self.base[0]
         for variant in requested_variants(self.options)[1:]:
             precision, name = variant.precision, variant.precision.upper()
@@ -214,7 +216,7 @@ class GraphSource:
         )  # fmt: skip
 
     def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
-        """Link what stays, and describe the new folder: bundle.json. Reports in the folder are not listed."""
+        """Link what stays, and describe the new folder. Reports in it are not listed."""
         previous.link_kept(artifacts, folder)
         old = self.bundle.manifest
         kept_ids = {artifact.id for artifact in artifacts if artifact.kept}
@@ -222,8 +224,6 @@ class GraphSource:
         outdated |= {"FP16", "INT8"} - {artifact.precision.upper() for artifact in artifacts}
         outdated |= {artifact.id for artifact in self.bundle.artifacts[1:]} - kept_ids
         notes = (*(note for note in old.notes if note.partition(":")[0] not in outdated), *self.notes)
-        graphs = {artifact.file for artifact in artifacts}
-        listed = (set(old.files) | set[str]().union(*map(own_files, artifacts))) - graphs
-        files = {name: sha256_of(folder / name) for name in sorted(listed) if (folder / name).is_file()}
+        files = checksum_files(folder, artifacts, set(old.files).union(*map(own_files, artifacts)))
         update = {"artifacts": tuple(artifacts), "notes": notes, "files": files, "manifest_sha256": None}
         return old.model_copy(update=update)

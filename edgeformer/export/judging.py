@@ -200,30 +200,30 @@ class Judge:
         return {"parity": parity, "score": golden, "validation": score, "reason": reason}
 
     def judge_engine(self, entry: ArtifactManifest) -> ArtifactManifest:
-        """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it."""
+        """Add parity and scores to the entry of a builder's artifact that this machine can run, or reject it.
+
+        An ONNX file is audited, too.
+        """
+        is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.exits[-1]
         parts = {part: self.folder / file for part, file in entry.parts.items()}
         loops = self.reference.loops if entry.role in ("step", "decode") else None
         files = ArtifactFiles(entry, self.folder / str(entry.file), parts, loops, self.reference.max_positions)
         try:
             with opener_of(entry).open(files, OpenOptions(exact=True)) as session:
-                is_whole, exit_ = entry.role in ("full", "exit"), entry.exit or self.reference.exits[-1]
                 measured = self.measure(session, exit_, max_batch_rows(entry), validate=is_whole)
+            if files.file.suffix == ".onnx":
+                graph = onnx.load(str(files.file))
+                sharing, parts_bytes = audit_sharing(graph, self.reference.needed[exit_]), weight_parts(graph)
+                other_bytes = max(0, files.file.stat().st_size - sum(parts_bytes.values()))
+                measured |= {
+                    "reason": measured["reason"] or stored_twice(sharing),
+                    "sharing": sharing,
+                    "parts_bytes": {**parts_bytes, "other": other_bytes},
+                    "quantized": dict(sorted(quantized_pairs(graph).items())),
+                }
         except EdgeformerError as error:
             measured = {"reason": str(error)}
         return entry.model_copy(update={**measured, "status": "rejected" if measured["reason"] else "built"})
-
-    def judge_built(self, entry: ArtifactManifest, path: Path, session: Session) -> dict[str, Any]:
-        """Measure an ONNX file that a builder made of an FP32 graph, and audit it: fields of its entry."""
-        exit_, graph = entry.exit or self.reference.exits[-1], onnx.load(str(path))
-        sharing = audit_sharing(graph, self.reference.needed[exit_])
-        parts, measured = weight_parts(graph), self.measure(session, exit_)
-        return {
-            **measured,
-            "reason": measured.get("reason") or stored_twice(sharing),
-            "sharing": sharing,
-            "parts_bytes": {**parts, "other": max(0, path.stat().st_size - sum(parts.values()))},
-            "quantized": dict(sorted(quantized_pairs(graph).items())),
-        }
 
     def add_rounded(self, entry: ArtifactManifest) -> ArtifactManifest:
         """Add scores under providers that compute in fewer bits, compared by INT8's tolerance.

@@ -53,14 +53,14 @@ class PreviousBundle:
 
     @classmethod
     def of(
-        cls, folder: Path, options: ExportOptions, targets: Sequence[Target], sources: Mapping[str, str] | None,
+        cls, folder: Path, options: ExportOptions, targets: Sequence[Target], made_from: Mapping[str, str] | None,
         exits: Collection[int] = (), base_precision: Precision = "fp32",
     ) -> PreviousBundle:  # fmt: skip
         """Compare each file of a bundle with its manifest, and fill ``rebuilt``, ``kept`` and ``losses``.
 
         Args:
             targets: what the builders can build for on this machine.
-            sources: file of the run → sha256, which artifacts must be made of; None: an imported graph, which is the
+            made_from: file of the run → sha256, which artifacts must be made of; None: an imported graph, which is the
                 bundle's first artifact and always stays, like files that no manifest lists.
             exits: all exits of the model. A variant that is made again keeps its exits and its step artifact.
             base_precision: precision of the graph that everything is made of.
@@ -73,9 +73,9 @@ class PreviousBundle:
             return cls(folder, losses={"every artifact": str(error)})
         previous = cls(folder, notes=bundle.manifest.notes, checksums=bundle.manifest.files)
         difference = None
-        if sources is not None:
+        if made_from is not None:
             recorded = bundle.manifest.made_from
-            changed = [name for name, sha256 in sources.items() if recorded.get(name) != sha256]
+            changed = [name for name, sha256 in made_from.items() if recorded.get(name) != sha256]
             if changed:
                 difference = f"another {' and '.join(changed)}" if recorded else "exported by an older version"
             try:
@@ -87,7 +87,7 @@ class PreviousBundle:
                 if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
                     previous.losses[path.as_posix()] = f"not listed in {BUNDLE_FILE}"
         variants, engine_precision = requested_variants(options), "fp16" if options.fp16 else base_precision
-        for artifact in bundle.artifacts[sources is None :]:
+        for artifact in bundle.artifacts[made_from is None :]:
             is_built = artifact.status == "built"
             # Devices whose engines get the id of this one; None: an engine for any device. A builder may also make an
             # INT8 of its own.

@@ -30,6 +30,7 @@ from edgeformer.artifacts.manifest import (
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
+from edgeformer.bundle import checksum_files
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import PARAGRAPHS
@@ -44,12 +45,12 @@ from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, r
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.layers import fp16_copy
 from edgeformer.models.tracing import Exits, Piece
 from edgeformer.models.weights import GOLDEN_INPUTS, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
-from edgeformer.runtimes.runtime import Calls, Target
+from edgeformer.runtimes.runtime import Calls
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
 from edgeformer.tasks import Origin, TextReader, get_task
@@ -194,12 +195,11 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
 
 @dataclass
 class RunSource:
-    """A finished run, as the source of an export.
+    """A finished run, see :class:`~edgeformer.export.source.ExportSource`.
 
     Attributes:
-        exits: that become graphs, as requested.
+        requested_exits: that become graphs.
         facts: the task's fields of bundle.json.
-        sources: file of the run that artifacts are made of → sha256.
         validations: whether the vocabulary is trimmed → scorer of the validation split.
     """
 
@@ -208,12 +208,11 @@ class RunSource:
     progress: Progress
     subject: Exportable
     folder: Path
-    exits: Sequence[int]
-    tokenizer: Tokenizer
+    requested_exits: Sequence[int]
     reader: TextReader
     facts: dict[str, Any]
     trimmed: TrimmedModel | None
-    sources: dict[str, str]
+    made_from: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
     validations: dict[bool, Validation | None] = field(default_factory=dict)
     baseline: Baseline = field(default_factory=dict)
@@ -224,6 +223,9 @@ class RunSource:
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
         """Load the model, and check the options against it. Raises ArtifactError, InputError."""
+        for flag, size in {"--vocab-keep": options.vocab_keep, "--vocab-max": options.vocab_max}.items():
+            if size is not None and not options.vocab_trim:
+                raise InputError(f"{flag}: changes what --vocab-trim keeps; add --vocab-trim")
         subject = open_exportable(run, allow_leak=options.allow_leak)
         if subject.parameters != run.manifest.parameters:
             raise EdgeformerError(
@@ -249,16 +251,27 @@ class RunSource:
         if options.vocab_trim:
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
             trimmed = trim_subject(subject, run.manifest, tokenizer, keeping)
-        sources = {name: sha256_of(run.folder / name) for name in SOURCES}
+        made_from = {name: sha256_of(run.folder / name) for name in SOURCES}
         folder = run.folder / BUNDLE_FOLDER
-        return cls(run, options, progress, subject, folder, requested, tokenizer, reader, facts, trimmed, sources)
+        return cls(run, options, progress, subject, folder, requested, reader, facts, trimmed, made_from)
 
-    def previous(self, targets: Sequence[Target]) -> PreviousBundle:
-        """Look at the bundle that is replaced."""
-        return PreviousBundle.of(self.folder, self.options, targets, self.sources, self.subject.exits)
+    @property
+    def target(self) -> str | None:
+        return self.run.recipe.target
+
+    @property
+    def can_calibrate(self) -> bool:
+        return self.calibration_problem is None
+
+    @property
+    def rounds(self) -> bool:
+        return self.options.joining
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        return self.subject.exits
 
     def begin(self, new: Path) -> None:
-        """Write everything beside the graphs, and open the validation data. Raises ArtifactError."""
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
         for name in (TOKENIZER_FILE, TOKENIZER_CONFIG):
             if not (model_folder / name).is_file():
@@ -292,7 +305,6 @@ class RunSource:
             self.notes.append(_FP16_NOTE)
 
     def judge(self, folder: Path, entry: ArtifactManifest | Variant) -> Judge:
-        """Judge of artifacts of this variant."""
         variant = Variant(entry.precision, entry.trimmed)
         trimmed = self.trimmed if variant.trimmed else None
         return Judge(
@@ -306,7 +318,6 @@ class RunSource:
         )
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
-        """Trace, write and judge the graphs of every variant; the FP32 model is converted to FP16 in place."""
         needs_steps = self.options.exits == "all" or any(old.role == "step" for old in previous.rebuilt.values())
         small = self.trimmed.subject if self.trimmed is not None else None
         with bar(self.progress, "Tracing the FP32 graphs", None):
@@ -317,17 +328,16 @@ class RunSource:
                 traced[True] = small.adapter.trace(small.model, inputs, steps=False, base=traced[False])
         for variant in requested_variants(self.options):
             subject = small if variant.trimmed and small is not None else self.subject
-            requested = set(self.exits) | {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
+            again = {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
             last = subject.exits[-1]
-            exits = [last] if variant.trimmed else [last, *sorted(requested - {last})]
+            exits = [last] if variant.trimmed else [last, *sorted({*self.requested_exits, *again} - {last})]
             has_steps = self.options.exits == "all" or bool(previous.rebuilt_graphs(variant, "step"))
             try:
                 graphs = traced[variant.trimmed]
                 if variant.precision == "fp16":
-                    convert_weights_to_fp16(subject.model)
                     with bar(self.progress, "Making the FP16 graphs", None):
                         steps = needs_steps and not variant.trimmed
-                        graphs = subject.adapter.trace(subject.model, inputs, steps=steps, base=graphs)
+                        graphs = subject.adapter.trace(fp16_copy(subject.model), inputs, steps=steps, base=graphs)
                 if not has_steps:
                     graphs = replace(graphs, steps={})
                 if variant.precision == "int8" or variant.precision == "int4":
@@ -335,7 +345,7 @@ class RunSource:
                 with write_graphs(folder, variant, graphs, exits) as written:
                     judge = self.judge(folder, variant)
                     for artifact in judge.judge_all(written):
-                        yield judge.add_rounded(artifact) if self.options.joining else artifact
+                        yield judge.add_rounded(artifact) if self.rounds else artifact
             except EdgeformerError as error:
                 if variant == Variant("fp32"):
                     raise  # there is no bundle without it
@@ -345,7 +355,6 @@ class RunSource:
                 )  # fmt: skip
 
     def build_job(self, folder: Path, graphs: tuple[ArtifactManifest, ...]) -> BuildJob:
-        """What builders get."""
         subject = self.subject
         return BuildJob(
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else "fp32",
@@ -354,7 +363,6 @@ class RunSource:
             module=self.module,
             calibration=self.calibration_calls,
             texts=self.real_texts,
-            judge=lambda entry, path, session: self.judge(folder, entry).judge_built(entry, path, session),
         )  # fmt: skip
 
     def real_texts(self) -> tuple[list[str], str]:
@@ -366,10 +374,8 @@ class RunSource:
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""
-        # The subject's own model has FP16 weights by now if the export writes FP16.
-        model = load_model(self.run.folder) if self.options.fp16 and graph.precision != "fp16" else self.subject.model
-        adapter, exits = self.subject.adapter, self.subject.exits
-        model = adapter.exported(model)
+        adapter, model, exits = self.subject.adapter, self.subject.model, self.exits
+        model = adapter.exported(fp16_copy(model) if graph.precision == "fp16" else model)
         if graph.exit in (None, exits[-1]):
             whole: nn.Module = adapter.whole(model)
             return whole.eval()
@@ -401,7 +407,7 @@ class RunSource:
         return [collate(encoded, np.array([row]), self.reader.pad) for row in range(len(encoded))]
 
     def manifest(self, folder: Path, artifacts: Sequence[ArtifactManifest], previous: PreviousBundle) -> BundleManifest:
-        """Complete the trimmed repository, and describe the new folder: bundle.json. Raises ArtifactError."""
+        """Complete the trimmed repository, and describe the new folder. Raises ArtifactError."""
         run, recipe, spec = self.run.manifest, self.subject.recipe, self.run.model_spec
         trimmed_folder, model_folder = folder / TRIMMED_FOLDER, self.run.folder / MODEL_FOLDER
         built = {artifact.precision for artifact in artifacts if artifact.trimmed and artifact.status == "built"}
@@ -416,13 +422,11 @@ class RunSource:
         previous.link_kept(artifacts, folder)
         subjects = {note.partition(":")[0] for note in self.notes}
         kept_notes = (note for note in previous.notes if note.partition(":")[0] not in subjects)
-        graphs = {artifact.file for artifact in artifacts}
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
-            made_from=self.sources, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
+            made_from=self.made_from, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
             leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
             parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
             data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),
-            files={name: sha256_of(folder / name) for name in names if name not in graphs},
+            files=checksum_files(folder, artifacts),
         )  # fmt: skip

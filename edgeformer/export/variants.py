@@ -82,7 +82,7 @@ class Variant:
 
 
 def requested_variants(options: ExportOptions) -> list[Variant]:
-    """Variants that an export of a run writes, in this order: FP16 last, because the model is converted in place."""
+    """Return the variants that an export of a run writes, in the order in which they are made: FP16 last."""
     enabled: dict[Precision, bool] = {"int8": options.int8, "int4": options.int4, "fp16": options.fp16}
     converted: list[Precision] = [precision for precision, is_enabled in enabled.items() if is_enabled]
     variants = [Variant("fp32"), *map(Variant, converted)]

@@ -98,7 +98,7 @@ class ModelAdapter(ABC):
         Args:
             inputs: input names, in the order of ``every_exit``.
             steps: also return the parts that a host can loop.
-            base: graphs to derive these from, if that is faster: of an FP16 model before its conversion; of a trimmed
+            base: graphs to derive these from, if that is faster: of an FP16 copy the model's in FP32; of a trimmed
                 one before :meth:`trim` in the same precision, where the results must be bit-identical.
         """
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 INITIAL_STD = 0.02
 MASKED = -1e4
@@ -75,16 +79,16 @@ def initialize_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def convert_weights_to_fp16(model: nn.Module) -> nn.Module:
-    """Convert matrices and biases to FP16, in place: half the bytes.
+def fp16_copy(model: M) -> M:
+    """Copy a model with its matrices and biases in FP16: half the bytes.
 
-    Modules with ``keeps_float32`` (norms), running statistics and rotary tables keep float32.
+    Modules with ``keeps_float32`` (norms), running statistics and rotary tables share their float32 with ``model``.
     """
-    for module in model.modules():
-        if not getattr(module, "keeps_float32", False):
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.half()
-    return model
+    exact_modules = (module for module in model.modules() if getattr(module, "keeps_float32", False))
+    exact = {id(parameter) for module in exact_modules for parameter in module.parameters(recurse=False)}
+    copies = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copies |= {id(p): nn.Parameter(p.detach().half()) for p in model.parameters() if id(p) not in exact}
+    return copy.deepcopy(model, copies)
 
 
 def padding_mask(h: Tensor, attention_mask: Tensor | None) -> Tensor | None:

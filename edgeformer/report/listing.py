@@ -1,4 +1,4 @@
-"""Records and tables of the available recipes, device profiles and runs."""
+"""Records and tables of the available recipes, device profiles, runtimes and runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edgeformer.estimate.published import published_record
 from edgeformer.models import load_recipe
 from edgeformer.report.columns import Column, TableColumns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
+from edgeformer.runtimes import all_runtimes, library_versions
 from edgeformer.tasks import get_task
 
 Record = dict[str, Any]
@@ -24,6 +25,35 @@ def _scaled(value: float | None, unit: float, suffix: str = "") -> str | None:
     if value is None:
         return None
     return f"{value / unit:,.0f}{suffix}" if value >= 100 * unit else f"{value / unit:.3g}{suffix}"
+
+
+def runtime_records() -> list[Record]:
+    """Return the runtimes: formats that they open, options of export that write these, versions of their packages."""
+    versions = library_versions()
+    return [
+        {
+            "name": runtime.name,
+            "status": "experimental" if runtime.experimental else "supported",
+            "formats": [*runtime.formats, *runtime.reads],
+            "export": [builder.flag for builder in runtime.builders],
+            "installed": {name: versions[name] for name in runtime.distributions if name in versions},
+        }
+        for runtime in all_runtimes()
+    ]
+
+
+def runtime_table(rows: Sequence[Record]) -> TerminalTable[Record]:
+    """Return the runtimes."""
+    columns: TableColumns[Record] = TableColumns(
+        [
+            Column("name"),
+            Column("status"),
+            Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
+            Column("export", lambda row: ", ".join(row["export"]), flows=True),
+            Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
+        ]
+    )
+    return columns.terminal("runtimes", rows)
 
 
 def recipe_records() -> list[Record]:

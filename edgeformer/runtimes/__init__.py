@@ -15,13 +15,13 @@ from edgeformer.runtimes.runtime import (
     ArtifactFiles,
     Builder,
     BuildJob,
-    Kind,
     OpenOptions,
     ProviderFacts,
     Runtime,
     Target,
     Unavailable,
 )
+from edgeformer.runtimes.session import Kind
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile

@@ -16,12 +16,19 @@ from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from edgeformer.artifacts.errors import ArtifactError, DataError, InputError, MissingDependencyError, install_hint
+from edgeformer.artifacts.errors import (
+    ArtifactError,
+    DataError,
+    EdgeformerError,
+    InputError,
+    MissingDependencyError,
+    install_hint,
+)
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Parity, Precision, Sharing
-from edgeformer.runtimes.session import Array
+from edgeformer.runtimes.session import Array, Kind, reason_of
 from edgeformer.tasks.metric import TOLERANCES
 
 if TYPE_CHECKING:
@@ -30,9 +37,6 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
     from edgeformer.runtimes.session import Graph, Session
     from edgeformer.system.capability import Capability
-
-Kind = Literal["cpu", "cuda"]
-"""Kind of processor, as in device profiles."""
 
 ENGINES_FOLDER = "engines"
 """Folder of built files, relative to the bundle."""
@@ -145,7 +149,6 @@ class BuildJob:
         shapes: input shapes; inputs that are missing get the shapes of texts.
         calibration: returns rows of the training split; raises DataError if there are none.
         texts: returns real texts of a language model, and where they come from.
-        judge: scores an artifact and returns fields of its manifest entry, with a ``reason`` if it misses a target.
     """
 
     bundle: Path
@@ -159,7 +162,6 @@ class BuildJob:
     shapes: InputShapes = field(default_factory=dict)
     calibration: Callable[[], Calls] = _no_data
     texts: Callable[[], tuple[list[str], str]] = _no_data
-    judge: Callable[[ArtifactManifest, Path, Session], dict[str, Any]] = _no_data
 
 
 class Builder(ABC):
@@ -167,12 +169,17 @@ class Builder(ABC):
 
     Attributes:
         name: name for ``export --build``.
+        packages: distributions that must be installed, by ``extra`` of edgeformer.
+        precision: of the first artifact; None: that of the source graphs.
         needs_device: it builds for one device and requires its profile.
         joins: a precision of ``export`` that also selects this builder, if it can build here and has calibration rows.
     """
 
     name: str
     formats: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    precision: Precision | None = None
     needs_device: bool = False
     joins: Precision | None = None
 
@@ -181,9 +188,15 @@ class Builder(ABC):
         """Command-line option of ``export`` that selects it."""
         return f"--build {self.name}"
 
-    @abstractmethod
     def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
         """Return what can be built for a device (never None if ``needs_device``) on this system, or why nothing can."""
+        from edgeformer.system.capability import installed_version
+
+        absent = [name for name in self.packages if installed_version(name) is None]
+        if absent:
+            reason = f"package: {' and '.join(absent)} not installed ({install_hint(self.extra)})"
+            return Unavailable(self.formats[0], reason, self.precision)
+        return Target(self.formats[0], precision=self.precision)
 
     @abstractmethod
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
@@ -201,6 +214,18 @@ def silent_libraries() -> Iterator[None]:
             yield
         finally:
             logging.disable(disabled)
+
+
+@contextmanager
+def converting(problem: str) -> Iterator[None]:
+    """Hide what a converter prints. Raises EdgeformerError with ``problem`` and the converter's reason."""
+    try:
+        with silent_libraries():
+            yield
+    except (OSError, MemoryError, EdgeformerError):
+        raise
+    except Exception as error:  # errors of torch.export and of converters share no base class
+        raise EdgeformerError(f"{problem}: {type(error).__name__}: {reason_of(error)}") from error
 
 
 def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManifest]:
@@ -275,6 +300,7 @@ class Runtime(ABC):
         distributions: packages whose versions a run, a bundle and a report record.
         fuses: it compiles the whole graph, so that estimates count no launch and copy per node.
         session_modules: modules that opening an artifact imports.
+        experimental: its artifacts were measured on few devices, or on none; ``list runtimes`` says so.
     """
 
     name: str
@@ -285,6 +311,7 @@ class Runtime(ABC):
     facts: ClassVar[Mapping[str, ProviderFacts]] = MappingProxyType({})
     fuses: bool = False
     session_modules: tuple[str, ...] = ()
+    experimental: bool = False
 
     def also_opens(self, artifact: ArtifactManifest) -> bool:
         """Return whether it opens an artifact of another runtime's format."""
@@ -349,9 +376,12 @@ class Runtime(ABC):
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         """Return the ``provider`` of a session of an artifact on a kind of device (None: this system).
 
-        Runtimes without a choice of providers ignore ``requested``, the user's choice.
+        Runtimes without a choice of providers ignore ``requested``, the user's choice. Other ones use the first of
+        their ``facts`` by default.
         """
-        return artifact.format
+        if artifact.format in self.facts or not self.facts:
+            return artifact.format
+        return requested if requested in self.facts else next(iter(self.facts))
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Return the facts about a provider, or None if it is not one of this runtime's."""

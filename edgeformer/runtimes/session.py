@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.golden import TOKEN_TYPES
+from edgeformer.artifacts.workspace import REMEDY
 
 Array = npt.NDArray[Any]
+Kind = Literal["cpu", "cuda"]
+"""Kind of processor, as in device profiles."""
 
 PAST, PRESENT = "past", "present"
 """Prefixes of inputs with caches of earlier tokens (empty at the start of a text), and of outputs that replace them."""
@@ -122,13 +125,40 @@ class Session(Protocol):
         self.close()
 
 
+def require_file(path: Path) -> None:
+    """Raise ArtifactError if an artifact's file is missing."""
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such file; {REMEDY}")
+
+
+def reason_of(error: object, length: int = 200) -> str:
+    """Return a library's message in one line."""
+    return " ".join(str(error).split())[:length]
+
+
 class Graph(Session, Protocol):
-    """An opened graph file, possibly one part of a step artifact."""
+    """An opened graph file, possibly one part of a step artifact.
+
+    Opening one raises ArtifactError (the file is missing, damaged or not runnable), InputError (the provider is not
+    available here) or MissingDependencyError. ``threads``: of one operator; None: all that this process may use.
+    """
 
     path: Path
     inputs: Mapping[str, InputType]
     max_positions: int | None
     """Longest sequence that the model takes; None: not known."""
+
+    def feed(self, handle: object, inputs: Mapping[str, Array], *, same_shape: bool = False) -> dict[str, Array]:
+        """Return the inputs of a call, see :func:`check_inputs`; with ``same_shape`` all have the same.
+
+        Raises EdgeformerError if the session is closed: the runtime's own ``handle`` is None.
+        """
+        if handle is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        if same_shape and len({array.shape for array in feed.values()}) > 1:
+            raise self.refusal(feed, "all inputs must have the same shape")
+        return feed
 
     def empty(self, name: str, rows: int) -> Array:
         """Return the initial value of a ``past…`` input for ``rows`` texts: zeros, with size 0 in dynamic axes."""

@@ -16,7 +16,7 @@ from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
-from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
+from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.measurement.artifact import Item
 from edgeformer.run import Location
 from tests.cli.in_process import in_process

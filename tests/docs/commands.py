@@ -47,9 +47,9 @@ RUN: dict[str, tuple[str, ...]] = {
 """Command line → options that are added."""
 
 _MEASURES = "measures for minutes; tests/benchmark runs it on a small bundle"
-_IMPORTED = "needs the model; tests/export/test_import_hf_export.py does it with a small one"
+_IMPORTED = "needs the model; tests/imports/test_encoder_export.py does it with a small one"
 _RANKED = "needs the model; tests/inference/test_rank.py does it with small ones"
-_WRAPPED = "needs that file; tests/export/test_import_onnx.py wraps others"
+_WRAPPED = "needs that file; tests/imports/test_onnx.py wraps others"
 _OWN = "needs that file; tests/cli/test_own_data.py does it with a messy one"
 _MACHINE = "needs that machine; tests/machines runs it with a real SSH server"
 _FILES = "needs that file; tests/inference/test_predict_file.py answers others in every format"
@@ -138,7 +138,7 @@ NOT_RUN: dict[str, str] = {
     ),
     "edgeformer plan crt_deep_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
     "edgeformer export crt_mini-001 --fp16 --exit all": "tests/export/test_export_language.py exports a smaller one",
-    "edgeformer import hf path/to/SmolLM2-135M": "needs the model; tests/export/test_import_language.py imports others",
+    "edgeformer import hf path/to/SmolLM2-135M": "needs the model; tests/imports/test_language.py imports others",
     "edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm": "the same",
     "edgeformer export smollm --int8 --gguf": "the same",
     "edgeformer plan looped_rtx4050 --device rtx4050": "test_statements.py runs it and reads what it says",
@@ -146,7 +146,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --runtime all": "tests/runtimes/test_llamacpp.py runs it",
     "edgeformer profile --seq 512 --runtime all": "the same",
     "edgeformer import hf HuggingFaceTB/SmolLM2-135M-Instruct --name smollm2": (
-        "reads the hub; tests/export/test_import_language.py imports small ones"
+        "reads the hub; tests/imports/test_language.py imports small ones"
     ),
     "edgeformer train smollm2_folded": "needs that run; tests/models/test_folded_decoder.py trains a small one",
     "edgeformer train looped_mini": "reads WikiText-2 from the hub; tests/runtimes/test_llamacpp.py has a small one",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from edgeformer.artifacts.progress import Progress
 from edgeformer.data.synthetic import SENTENCES
 
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
@@ -139,7 +141,7 @@ TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 def token_classifier(folder: Path) -> Path:
     """Import and export a random token classifier that reads at most 16 tokens at once; return its run."""
     from edgeformer import Run
-    from edgeformer.export.import_run import HfOptions, import_hf
+    from edgeformer.imports.encoder import HfOptions, import_hf
 
     make_model(folder / "tagger", "bert", TAGS, per_token=True)
     run = import_hf(str(folder / "tagger"), HfOptions(folder / "artifacts", max_length=16))
@@ -162,3 +164,28 @@ def make_cross_encoder(folder: Path, kind: str = "bert", **changes: Any) -> Any:
     )
     tokenizer.save_pretrained(folder)
     return model
+
+
+def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
+    """Make a folder one of sentence-transformers."""
+    mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    listed = [
+        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
+        for n, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
+
+
+class RecordedProgress(Progress):
+    """Records messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)

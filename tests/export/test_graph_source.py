@@ -18,8 +18,8 @@ from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export import graph_source
 from edgeformer.export.export import export as export_bundle
-from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.inference.verify import golden_score, verify
 from edgeformer.runtimes import cannot_run
 from tests.cli.run_cli import edgeformer

@@ -19,15 +19,14 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.row_files import NpyRows
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.models.pretrained.source import SentenceSettings
 from edgeformer.run import Run
 from edgeformer.tasks.embedding import VectorStore, quantize_vectors, row_cosines, stored_units, unit_rows
 from edgeformer.tasks.scoring import EMPTY
 from tests.cli.run_cli import Outcome, edgeformer
-from tests.export.hf_models import make_cross_encoder, make_model
-from tests.export.test_import_hf import sentence_transformers
+from tests.export.hf_models import make_cross_encoder, make_model, sentence_transformers
 from tests.serve.test_server import request, serving
 
 DOCUMENTS = [*SENTENCES[:30], "", *SENTENCES[30:40]]

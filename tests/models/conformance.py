@@ -30,7 +30,7 @@ from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, model_spec_of
 from edgeformer.models.adapter import FittedAdapter, Losses, count_parameters, run_scorer
-from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.layers import fp16_copy
 from edgeformer.models.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.decoder import StepSession, decode_windows
@@ -299,7 +299,7 @@ def check_fp16(case: Case, folder: Path) -> None:
     """Norms stay in FP32, other weights become FP16; outputs are float32 and logits close to FP32's."""
     inputs = case.inputs()
     expected = torch_outputs(case, inputs)
-    half = convert_weights_to_fp16(copy.deepcopy(case.model))
+    half = fp16_copy(case.model)
     exact = {id(p) for m in half.modules() if getattr(m, "keeps_float32", False) for p in m.parameters(recurse=False)}
     assert exact, "no module has keeps_float32: x² overflows FP16"
     for (name, parameter), original in zip(half.named_parameters(), case.model.parameters(), strict=True):

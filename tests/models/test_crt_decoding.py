@@ -18,7 +18,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
 from edgeformer.models.crt.graphs import compose_decode, piece_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
-from edgeformer.models.layers import convert_weights_to_fp16
+from edgeformer.models.layers import fp16_copy
 from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -193,7 +193,7 @@ def test_every_distinct_head_is_a_part() -> None:
 def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
     model, texts = make_crt(), torch.randint(0, 60, (1, 30))
     expected = full_logits(model, texts)
-    convert_weights_to_fp16(model)
+    model = fp16_copy(model)
     for part, spec in piece_specs(model).items():
         input_types = {tensor.dtype for tensor in spec.inputs.values() if tensor.is_floating_point()}
         assert input_types <= {torch.float16}, part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -29,7 +28,7 @@ from edgeformer.models.encoder.model import (
     SelfAttention,
     SwiGLU,
 )
-from edgeformer.models.layers import MASKED, RMSNorm, convert_weights_to_fp16
+from edgeformer.models.layers import MASKED, RMSNorm, fp16_copy
 from edgeformer.models.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
@@ -209,7 +208,7 @@ def test_graphs_of_a_stacked_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert counts == {(0, 2, 1, 3): 4 * 2, (0, 1, 3, 2): 2}
             assert sum(node.op_type == "Reshape" for node in graph.graph) == 4 * 2
     monkeypatch.delattr(adapter, "export_graph")
-    half = convert_weights_to_fp16(copy.deepcopy(model))
+    half = fp16_copy(model)
     fp16 = ADAPTER.trace(half, (), steps=True, base=graphs)
     assert fp16.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16
 

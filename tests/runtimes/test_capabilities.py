@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgeformer.artifacts.errors import InputError, install_hint
+from edgeformer.report.listing import runtime_records
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes import torch as torch_runtime
 from edgeformer.runtimes.onnxruntime import providers
@@ -163,3 +164,9 @@ def test_doctor_compares_the_driver_with_the_cuda_version_of_packages(monkeypatc
     assert line.status == "unavailable" and reason in line.detail
     monkeypatch.setattr(nvidia, "driver_version", lambda: "580.65.06")
     assert (driver_line().detail, driver_line().remedy) == ("supports CUDA up to 12.4", None)
+
+
+def test_list_runtimes_marks_the_experimental_ones() -> None:
+    records = runtime_records()
+    assert [row["name"] for row in records if row["status"] == "experimental"] == ["coreml", "executorch"]
+    assert {"name": "litert", "formats": ["litert"], "export": ["--litert"]}.items() <= records[2].items()

@@ -4,73 +4,29 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from edgeformer.artifacts.bundle_files import lacks_parity
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.progress import SILENT
 from edgeformer.runtimes import OpenOptions, cannot_run, requested_providers, runtime_of
 from edgeformer.runtimes.coreml import CoreMLBuilder
 from edgeformer.runtimes.coreml import session as runtime
 from edgeformer.runtimes.module_builder import MAX_BATCH
-from edgeformer.runtimes.runtime import ArtifactFiles, BuildJob, Target, Unavailable
+from edgeformer.runtimes.runtime import ArtifactFiles, Target
+from tests.runtimes.looped_module import INPUTS, LENGTH, WIDTH, Looped, job_for
 
 pytestmark = pytest.mark.skipif(
     runtime.COREMLTOOLS.missing() is not None, reason="the extra coreml is not installed, which converts to Core ML"
 )
 
-INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 64
-
-
-class Looped(torch.nn.Module):
-    """A classifier whose only layer runs three times, with a table of constants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = torch.nn.Embedding(VOCABULARY, WIDTH)
-        self.layer = torch.nn.Linear(WIDTH, WIDTH)
-        self.head = torch.nn.Linear(WIDTH, 3)
-        self.register_buffer("angles", torch.rand(LENGTH, WIDTH), persistent=False)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        angles: Any = self.angles
-        state = self.table(input_ids) * attention_mask[..., None].float() + angles[: input_ids.shape[1]]
-        for _ in range(3):
-            state = state + torch.sigmoid(self.layer(state))
-        return self.head(state[:, 0]).float()
-
-
-def job_for(bundle: Path, *precisions: Any, **changes: Any) -> BuildJob:
-    (bundle / "engines").mkdir()
-    (bundle / "model.onnx").write_bytes(b"graph")
-    graphs = tuple(
-        ArtifactManifest(
-            id=f"onnx-{precision}", file="model.onnx", format="onnx", precision=precision, status="built",
-            inputs=dict.fromkeys(INPUTS, "int64[batch, sequence]"), outputs={"scores": "float32[batch, 3]"},
-        )
-        for precision in precisions
-    )  # fmt: skip
-    job = BuildJob(
-        bundle=bundle, graphs=graphs, precision="fp32", max_length=LENGTH, max_positions=2 * LENGTH,
-        progress=SILENT, note=print, module=lambda graph: Looped().eval(),
-    )  # fmt: skip
-    return replace(job, **changes)
-
-
-TARGET = Target("coreml", precision="fp16")
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, ArtifactManifest]]:
     bundle = tmp_path_factory.mktemp("coreml")
-    entries = CoreMLBuilder().build(TARGET, job_for(bundle, "fp32", "int8"))
+    entries = CoreMLBuilder().build(Target("coreml", precision="fp16"), job_for(bundle, "fp32", "int8"))
     return bundle, {entry.id: entry for entry in entries}
 
 
@@ -95,7 +51,7 @@ def test_a_model_takes_any_batch_and_length_up_to_the_largest(
 
 
 def test_weights_are_stored_once(built: tuple[Path, dict[str, ArtifactManifest]]) -> None:
-    unique = sum(parameter.numel() for parameter in Looped().parameters())
+    unique = Looped().count()
     sizes = {}
     for name, entry in built[1].items():
         assert entry.sharing is not None
@@ -116,24 +72,3 @@ def test_it_runs_on_apple_devices_only(built: tuple[Path, dict[str, ArtifactMani
     files = ArtifactFiles(entry, bundle / str(entry.file))
     with pytest.raises(ArtifactError, match="Core ML runs on Apple devices only"):
         runtime_of(entry).open(files, OpenOptions())
-
-
-def test_what_cannot_be_built_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_module(graph: ArtifactManifest) -> Any:
-        raise EdgeformerError("an imported graph has no torch module")
-
-    class Branching(Looped):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return super().forward(input_ids, attention_mask if attention_mask.sum() > 3 else input_ids)
-
-    job = job_for(tmp_path, "fp32", module=no_module)
-    (imported,) = CoreMLBuilder().build(TARGET, job)
-    assert (imported.status, imported.reason) == ("unavailable", "an imported graph has no torch module")
-    (branching,) = CoreMLBuilder().build(TARGET, replace(job, module=lambda graph: Branching().eval()))
-    assert branching.status == "rejected" and "coremltools cannot convert this model" in str(branching.reason)
-    decode = job.graphs[0].model_copy(update={"id": "onnx-fp32-decode", "role": "decode"})
-    (refused,) = CoreMLBuilder().build(TARGET, replace(job, graphs=(decode,)))
-    assert refused.status == "rejected" and "caches of earlier tokens are not supported" in str(refused.reason)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    plan = CoreMLBuilder().plan(None)
-    assert isinstance(plan, Unavailable) and "[coreml]" in plan.reason

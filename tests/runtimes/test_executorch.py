@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -24,43 +22,18 @@ from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts, request
 from edgeformer.runtimes.executorch import ExecuTorchBuilder
 from edgeformer.runtimes.executorch import session as runtime
 from edgeformer.runtimes.module_builder import MAX_BATCH, StoredModel
-from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
+from edgeformer.runtimes.runtime import Target
+from tests.runtimes.looped_module import INPUTS, LENGTH, VOCABULARY, Looped, graph, job_for
 
 pytestmark = pytest.mark.skipif(
     runtime.EXECUTORCH.missing() is not None,
     reason="the extra executorch is not installed, which makes programs",
 )
 
-INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 32
-
-
-class Looped(torch.nn.Module):
-    """A classifier whose only layer runs ``loops`` times; with ``stacked`` a copy of it for each loop."""
-
-    def __init__(self, loops: int, width: int = WIDTH, *, stacked: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.loops = loops
-        self.table = torch.nn.Embedding(VOCABULARY, width)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(loops if stacked else 1))
-        self.head = torch.nn.Linear(width, 3)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        state = self.table(input_ids) * attention_mask[..., None].float()
-        for loop in range(self.loops):
-            state = state + torch.sigmoid(self.layers[loop % len(self.layers)](state))
-        return self.head(state[:, 0])
-
-    def count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
 
 def entry(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
-    types = dict.fromkeys(INPUTS, "int64[batch, sequence]")
-    return ArtifactManifest(
-        id=f"executorch-{precision}", file="engines/model.pte", format="executorch", precision=precision,
-        status="built", inputs=types, outputs={"scores": "float32[batch, 3]"}, **changes,
-    )  # fmt: skip
+    facts = {"id": f"executorch-{precision}", "file": "engines/model.pte", "format": "executorch"}
+    return graph(precision, **facts, **changes)
 
 
 def texts(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -189,7 +162,7 @@ def test_a_shared_layer_is_packed_once(tmp_path: Path) -> None:
 def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) -> None:
     facts = program[2].engine
     assert facts["delegated"] >= 3 * 3 and facts["not_delegated"]["embedding_default"] == 1
-    job = job_for(program[1].parent)
+    job = job_for(program[1].parent, "fp32")
     (built,) = ExecuTorchBuilder().build(Target("executorch", precision="fp32"), job)
     assert built.engine is not None and built.engine.not_delegated == facts["not_delegated"]
     assert built.engine.shapes["input_ids"][-1] == (MAX_BATCH, LENGTH)
@@ -199,43 +172,11 @@ def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) 
     assert f"{outside} of {outside + facts['delegated']} operators" in caveat and "embedding_default (1)" in caveat
 
 
-def job_for(bundle: Path, **changes: Any) -> BuildJob:
-    (bundle / "engines").mkdir(exist_ok=True)
-    (bundle / "model.onnx").write_bytes(b"graph")
-    graph = entry().model_copy(update={"id": "onnx-fp32", "format": "onnx", "file": "model.onnx"})
-    job = BuildJob(
-        bundle=bundle, graphs=(graph,), precision="fp32", max_length=LENGTH, max_positions=2 * LENGTH,
-        progress=SILENT, note=print, module=lambda graph: Looped(loops=3).eval(),
-    )  # fmt: skip
-    return replace(job, **changes)
-
-
-def test_what_cannot_be_built_says_why(tmp_path: Path) -> None:
-    def no_module(graph: ArtifactManifest) -> Any:
-        raise EdgeformerError("an imported graph has no torch module")
-
-    builder, target = ExecuTorchBuilder(), Target("executorch", precision="fp32")
-    (imported,) = builder.build(target, job_for(tmp_path, module=no_module))
-    assert (imported.status, imported.reason) == ("unavailable", "an imported graph has no torch module")
-    decode = entry().model_copy(update={"id": "onnx-fp32-decode", "format": "onnx", "role": "decode"})
-    (refused,) = builder.build(target, job_for(tmp_path, graphs=(decode,)))
-    assert refused.status == "rejected" and "caches of earlier tokens are not supported" in str(refused.reason)
-
-    class Branching(Looped):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return super().forward(input_ids, attention_mask if attention_mask.sum() > 3 else input_ids)
-
-    (branching,) = builder.build(target, job_for(tmp_path, module=lambda graph: Branching(1).eval()))
-    assert branching.status == "rejected" and "ExecuTorch cannot lower this model" in str(branching.reason)
-
-
 def test_without_the_package_it_says_which_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requested_providers(entry(), "executorch") == ("executorch",) and cannot_run(entry()) is None
     assert provider_facts("executorch").counts_threads
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "executorch is not installed" in str(cannot_run(entry()))
-    plan = ExecuTorchBuilder().plan(None)
-    assert isinstance(plan, Unavailable) and "[executorch]" in plan.reason
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.cli.export import builder_names
 from edgeformer.export.export import export
-from edgeformer.export.import_onnx import import_onnx
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import import_onnx
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
@@ -187,13 +187,8 @@ def test_a_changed_model_is_exported_again_without_losses(run: Path) -> None:
 def test_lengths_double_up_to_the_longest_text() -> None:
     job = BuildJob(Path(), (), "fp32", 100, 512, SILENT, print, lambda graph: None)
     assert builder.signature_shapes(job) == [(1, 16), (1, 32), (1, 64), (1, 128), (8, 16), (8, 32)]
-    assert [tokens for _, tokens in builder.signature_shapes(replace(job, max_length=200))][:5] == [
-        16,
-        32,
-        64,
-        128,
-        200,
-    ]
+    lengths = [tokens for _, tokens in builder.signature_shapes(replace(job, max_length=200))]
+    assert lengths[:5] == [16, 32, 64, 128, 200]
     assert builder.signature_shapes(replace(job, max_positions=12)) == [(1, 12), (8, 12)]
 
 
@@ -232,7 +227,7 @@ def test_the_quantizer_falls_back_and_says_why_it_fails(
 
 def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert builder_names(False, "onnx", [], {"--litert": True}) == ("litert",)
-    monkeypatch.setattr(builder, "installed_version", lambda name: None)
+    monkeypatch.setattr("edgeformer.system.capability.installed_version", lambda *names: None)
     plan = find_builder("litert").plan(None)
     assert isinstance(plan, Unavailable) and "ai-edge-litert and litert-torch" in plan.reason
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

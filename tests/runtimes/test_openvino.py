@@ -186,10 +186,10 @@ def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     calls = [{name: array[row : row + 1] for name, array in golden.items()} for row in range(8)]
     job = BuildJob(
         folder, (bundle.artifact("onnx-fp32"),), "fp32", 24, 64, SILENT, print, lambda: None,
-        calibration=lambda: calls, judge=lambda entry, path, session: {"outputs": session.run(calls[0])},
+        calibration=lambda: calls,
     )  # fmt: skip
     (entry,) = Int8Builder().build(Target("openvino", precision="int8"), job)
-    return bundle, entry.model_copy(update={"outputs": bundle.artifact("onnx-fp32").outputs})
+    return bundle, entry
 
 
 def test_int8_weights_have_seven_bits_and_are_stored_once(int8: tuple[Bundle, ArtifactManifest]) -> None:

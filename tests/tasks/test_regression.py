@@ -19,7 +19,7 @@ from edgeformer.data.encoding import Encoded, decode_labels
 from edgeformer.data.rows import LabelledTexts, query_numbers
 from edgeformer.data.sources import Columns, load_parts
 from edgeformer.data.splits import split
-from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.models import load_recipe
 from edgeformer.run import Run
 from edgeformer.tasks import get_task

@@ -139,8 +139,7 @@ def test_blanks_behind_commas_and_one_number_in_two_spellings(folder: Path, end:
 
 def test_pretrained_encoder(folder: Path) -> None:
     pytest.importorskip("transformers")
-    from tests.export.hf_models import make_model
-    from tests.export.test_import_hf import sentence_transformers
+    from tests.export.hf_models import make_model, sentence_transformers
 
     make_model(folder / "models" / "bert", "bert")
     sentence_transformers(folder / "models" / "bert", "mean", normalize=True)

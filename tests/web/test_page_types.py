@@ -15,8 +15,8 @@ from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.rows import Text
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.web.libraries import RUNTIME, TOKENIZER_LIBRARY
 from edgeformer.web import PageOptions, publish

@@ -22,6 +22,7 @@ class CoreMLRuntime(OptionalRuntime):
     distributions = ("coremltools",)
     packages = (COREMLTOOLS,)
     facts: ClassVar = {FORMAT: ProviderFacts("Core ML")}
+    experimental = True
     session_modules = ("coremltools", "edgeformer.runtimes.coreml.session")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:

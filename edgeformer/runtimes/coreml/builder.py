@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, PACKAGE
 from edgeformer.runtimes.module_builder import MAX_BATCH, ModuleBuilder, StoredModel, export_program
-from edgeformer.runtimes.runtime import silent_libraries
+from edgeformer.runtimes.runtime import converting
 
 _ITEM_BYTES = {10: 2, 11: 4, 21: 1}
 """Types of weights in an ML program → bytes: FP16, FP32, INT8."""
@@ -49,36 +48,32 @@ class CoreMLBuilder(ModuleBuilder):
 
         with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
             package = Path(folder) / PACKAGE
-            try:
-                with silent_libraries():
-                    import coremltools
-                    from coremltools.optimize import coreml as optimize
+            with converting("coremltools cannot convert this model"):
+                import coremltools
+                from coremltools.optimize import coreml as optimize
 
-                    program = export_program(module, inputs, length)
-                    example_length = program.example_inputs[0][0].shape[1]
-                    program = program.run_decompositions({})
-                    for node in list(program.graph.nodes):
-                        # coremltools does not know this operator, which changes nothing.
-                        if node.target == torch.ops.aten.alias.default:
-                            node.replace_all_uses_with(node.args[0])
-                            program.graph.erase_node(node)
-                    ranges = (coremltools.RangeDim(1, MAX_BATCH, 1), coremltools.RangeDim(1, length, example_length))
-                    model = coremltools.convert(
-                        program,
-                        inputs=[coremltools.TensorType(name, coremltools.Shape(ranges), np.int32) for name in inputs],
-                        outputs=[coremltools.TensorType(name, dtype=np.float32) for name in outputs],
-                        convert_to="mlprogram",
-                        minimum_deployment_target=coremltools.target.iOS17,
-                        skip_model_load=True,
-                    )
-                    if precision == "int8":
-                        settings = optimize.OpLinearQuantizerConfig(mode="linear_symmetric")
-                        model = optimize.linear_quantize_weights(model, optimize.OptimizationConfig(settings))
-                    model.save(str(package))
-                    weights = _count(model.get_spec())
-            except Exception as error:  # errors of torch.export and coremltools share no base class
-                text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                raise EdgeformerError(f"coremltools cannot convert this model: {text}") from error
+                program = export_program(module, inputs, length)
+                example_length = program.example_inputs[0][0].shape[1]
+                program = program.run_decompositions({})
+                for node in list(program.graph.nodes):
+                    # coremltools does not know this operator, which changes nothing.
+                    if node.target == torch.ops.aten.alias.default:
+                        node.replace_all_uses_with(node.args[0])
+                        program.graph.erase_node(node)
+                ranges = (coremltools.RangeDim(1, MAX_BATCH, 1), coremltools.RangeDim(1, length, example_length))
+                model = coremltools.convert(
+                    program,
+                    inputs=[coremltools.TensorType(name, coremltools.Shape(ranges), np.int32) for name in inputs],
+                    outputs=[coremltools.TensorType(name, dtype=np.float32) for name in outputs],
+                    convert_to="mlprogram",
+                    minimum_deployment_target=coremltools.target.iOS17,
+                    skip_model_load=True,
+                )
+                if precision == "int8":
+                    settings = optimize.OpLinearQuantizerConfig(mode="linear_symmetric")
+                    model = optimize.linear_quantize_weights(model, optimize.OptimizationConfig(settings))
+                model.save(str(package))
+                weights = _count(model.get_spec())
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
                 for part in (package / "Manifest.json", *sorted((package / "Data").rglob("*"))):  # no debugging files
                     if part.is_file():

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError
+from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError
 from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.runtime import OptionalPackage
-from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+from edgeformer.runtimes.session import Array, Graph, InputType, reason_of, require_file
 
 EXTRA = FORMAT = "coreml"
 NOT_APPLE = "Core ML runs on Apple devices only"
@@ -43,17 +44,12 @@ class CoreMLSession(Graph):
     """A zipped .mlpackage, whose inputs are int64 [batch, sequence] up to the sizes in its manifest entry.
 
     Core ML chooses between processor, GPU and Neural Engine itself.
-
-    Raises:
-        ArtifactError: the file is missing or damaged, or Core ML does not run here.
-        MissingDependencyError: coremltools is not installed.
     """
 
     provider = FORMAT
 
     def __init__(self, path: Path, artifact: ArtifactManifest, max_positions: int | None = None) -> None:
-        if not path.is_file():
-            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        require_file(path)
         problem = cannot_run_here()
         if problem is not None:
             raise (ArtifactError if problem == NOT_APPLE else MissingDependencyError)(f"{path}: {problem}")
@@ -70,21 +66,14 @@ class CoreMLSession(Graph):
             self._model: Any = coremltools.models.MLModel(str(self._folder / PACKAGE))
         except Exception as error:  # errors of zipfile and Core ML share no base class
             shutil.rmtree(self._folder, ignore_errors=True)
-            text = " ".join(str(error).split())[:200]
-            raise ArtifactError(
-                f"{path}: cannot be opened by Core ML ({text}); export the run again, or copy the whole bundle again"
-            ) from None
+            raise ArtifactError(f"{path}: cannot be opened by Core ML ({reason_of(error)}); {REMEDY}") from None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._model is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
-        if len({array.shape for array in feed.values()}) > 1:
-            raise self.refusal(feed, "all inputs must have the same shape")
+        feed = self.feed(self._model, inputs, same_shape=True)
         try:
             results = self._model.predict({name: array.astype(np.int32) for name, array in feed.items()})
         except Exception as error:
-            raise self.refusal(feed, " ".join(str(error).split())[:200]) from None
+            raise self.refusal(feed, reason_of(error)) from None
         return {name: np.asarray(results[name], np.float32) for name in self._outputs}
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ class ExecuTorchRuntime(OptionalRuntime):
     distributions = ("executorch",)
     packages = (EXECUTORCH,)
     facts: ClassVar = {FORMAT: ProviderFacts("ExecuTorch", "cpu", counts_threads=True)}
+    experimental = True
     session_modules = ("torch", LIBRARY, "edgeformer.runtimes.executorch.session")
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:

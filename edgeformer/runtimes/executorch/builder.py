@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from edgeformer.artifacts.errors import EdgeformerError, install_hint
+from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision
 from edgeformer.runtimes.executorch.session import EXECUTORCH, EXTRA, FORMAT
 from edgeformer.runtimes.module_builder import ModuleBuilder, StoredModel, export_program
-from edgeformer.runtimes.runtime import BuildJob, Target, silent_libraries
+from edgeformer.runtimes.runtime import BuildJob, Target, converting
 
 _KERNELS = ("aten_", "dim_order_ops_", "quantized_decomposed_")
 """Prefixes of operators that compute; the other nodes of a program choose outputs and sizes."""
@@ -50,36 +50,28 @@ class ExecuTorchBuilder(ModuleBuilder):
     ) -> StoredModel:  # fmt: skip
         import torch
 
-        try:
-            with silent_libraries():
-                from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-                from executorch.devtools.backend_debug import get_delegation_info
-                from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        with converting("ExecuTorch cannot lower this model"):
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.devtools.backend_debug import get_delegation_info
+            from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
-                program = export_program(module, inputs, length)
-                # Stored tensors that are no parameters: tables of angles, scales.
-                constants = {_bytes(tensor) for _, tensor in program.named_buffers()}
-                constants |= {
-                    _bytes(tensor) for tensor in program.constants.values() if isinstance(tensor, torch.Tensor)
-                }
-                integers: set[bytes] = set()
-                if precision == "int8":
-                    program = export_program(_quantize(program), inputs, length)
-                    for name, tensor in (*program.named_buffers(), *program.constants.items()):
-                        if tensor.dtype == torch.int8:
-                            integers.add(_bytes(tensor))
-                        elif "scale" in name or "zero_point" in name:
-                            constants.add(_bytes(tensor))
-                # The check of operators would fix the batch at the example's: it compares sizes outside of tracing.
-                config = EdgeCompileConfig(_check_ir_validity=False)
-                lowered = to_edge_transform_and_lower(
-                    program, partitioner=[XnnpackPartitioner()], compile_config=config
-                )
-                coverage = get_delegation_info(lowered.exported_program().graph_module)
-                contents = lowered.to_executorch().buffer
-        except Exception as error:  # errors of torch.export and ExecuTorch share no base class
-            text = " ".join(str(error).split())[:300]
-            raise EdgeformerError(f"ExecuTorch cannot lower this model: {type(error).__name__}: {text}") from error
+            program = export_program(module, inputs, length)
+            # Stored tensors that are no parameters: tables of angles, scales.
+            constants = {_bytes(tensor) for _, tensor in program.named_buffers()}
+            constants |= {_bytes(tensor) for tensor in program.constants.values() if isinstance(tensor, torch.Tensor)}
+            integers: set[bytes] = set()
+            if precision == "int8":
+                program = export_program(_quantize(program), inputs, length)
+                for name, tensor in (*program.named_buffers(), *program.constants.items()):
+                    if tensor.dtype == torch.int8:
+                        integers.add(_bytes(tensor))
+                    elif "scale" in name or "zero_point" in name:
+                        constants.add(_bytes(tensor))
+            # The check of operators would fix the batch at the example's: it compares sizes outside of tracing.
+            config = EdgeCompileConfig(_check_ir_validity=False)
+            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], compile_config=config)
+            coverage = get_delegation_info(lowered.exported_program().graph_module)
+            contents = lowered.to_executorch().buffer
         with replacing(path) as temporary:
             temporary.write_bytes(contents)
         kernels = {name: count for name, count in coverage.delegation_by_operator.items() if name.startswith(_KERNELS)}

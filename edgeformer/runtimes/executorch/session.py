@@ -14,10 +14,11 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.runtime import OptionalPackage
-from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+from edgeformer.runtimes.session import Array, Graph, InputType, reason_of, require_file
 from edgeformer.system.host import default_threads
 from edgeformer.system.output import capture_native_stderr
 
@@ -83,15 +84,7 @@ def share_packed_weights() -> bool:
 class ExecuTorchSession(Graph):
     """A .pte program with its method ``forward``, whose inputs are int64 [batch, sequence] up to sizes in the file.
 
-    Args:
-        path: of the program.
-        artifact: its manifest entry, which names inputs and outputs.
-        threads: of the process's pool; None: the physical cores.
-        max_positions: longest sequence that the model takes; None: not known.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not a program that this ExecuTorch can run.
-        MissingDependencyError: executorch is not installed.
+    ``artifact``: its manifest entry, which names inputs and outputs. ``threads`` are those of the process's pool.
     """
 
     provider = FORMAT
@@ -104,8 +97,7 @@ class ExecuTorchSession(Graph):
         self._artifact, self._shares = artifact, share_packed_weights()
         self._program: Any = None
         self._method: Any = None
-        if not path.is_file():
-            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        require_file(path)
         meta = self._load()
         sizes = [meta.input_tensor_meta(number).sizes() for number in range(meta.num_inputs())]
         names = tuple(artifact.inputs)
@@ -129,27 +121,20 @@ class ExecuTorchSession(Graph):
         except Exception as error:
             version = metadata.version("executorch")
             reason = " ".join([str(error), *messages[-1:]])[:200]
-            raise ArtifactError(
-                f"{self.path}: cannot be opened by ExecuTorch {version} ({reason}); export the run again, or copy the "
-                "whole bundle again"
-            ) from None
+            raise ArtifactError(f"{self.path}: cannot be opened by ExecuTorch {version} ({reason}); {REMEDY}") from None
         self._pool_number = _pool_number
         return self._method.method_meta()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         import torch
 
-        if self._method is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
-        if len({array.shape for array in feed.values()}) > 1:
-            raise self.refusal(feed, "all inputs must have the same shape")
+        feed = self.feed(self._method, inputs, same_shape=True)
         if self._pool_number != _pool_number:  # another session has replaced the pool of threads
             self._load()
         try:
             results = self._method([torch.tensor(array) for array in feed.values()])
         except RuntimeError as error:  # e.g. a token id outside the table
-            raise self.refusal(feed, " ".join(str(error).split())[:200]) from None
+            raise self.refusal(feed, reason_of(error)) from None
         names = tuple(self._artifact.outputs) or ("logits",)
         return {name: result.numpy() for name, result in zip(names, results, strict=True)}
 

@@ -10,7 +10,6 @@ from edgeformer.runtimes.litert.builder import FORMAT, PACKAGES, LiteRTBuilder
 from edgeformer.runtimes.litert.session import EXTRA, LITERT, PROVIDER, LiteRTSession, load_library
 from edgeformer.runtimes.runtime import (
     ArtifactFiles,
-    Kind,
     OpenOptions,
     OptionalPackage,
     OptionalRuntime,
@@ -35,9 +34,6 @@ class LiteRTRuntime(OptionalRuntime):
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         return LiteRTSession(path, options.threads, files.max_positions, files.artifact.size_bytes)
-
-    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        return PROVIDER
 
     def load(self, artifact: ArtifactManifest) -> None:
         load_library()

@@ -6,9 +6,9 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,14 @@ from edgeformer.runtimes.runtime import (
     Builder,
     BuildJob,
     Target,
-    Unavailable,
     built_entry,
+    converting,
     full_text_graphs,
     initial_entry,
-    silent_libraries,
     stored_twice,
     unmeasured_parity,
 )
-from edgeformer.system.capability import installed_version
 from edgeformer.system.output import capture_native_stderr
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
 
 FORMAT = "litert"
 PACKAGES = ("ai-edge-litert", "litert-torch", "ai-edge-quantizer")
@@ -63,13 +58,7 @@ class LiteRTBuilder(Builder):
     name = "litert"
     formats = (FORMAT,)
     flag = "--litert"
-
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        absent = [name for name in (*PACKAGES, "torch") if installed_version(name) is None]
-        if absent:
-            reason = f"package: {' and '.join(absent)} not installed ({install_hint(EXTRA)})"
-            return Unavailable(FORMAT, reason, precision="fp32")
-        return Target(FORMAT, precision="fp32")
+    packages, extra, precision = (*PACKAGES, "torch"), EXTRA, "fp32"
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         if job.precision == "fp16":
@@ -120,7 +109,7 @@ class LiteRTBuilder(Builder):
         absent = f"ai-edge-litert is not installed, which runs it; {install_hint(EXTRA)}"
         parity = unmeasured_parity(graph, absent, entry.precision)
         fields = {"sharing": sharing, "quantized": quantized, "parity": parity}
-        return built_entry(entry, job.bundle, file, (*PACKAGES, "torch"), **fields)
+        return built_entry(entry, job.bundle, file, self.packages, **fields)
 
 
 def signature_shapes(job: BuildJob) -> list[tuple[int, int]]:
@@ -163,7 +152,7 @@ def convert(
     norms = [part for part in module.modules() if "Norm" in type(part).__name__] if bounds_norms else []
     hooks = [norm.register_forward_hook(lambda norm, _, output: output.clamp(min=_BOUND)) for norm in norms]
     try:
-        with _converting(f"{path.name}: litert-torch cannot convert this model"):
+        with converting(f"{path.name}: litert-torch cannot convert this model"), capture_native_stderr():
             import litert_torch
             from litert_torch._config import config
 
@@ -190,7 +179,7 @@ def quantize(source: Path, target: Path) -> str:
     problem: EdgeformerError | None = None
     for name in _RECIPES:
         try:
-            with _converting(f"{source.name}: AI Edge Quantizer cannot quantize it"):
+            with converting(f"{source.name}: AI Edge Quantizer cannot quantize it"), capture_native_stderr():
                 from ai_edge_quantizer import quantizer, recipe
 
                 with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints sizes and bars
@@ -202,19 +191,6 @@ def quantize(source: Path, target: Path) -> str:
             problem = problem or error
     assert problem is not None
     raise problem
-
-
-@contextmanager
-def _converting(problem: str) -> Iterator[None]:
-    """Hide a library's messages. Raises EdgeformerError with its reason."""
-    try:
-        with silent_libraries(), capture_native_stderr():
-            yield
-    except (OSError, MemoryError, EdgeformerError):
-        raise
-    except Exception as error:  # errors of torch.export, JAX, MLIR and the quantizer share no base class
-        text = " ".join(str(error).split())[:200]
-        raise EdgeformerError(f"{problem}: {type(error).__name__}: {text}") from None
 
 
 def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict[str, int]]:

@@ -23,12 +23,13 @@ import numpy as np
 from pydantic import BaseModel
 
 from edgeformer.artifacts.base import Frozen
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.runtime import OptionalPackage
-from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
+from edgeformer.runtimes.session import Array, Graph, InputType, reason_of, require_file
 from edgeformer.system.host import default_threads
 from edgeformer.system.output import capture_native_stderr, discard_native_stderr
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 
 EXTRA = PROVIDER = "litert"
 LITERT = OptionalPackage(
@@ -80,10 +81,6 @@ class LiteRTSession(Graph):
 
     A call pads its texts to the next length and splits its rows among the signatures of that length. ``size_bytes``: of
     the file, as export wrote it; None: not checked.
-
-    Raises:
-        ArtifactError: the file is missing or damaged, or has no signatures ``ROWSxTOKENS``.
-        MissingDependencyError: ai-edge-litert is not installed.
     """
 
     provider = PROVIDER
@@ -97,14 +94,12 @@ class LiteRTSession(Graph):
         from ai_edge_litert.hardware_accelerator import HardwareAccelerator
         from ai_edge_litert.options import Options
 
-        again = "export the run again, or copy the whole bundle again"
-        if not path.is_file():
-            raise ArtifactError(f"{path}: no such file; {again}")
+        require_file(path)
         with path.open("rb") as file:
             header = file.read(8)
         # LiteRT reads beyond the end of a file that was cut short.
         if header[4:] != _IDENTIFIER or size_bytes not in (None, path.stat().st_size):
-            raise ArtifactError(f"{path}: is damaged, or no .tflite file; {again}")
+            raise ArtifactError(f"{path}: is damaged, or no .tflite file; {REMEDY}")
         self.path, self.max_positions, self.threads = path, max_positions, threads or default_threads()
         self._weight_cache = _IN_MEMORY if hasattr(os, "memfd_create") else ""
         cpu = CpuOptions(num_threads=self.threads, xnnpack_weight_cache_path=self._weight_cache)
@@ -114,8 +109,7 @@ class LiteRTSession(Graph):
                 self._model: Any = CompiledModel.from_file(str(path), environment=environment, options=options)
                 signatures = self._model.get_signature_list()
         except Exception as error:  # RuntimeError, and other classes for damaged files
-            reason = " ".join(str(error).split())[:200]
-            raise ArtifactError(f"{path}: cannot be opened by LiteRT ({reason}); {again}") from None
+            raise ArtifactError(f"{path}: cannot be opened by LiteRT ({reason_of(error)}); {REMEDY}") from None
         shapes = [match for name in signatures if (match := _SIGNATURE.fullmatch(name)) is not None]
         if not shapes:
             raise ArtifactError(
@@ -134,13 +128,8 @@ class LiteRTSession(Graph):
         return tuple(sorted(self._rows))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._model is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
-        shapes = {array.shape for array in feed.values()}
-        if len(shapes) > 1:
-            raise self.refusal(feed, "all inputs need the same shape")
-        ((count, tokens),) = shapes
+        feed = self.feed(self._model, inputs, same_shape=True)
+        count, tokens = next(iter(feed.values())).shape
         length = next((length for length in self.lengths if length >= tokens), None)
         if length is None:
             raise InputError(
@@ -186,10 +175,9 @@ class LiteRTSession(Graph):
                     results[key] = np.array(values).reshape(shape)
                 return results
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"{self.path.name}: LiteRT cannot compute this call; a token id may lie outside the model's vocabulary "
-                f"({reason})"
+                f"({reason_of(error)})"
             ) from None
 
     @cached_property
@@ -232,7 +220,7 @@ class Coverage(Frozen):
     rows: tuple[tuple[str, str, int], ...]
 
 
-class CoverageJob(Job):
+class CoverageJob(WorkerJob):
     """Reads a file with LiteRT's Interpreter. CompiledModel does not report what the Interpreter does, which loads all
     weights again."""
 

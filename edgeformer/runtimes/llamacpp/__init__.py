@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.decoder import Decoder
 from edgeformer.runtimes.llamacpp.builder import FORMAT, GGUFBuilder
 from edgeformer.runtimes.llamacpp.library import EXTRA, XLLAMACPP
@@ -30,9 +29,6 @@ class LlamaCppRuntime(OptionalRuntime):
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         assert files.loops is not None
         return Decoder(LlamaEngine(LlamaSession(files.file, options.threads, files.max_positions), files.loops))
-
-    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: str | None = None) -> str:
-        return PROVIDER
 
 
 RUNTIME = LlamaCppRuntime()

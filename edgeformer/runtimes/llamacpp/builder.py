@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeformer.artifacts.errors import EdgeformerError, install_hint
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
@@ -22,17 +22,14 @@ from edgeformer.runtimes.runtime import (
     Builder,
     BuildJob,
     Target,
-    Unavailable,
     built_entry,
     initial_entry,
     unmeasured_parity,
 )
-from edgeformer.system.capability import installed_version
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from edgeformer.artifacts.device import DeviceProfile
     from edgeformer.data.tokenization import TextBounds
 
 FORMAT = "gguf"
@@ -51,11 +48,7 @@ class GGUFBuilder(Builder):
     name = "gguf"
     formats = (FORMAT,)
     flag = "--gguf"
-
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        if installed_version("gguf") is None:
-            return Unavailable(FORMAT, f"package: gguf not installed ({install_hint(EXTRA)})")
-        return Target(FORMAT)
+    packages, extra = ("gguf",), EXTRA
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         graphs = [graph for graph in job.graphs if graph.role in ("full", "decode") and not graph.trimmed]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.runtimes.runtime import OptionalPackage
+from edgeformer.runtimes.session import require_file
 
 EXTRA, PACKAGE = "llamacpp", "xllamacpp"
 XLLAMACPP = OptionalPackage(PACKAGE, EXTRA, "llama.cpp, which runs GGUF files", (PACKAGE,))
@@ -130,16 +131,11 @@ class Llama:
 
     Args:
         exact: keep keys and values in F32 and compute attention without the flash kernel, which rounds to F16.
-
-    Raises:
-        ArtifactError: llama.cpp cannot open the file.
-        MissingDependencyError: the package is not installed, or of another interface.
     """
 
     def __init__(self, path: Path, threads: int, max_positions: int | None, *, exact: bool = False) -> None:
         self._library, self._model, self._context = library(), None, None
-        if not path.is_file():
-            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        require_file(path)
         _errors.clear()
         self._model = self._library.llama_model_load_from_file(
             str(path).encode(), self._library.llama_model_default_params()

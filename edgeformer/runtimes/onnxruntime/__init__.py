@@ -17,7 +17,8 @@ from edgeformer.runtimes.onnxruntime.providers import (
     default_provider,
     describe,
 )
-from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
+from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
+from edgeformer.runtimes.session import Kind
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile

@@ -10,8 +10,7 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from edgeformer.runtimes.runtime import Kind
-from edgeformer.runtimes.session import PAST
+from edgeformer.runtimes.session import PAST, Kind
 
 if TYPE_CHECKING:
     from edgeformer.system.capability import Answer, Capability

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,
     CUDA,
@@ -21,7 +22,7 @@ from edgeformer.runtimes.onnxruntime.providers import (
     rtx_options,
     rtx_plugin,
 )
-from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
+from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, require_file, shape_text
 from edgeformer.system.host import default_threads
 from edgeformer.system.memory import release_heap
 
@@ -45,15 +46,9 @@ class OnnxSession(Graph):
     Args:
         path: the .onnx file; external weights lie in the same folder.
         provider: an execution provider's name. If it is not available, opening fails; there is no fallback.
-        threads: threads of one operator; None: all that this process may use.
-        max_positions: longest sequence of the model's positional table; None: not known.
         in_turns: this process alternates between this session and others, so threads stop spinning when a run ends.
             Otherwise the four graphs of a step artifact took 2 to 3 times as long on 2 cores.
         cache_device: the device on which ``present…`` outputs stay for the next call. None: they become arrays.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not an ONNX graph that this ONNX Runtime can run.
-        InputError: the provider is not available here; the message lists those that are.
     """
 
     def __init__(
@@ -85,9 +80,7 @@ class OnnxSession(Graph):
         self._run_options.log_severity_level = _SILENT
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._session is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        feed = self.feed(self._session, inputs)
         try:
             if self._cache_device is None:
                 outputs = self._session.run(self._outputs, feed, self._run_options)
@@ -148,8 +141,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
     if provider not in available and not is_plugin:
         names = ", ".join(sorted(available))
         raise InputError(f"provider {provider!r} is not available in the installed {version}; available: {names}")
-    if not path.is_file():
-        raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+    require_file(path)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
@@ -180,9 +172,7 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         problem = f"cannot be opened by {version}"
         if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
             problem = "is truncated, damaged, or not an ONNX file"
-        raise ArtifactError(
-            f"{path}: {problem} ({why}); export the run again, or copy the whole bundle again"
-        ) from None
+        raise ArtifactError(f"{path}: {problem} ({why}); {REMEDY}") from None
     # onnxruntime silently drops a provider whose library cannot be loaded; a measurement must not.
     if session.get_providers()[0] != provider:
         why = f"it cannot load {missing}" if missing else "its driver or libraries are missing or too old"

@@ -8,14 +8,12 @@ products. NNCF imports torch if it is installed; the quantised graph needs neith
 from __future__ import annotations
 
 import io
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgeformer.artifacts.errors import DataError, EdgeformerError, install_hint
+from edgeformer.artifacts.errors import DataError, EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.progress import bar
@@ -26,21 +24,19 @@ from edgeformer.runtimes.runtime import (
     Builder,
     BuildJob,
     Calls,
-    Kind,
     OpenOptions,
     OptionalPackage,
     OptionalRuntime,
     ProviderFacts,
     Target,
-    Unavailable,
     built_entry,
+    converting,
     full_text_graphs,
     initial_entry,
+    unmeasured_parity,
 )
-from edgeformer.system.capability import installed_version
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
     from edgeformer.runtimes.session import Graph
 
 FORMAT = "openvino"
@@ -51,19 +47,11 @@ class Int8Builder(Builder):
 
     name = "openvino"
     formats = (FORMAT,)
-    joins = "int8"
-
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        absent = [name for name in ("openvino", "nncf", "onnx") if installed_version(name) is None]
-        if absent:
-            reason = f"package: {' and '.join(absent)} not installed ({install_hint(EXTRA)})"
-            return Unavailable(FORMAT, reason, precision="int8")
-        return Target(FORMAT, precision="int8")
+    packages, extra = ("openvino", "nncf", "onnx"), EXTRA
+    precision = joins = "int8"
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         import onnx
-
-        from edgeformer.runtimes.openvino.session import OpenVINOSession
 
         calls: Calls | None = None
         note = f"{FORMAT}-int8: made by --int8, because openvino and nncf are installed; it runs in OpenVINO, and"
@@ -71,16 +59,13 @@ class Int8Builder(Builder):
         for graph in full_text_graphs(job, "fp32"):
             entry = initial_entry(graph, FORMAT, "int8", opset=graph.opset)
             file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.openvino.onnx"
-            path = job.bundle / file
             try:
                 calls = calls if calls is not None else job.calibration()
                 label = f"Quantizing {graph.id} for OpenVINO with {len(calls)} training rows"
                 with bar(job.progress, label, None):
                     model = quantize(onnx.load(str(job.bundle / str(graph.file))), calls)
-                    with replacing(path) as temporary:
+                    with replacing(job.bundle / file) as temporary:
                         onnx.save_model(model, str(temporary))
-                with OpenVINOSession(path) as session:
-                    judged = job.judge(entry, path, session)
             except DataError as error:
                 reason = f"there are no rows to calibrate with: {error}"
                 yield entry.model_copy(update={"status": "unavailable", "reason": reason})
@@ -89,8 +74,8 @@ class Int8Builder(Builder):
             else:
                 if graph.role == "full":
                     job.note(note)
-                packages = ("openvino", "nncf", "onnx", "onnxruntime", "torch")
-                yield built_entry(entry, job.bundle, file, packages, **judged)
+                parity = unmeasured_parity(graph, "it was not run", "int8")
+                yield built_entry(entry, job.bundle, file, (*self.packages, "onnxruntime", "torch"), parity=parity)
 
 
 def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
@@ -99,33 +84,23 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
     ``calls`` are calibration inputs of one row. ``for_tensorrt``: with zero points of 0, the only ones that TensorRT
     supports, and 8-bit weights, because its sums do not overflow. Raises EdgeformerError if NNCF cannot quantise it.
     """
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    with without_telemetry(), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
+    with converting("NNCF cannot quantize this graph"), without_telemetry(), redirect_stdout(io.StringIO()):
         import nncf
         from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
         names = [value.name for value in model.graph.input]
         rows = [{name: call[name] for name in names} for call in calls]
-        try:
-            quantized = nncf.quantize(
-                model,
-                nncf.Dataset(rows),
-                subset_size=len(rows),
-                model_type=nncf.ModelType.TRANSFORMER,
-                target_device=nncf.TargetDevice.CPU,
-                preset=nncf.QuantizationPreset.PERFORMANCE if for_tensorrt else None,
-                advanced_parameters=AdvancedQuantizationParameters(
-                    overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
-                ),
-            )
-        except Exception as error:  # errors of NNCF and onnxruntime have no common base class
-            text = " ".join(str(error).split())[:200]
-            raise EdgeformerError(f"NNCF cannot quantize this graph: {type(error).__name__}: {text}") from None
-        finally:
-            logger.setLevel(level)
+        quantized = nncf.quantize(
+            model,
+            nncf.Dataset(rows),
+            subset_size=len(rows),
+            model_type=nncf.ModelType.TRANSFORMER,
+            target_device=nncf.TargetDevice.CPU,
+            preset=nncf.QuantizationPreset.PERFORMANCE if for_tensorrt else None,
+            advanced_parameters=AdvancedQuantizationParameters(
+                overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
+            ),
+        )
     # Name scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters.
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
     new_names = {name: f"{name}_scale" for name in stored if "nncf_smooth_quant_scale" in name}
@@ -165,9 +140,6 @@ class OpenVINORuntime(OptionalRuntime):
             return ()
         # Export's INT8 graphs are slow in OpenVINO, so they are not offered in bfloat16.
         return tuple(HINTS) if artifact.precision == "fp32" or artifact.format == FORMAT else (CPU,)
-
-    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        return requested if requested in HINTS else CPU
 
     def load(self, artifact: ArtifactManifest) -> None:
         from edgeformer.runtimes.openvino.session import core

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
+from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.runtime import OptionalPackage
-from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs, shape_text
+from edgeformer.runtimes.session import Array, Graph, InputType, reason_of, require_file, shape_text
 from edgeformer.system.host import default_threads
 from edgeformer.system.memory import release_heap
 
@@ -69,15 +70,7 @@ def core() -> Any:
 
 
 class OpenVINOSession(Graph):
-    """An ONNX graph opened by OpenVINO with one stream, tuned for latency.
-
-    The arguments are those of :class:`~edgeformer.runtimes.onnxruntime.session.OnnxSession`.
-
-    Raises:
-        ArtifactError: the file is missing, truncated, or not an ONNX graph that this OpenVINO can run.
-        InputError: the provider is not available here.
-        MissingDependencyError: openvino is not installed.
-    """
+    """An ONNX graph opened by OpenVINO with one stream, tuned for latency."""
 
     def __init__(
         self, path: Path, provider: str = CPU, threads: int | None = None, max_positions: int | None = None
@@ -88,8 +81,7 @@ class OpenVINOSession(Graph):
         if provider == CPU_BF16 and "BF16" not in openvino_core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             instructions = "bfloat16 instructions (avx512_bf16, avx_ne_convert, amx_bf16 or Arm's bf16)"
             raise InputError(f"provider {provider!r} cannot be used here, because this processor has no {instructions}")
-        if not path.is_file():
-            raise ArtifactError(f"{path}: no such file; export the run again, or copy the whole bundle again")
+        require_file(path)
         outline = read_outline(path)
         self.path, self.provider, self.max_positions = path, provider, max_positions
         self.threads = threads or default_threads()
@@ -113,8 +105,7 @@ class OpenVINOSession(Graph):
         except Exception as error:  # mostly RuntimeError, without a common base class
             version = sys.modules["openvino"].__version__
             raise ArtifactError(
-                f"{path}: cannot be opened by OpenVINO {version} ({_reason(error)}); export the run again, "
-                "or copy the whole bundle again"
+                f"{path}: cannot be opened by OpenVINO {version} ({_reason(error)}); {REMEDY}"
             ) from None
         self._settings: dict[str, Any] = {}
         for name in options:  # read back
@@ -124,9 +115,7 @@ class OpenVINOSession(Graph):
             self._settings[name.lower()] = value
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if self._request is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
+        feed = self.feed(self._request, inputs)
         sizes: dict[str, int] = {}  # dynamic axis → size in this call
         for name, array in feed.items():
             for axis, size in zip(self.inputs[name].axes, array.shape, strict=True):
@@ -159,7 +148,7 @@ def _reason(error: Exception) -> str:
     """Return the line of OpenVINO's message with the cause; the lines above it name source locations."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line for line in lines if not line.startswith(("Exception from", "Check '", "FrontEnd API failed"))]
-    return " ".join((reasons or lines or [type(error).__name__])[-1].split())[:200]
+    return reason_of((reasons or lines or [type(error).__name__])[-1])
 
 
 def fuse_rotations(model: Any) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, check_inputs, shape_text
+from edgeformer.runtimes.session import PAST, PRESENT, Array, DeviceCache, Graph, InputType, shape_text
 from edgeformer.runtimes.tensorrt.state import RUNTIMES, tensorrt_log
 from edgeformer.system import cuda_driver
 from edgeformer.system.cuda_driver import Cuda, DeviceMemory
@@ -191,10 +191,9 @@ class TensorRTSession(Graph):
 
         At the end, memory of caches that nobody took is returned; the stream must be synchronised by then.
         """
+        feed = self.feed(self._cuda, inputs)
+        assert self._cuda is not None
         cuda = self._cuda
-        if cuda is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        feed = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)
         cuda.make_current()
         uploaded = []  # must live until the stream is synchronised
         shapes: dict[str, tuple[int, ...]] = {}

@@ -14,7 +14,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, install_hint
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.runtimes.decoder import Decoder
-from edgeformer.runtimes.runtime import ArtifactFiles, Kind, OpenOptions, ProviderFacts, Runtime
+from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import (
     Answer,
@@ -69,9 +69,6 @@ class TorchRuntime(Runtime):
         torch.set_num_threads(options.threads or torch.get_num_threads())
         model: Any = load_model(run).to(self.device(options.provider))
         return torch_decoder(model_spec_of(read_run_recipe(run)).adapter.decoder(model))
-
-    def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        return requested if requested in self.facts else "torch-cpu"
 
     def device(self, provider: str | None) -> str:
         """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.

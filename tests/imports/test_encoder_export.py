@@ -19,15 +19,14 @@ from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_ro
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import imported_parts
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.quantize import quantized_nodes
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import Run, locate
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import make_model
-from tests.export.test_import_hf import sentence_transformers
+from tests.export.hf_models import make_model, sentence_transformers
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "embedding_size": 32}
 LABELS = ("no", "perhaps", "yes")

@@ -14,8 +14,8 @@ from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.golden import INPUT, OUTPUT
 from edgeformer.artifacts.onnx_outline import Port
 from edgeformer.bundle import Bundle
-from edgeformer.export.foreign_graph import GOLDEN_SEQ, Shape, find_axes, parse_range, parse_shape
-from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx, import_onnx_cached
+from edgeformer.imports.foreign_graph import GOLDEN_SEQ, Shape, find_axes, parse_range, parse_shape
+from edgeformer.imports.onnx import OnnxImportOptions, import_onnx, import_onnx_cached
 from edgeformer.inference.verification import DAMAGED
 from edgeformer.inference.verify import verify
 from edgeformer.tasks.tensors import Axis

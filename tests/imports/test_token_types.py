@@ -19,9 +19,9 @@ from edgeformer.data.encoding import encode_texts
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.rows import Text
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.run_source import open_exportable
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe

@@ -28,14 +28,14 @@ from edgeformer.data.synthetic import SENTENCES
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.data.trimming import trim_tokenizer
 from edgeformer.export.export import export
-from edgeformer.export.import_run import HfOptions, import_hf
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.predict import predict
 from edgeformer.models import read_run_recipe
 from edgeformer.models.pretrained.source import IGNORED_KEYS, TRANSFORMERS_KEYS, Architecture, EncoderFile, _unsupported
 from edgeformer.run import Run, locate
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import _SIZES, OWN, make_cross_encoder, make_model
+from tests.export.hf_models import _SIZES, OWN, RecordedProgress, make_cross_encoder, make_model
 
 LONG = " ".join(SENTENCES[:12])
 TEXTS = ["A bridge of wood", *SENTENCES[:6], LONG, " ".join(SENTENCES[20:32]), "Nobody waits, CAFÉ [MASK] naïve."]
@@ -216,27 +216,15 @@ def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
     edit(
         tmp_path / "model" / "config_sentence_transformers.json", prompts={"query": "question: ", "passage": "a text: "}
     )
-    notes: list[str] = []
-    run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), Notes(notes))
-    assert any("the prompt 'passage' is not used" in note for note in notes)
+    progress = RecordedProgress()
+    run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), progress)
+    assert any("the prompt 'passage' is not used" in note for note in progress.messages)
     export(run, ExportOptions())
     bundle: Any = api.open(run / "bundle")
     expected = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS[1:]))[0].numpy()
     ranked = {document.row - 1: document.score for document in bundle.rank(TEXTS[0], TEXTS[1:], 20)}
     assert [ranked[row] for row in range(len(expected))] == pytest.approx(expected.tolist(), abs=TOLERANCE)
     assert np.abs(vectors(run, TEXTS, "onnx-fp32") - model.encode(TEXTS)).max() < TOLERANCE
-
-
-class Notes:
-    """A progress that keeps its messages."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.message = notes.append
-
-    def __getattr__(self, name: str) -> Any:
-        from edgeformer.artifacts.progress import SILENT
-
-        return getattr(SILENT, name)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "manhattan"])
@@ -304,14 +292,8 @@ def padded(folder: Path) -> None:
 def added(folder: Path) -> None:
     """Files of older tokenizers name a word that is one token."""
     (folder / "added_tokens.json").write_text(json.dumps({"bridge of": 400}))
-    token = {
-        "content": "bridge of",
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": False,
-    }
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
+    token = {"content": "bridge of", **flags}
     edit(folder / "tokenizer_config.json", added_tokens_decoder={"400": token}, tokenizer_class="BertTokenizer")
 
 
@@ -394,6 +376,8 @@ def test_a_token_without_a_vector_is_named(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("modules.json", {"0": "x"}, "not a JSON list"),
+    ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
+    ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be a folder"),
     ("config.json", [1], "not a JSON object"),
     ("tokenizer_config.json", [1], r"tokenizer_config\.json: damaged: not a JSON object"),
     ("added_tokens.json", [1], r"added_tokens\.json: damaged: not a JSON object"),
@@ -404,6 +388,11 @@ REFUSED: list[tuple[str, Any, str]] = [
         "pooling must be one of cls, mean, max, not mean, max",
     ),
     ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pooling must be one of"),
+    (
+        "1_Pooling/config.json",
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
+        "pooling must be one of cls, mean, max, not cls, mean_sqrt_len_tokens",
+    ),
     ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "not weightedmean_tokens"),
     (
         "1_Pooling/config.json",
@@ -411,6 +400,8 @@ REFUSED: list[tuple[str, Any, str]] = [
         "include_prompt: false is not supported",
     ),
     ("1_Pooling/config.json", {"pooling_mode": "mean", "weights": "idf"}, "does not read the key 'weights'"),
+    ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length: input should be a valid integer"),
+    ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length: input should be greater than"),
     ("sentence_bert_config.json", {"query_length": 32}, "does not read the key 'query_length'"),
     ("sentence_bert_config.json", {"tokenizer_args": {"x": 1}}, "does not read the key 'tokenizer_args'"),
     ("sentence_bert_config.json", {"transformer_task": "text-generation"}, "transformer_task: input should be"),

@@ -16,14 +16,13 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import UNPROVEN, cautions
 from edgeformer.bundle import Bundle
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
-from edgeformer.export.encoder_proof import prove_encoder
-from edgeformer.export.import_run import HfOptions, import_hf
-from edgeformer.export.proof import Compared, prove, unproven
+from edgeformer.imports.encoder import HfOptions, import_hf
+from edgeformer.imports.encoder_proof import prove_encoder
+from edgeformer.imports.proof import Compared, prove, unproven
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.run import Run, read_run
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import make_model
-from tests.export.test_import_hf import RecordedProgress
+from tests.export.hf_models import RecordedProgress, make_model
 
 LABELS = ("no", "perhaps", "yes")
 

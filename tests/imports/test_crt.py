@@ -22,8 +22,9 @@ from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import LEAKS
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
-from edgeformer.export import import_run
-from edgeformer.export.import_run import ImportOptions, import_crt
+from edgeformer.imports import crt
+from edgeformer.imports.crt import import_crt
+from edgeformer.imports.run import ImportOptions
 from edgeformer.models import load_recipe
 from edgeformer.models.card import model_card
 from edgeformer.models.weights import load_model
@@ -167,7 +168,7 @@ def test_claimed_memory_is_not_allocated(tmp_path: Path, tokenizer: Path, alloca
 
 def test_archives_that_unpack_or_hold_many_objects(tmp_path: Path, tokenizer: Path) -> None:
     objects, packed = tmp_path / "objects.pt", tmp_path / "packed.pt"
-    torch.save({"history": "x" * (import_run.MAX_PICKLE_BYTES + 1)}, objects)
+    torch.save({"history": "x" * (crt.MAX_PICKLE_BYTES + 1)}, objects)
     assert "holds 4 MiB of Python objects" in refusal(objects, tokenizer)
     with zipfile.ZipFile(objects) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
         for member in old.infolist():

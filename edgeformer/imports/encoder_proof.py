@@ -17,7 +17,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.rows import Text
 from edgeformer.data.source_folder import quiet_transformers
-from edgeformer.export.proof import Compared, prove, unproven
+from edgeformer.imports.proof import Compared, prove, unproven
 from edgeformer.models.pretrained.source import Source
 from edgeformer.runtimes.session import Array
 from edgeformer.system.capability import installed_version

@@ -15,16 +15,24 @@ from tokenizers import Tokenizer
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.export.import_run import HfOptions, import_hf
+from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.run import Location, Run, locate
 from tests.cli.run_cli import edgeformer
-from tests.export.hf_models import LAYERS, OWN, TAGS, answer, make_cross_encoder, make_model
+from tests.export.hf_models import (
+    LAYERS,
+    OWN,
+    TAGS,
+    RecordedProgress,
+    answer,
+    make_cross_encoder,
+    make_model,
+    sentence_transformers,
+)
 
 TEXTS: list[str | tuple[str, str]] = [
     "The first bridge of the town was made of wood.",
@@ -33,16 +41,6 @@ TEXTS: list[str | tuple[str, str]] = [
 ]
 LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
-
-
-class RecordedProgress(Progress):
-    """Records messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 def answers(run: Path, texts: list[Any]) -> Any:
@@ -125,31 +123,6 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("modules.json", ["a"], r"modules\.json: 0: input should be a valid dictionary"),
-        ("modules.json", [{"type": "x.Pooling", "path": ".."}], r"path '\.\.' must be a folder"),
-        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "the module 'Dense' is not supported"),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_sqrt_len_tokens": True},
-            "pooling must be one of cls, mean, max, not cls, mean_sqrt_len_tokens",
-        ),
-        ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length: input should be a valid integer"),
-        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length: input should be greater than"),
-    ],
-)
-def test_damaged_sentence_transformers_files(
-    shared_encoder: Path, tmp_path: Path, file: str, content: Any, message: str
-) -> None:
-    folder = shutil.copytree(shared_encoder, tmp_path / "encoder")
-    (tmp_path / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")  # of no concern here
-    (folder / file).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        import_hf(str(folder), HfOptions(tmp_path / "artifacts"))
-
-
 @pytest.fixture(scope="module")
 def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence-transformers folder. Copy it before changing anything."""
@@ -157,21 +130,6 @@ def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder, "bert")
     sentence_transformers(folder, "mean", normalize=False)
     return folder
-
-
-def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> None:
-    """Make a folder one of sentence-transformers."""
-    mode = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}[pooling]
-    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    listed = [
-        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
-        for n, name in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    (folder / "1_Pooling").mkdir()
-    settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
 
 
 @pytest.mark.parametrize(

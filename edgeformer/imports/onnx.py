@@ -39,12 +39,12 @@ from edgeformer.artifacts.workspace import (
     TOKENIZER_FILE,
     read_tokenizer_config,
 )
-from edgeformer.bundle import Bundle, seal
+from edgeformer.bundle import Bundle, checksum_files, seal
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.rows import Text, join_pair, text_parts
 from edgeformer.data.sources import file_source
 from edgeformer.data.tokenization import embedding_rows, special_ids, tokenizer_from_file
-from edgeformer.export.foreign_graph import (
+from edgeformer.imports.foreign_graph import (
     TEXT_INPUTS,
     ForeignGraph,
     Range,
@@ -57,7 +57,7 @@ from edgeformer.export.foreign_graph import (
     read_inputs,
     shape_text,
 )
-from edgeformer.export.proof import Compared, prove
+from edgeformer.imports.proof import Compared, prove
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, default_provider, library_versions, runtime_of
 from edgeformer.runtimes.session import Array, Session
 from edgeformer.system.host import code_version, now
@@ -312,13 +312,12 @@ def _write_manifest(
             f"{graph.path}: gives different outputs for the same inputs (it draws random numbers or computes NaN), so "
             "no artifact of it can be verified; export the model in evaluation mode"
         )
-    names = sorted(path.relative_to(job.folder).as_posix() for path in job.folder.rglob("*") if path.is_file())
-    update = {"parity": parity, "score": score, "validation": validation}
+    entry = job.entry.model_copy(update={"parity": parity, "score": score, "validation": validation})
     manifest = BundleManifest(
         run=graph.name, task=task.name, created=now(), max_positions=None, parameters=graph.outline.parameters,
         synthetic=False, data_fingerprints={}, made_from={graph.path.name: str(job.entry.sha256)},
-        wrapped=graph.path.name, artifacts=(job.entry.model_copy(update=update),), code_version=code_version(),
-        files={name: sha256_of(job.folder / name) for name in names if name != GRAPH}, **facts,
+        wrapped=graph.path.name, artifacts=(entry,), code_version=code_version(),
+        files=checksum_files(job.folder, (entry,)), **facts,
     )  # fmt: skip
     return seal(job.folder, manifest)
 

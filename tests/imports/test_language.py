@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS, split_name
-from edgeformer.export.import_language import import_causal_lm, import_gguf, is_language_model
-from edgeformer.export.import_run import ImportOptions
+from edgeformer.imports.language import import_causal_lm, import_gguf, is_language_model
+from edgeformer.imports.run import ImportOptions
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run
 from edgeformer.runtimes.llamacpp.builder import write_gguf

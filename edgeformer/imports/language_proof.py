@@ -15,7 +15,7 @@ from edgeformer.artifacts.manifest import ImportProof
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.probes import PROBE_TEXTS, token_probes
-from edgeformer.export.proof import TOLERANCE, Compared, prove, unproven
+from edgeformer.imports.proof import TOLERANCE, Compared, prove, unproven
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.runtimes.llamacpp.library import Llama
 

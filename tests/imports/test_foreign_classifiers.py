@@ -20,8 +20,8 @@ from edgeformer.artifacts.manifest import ImportProof
 from edgeformer.bundle import Bundle
 from edgeformer.data.probes import PROBE_TEXTS
 from edgeformer.export.export import export
-from edgeformer.export.import_onnx import OnnxImportOptions, import_onnx
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import Location

@@ -17,11 +17,11 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.data.probes import PROBE_TEXTS, token_probes
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import PARAGRAPHS
-from edgeformer.export import import_language, language_keys
 from edgeformer.export.export import export
-from edgeformer.export.import_language import import_causal_lm, import_gguf
-from edgeformer.export.import_run import ImportOptions
 from edgeformer.export.variants import ExportOptions
+from edgeformer.imports import language, language_keys
+from edgeformer.imports.language import import_causal_lm, import_gguf
+from edgeformer.imports.run import ImportOptions
 from edgeformer.inference.generate import GenerateOptions, Writer, generate
 from edgeformer.inference.sampling import Sampling
 from edgeformer.models.weights import load_model
@@ -138,8 +138,8 @@ def test_heads_are_tied_as_in_transformers(form: str, tmp_path: Path) -> None:
 
 def test_a_difference_refuses_the_import_or_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, source = make_language_model(tmp_path / "llama3", "llama3")
-    build = import_language._config
-    monkeypatch.setattr(import_language, "_config", lambda path, **sizes: build(path, **{**sizes, "norm_eps": 0.1}))
+    build = language._config
+    monkeypatch.setattr(language, "_config", lambda path, **sizes: build(path, **{**sizes, "norm_eps": 0.1}))
     with pytest.raises(InputError, match=r"the answer to '.*' differs .* of transformers .*--unproven"):
         import_causal_lm(str(source), ImportOptions(tmp_path / "artifacts"))
     assert not (tmp_path / "artifacts").exists() or not [*(tmp_path / "artifacts").iterdir()]

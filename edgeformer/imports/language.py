@@ -32,18 +32,17 @@ from edgeformer.artifacts.workspace import (
     MOST_JSON_BYTES,
     TOKENIZER_CONFIG,
     TOKENIZER_FILE,
-    free_folder,
     read_tokenizer_config,
 )
 from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.source_folder import find_folder, read_object
 from edgeformer.data.tokenization import BEGIN_IDS, END_IDS, TextBounds, embedding_rows, tokenizer_from_file
-from edgeformer.export import language_keys
-from edgeformer.export.import_run import ImportOptions, write_language_run
-from edgeformer.export.language_keys import ARCHITECTURES
-from edgeformer.export.language_proof import COMPUTED_TOKENS, LOCAL, prove_by_llama, prove_by_transformers
-from edgeformer.export.proof import unproven
+from edgeformer.imports import language_keys
+from edgeformer.imports.language_keys import ARCHITECTURES
+from edgeformer.imports.language_proof import COMPUTED_TOKENS, LOCAL, prove_by_llama, prove_by_transformers
+from edgeformer.imports.proof import unproven
+from edgeformer.imports.run import ImportOptions, reserve_name, write_language_run
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.gguf import LOOPED
 from edgeformer.models.decoder.model import DecoderModel
@@ -377,9 +376,7 @@ def _write(
     }
     if proof.reason is not None:
         progress.message(f"unproven: {proof.reason}")
-    slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip("._-")[:60] or "imported"
-    free = partial(free_folder, options.artifacts, options.name, slug, or_else="")
-    free()  # fails early if the name is taken
+    slug, free = reserve_name(options.artifacts, options.name, name)
     return write_language_run(
         free, _BASE, slug, model, options, progress, description=f"a decoder, imported from {name}", origin=name,
         sha256=sha256, tokenizer=tokenizer, tokenizer_config=kept, proof=proof,
