@@ -51,9 +51,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "estimate/estimate.py": ("estimate/test_estimated_rows.py",),
     "estimate/operators.py": ("estimate/test_operators.py"),
     "estimate/calibrate.py": ("estimate/test_calibrate.py",),
-    "training/memory.py": ("training/test_training_memory.py",),
-    "training/optimizer.py": ("training/test_optimizer.py",),
-    "training/checkpoint.py": ("training/test_checkpoint.py",),
+    "training/plan/memory.py": ("training/test_training_memory.py",),
+    "training/loop/optimizer.py": ("training/test_optimizer.py",),
+    "training/loop/checkpoint.py": ("training/test_checkpoint.py",),
     "export/fp16.py": ("export/test_fp16.py",),
     "export/judging.py": ("export/test_judging.py", "export/test_fp16.py"),
 }

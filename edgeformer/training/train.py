@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
+from edgeformer.artifacts.command_results import MemoryBreakdown
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import (
     AlreadyReported,
@@ -47,15 +49,15 @@ from edgeformer.system.leftovers import new_folder, remove_abandoned
 from edgeformer.system.lock import lock_folder
 from edgeformer.system.memory import host_free_bytes
 from edgeformer.system.signals import handle_signals
-from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
-from edgeformer.training.distributed import Processes, connect
-from edgeformer.training.fit import Fit, check_fit_memory
-from edgeformer.training.loop import METRICS_FILE, MetricsLog, TrainingLoop
-from edgeformer.training.memory import check_data_fits, measured_peak, predict_peak, share_of
-from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import resolve_precision
-from edgeformer.training.plan import context_of, suggest
-from edgeformer.training.teacher import with_teacher
+from edgeformer.training.loop.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
+from edgeformer.training.loop.distributed import Processes, connect
+from edgeformer.training.loop.fit import Fit
+from edgeformer.training.loop.loop import METRICS_FILE, MetricsLog, Training, TrainingLoop
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.optimizer import resolve_precision
+from edgeformer.training.loop.teacher import with_teacher
+from edgeformer.training.plan.memory import check_data_fits, measured_peak, predict_fit, predict_peak
+from edgeformer.training.plan.plan import context_of, suggest
 
 _REPEATED_SIGNAL_S = 2.0
 _HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
@@ -185,11 +187,9 @@ def _train(
                 "use the same recipe, files, options and number format in all processes"
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
-    loop: TrainingLoop | Fit
     if is_fitted:
-        memory, loop = check_fit_memory(objective, ignore_memory=options.ignore_memory), Fit(objective, processes)
-    else:
-        loop = TrainingLoop(objective, processes)
+        memory = _check_fit_memory(objective, options)
+    loop: Training = (Fit if is_fitted else TrainingLoop)(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
         record.create(options, memory, run_lock)
@@ -298,7 +298,8 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
     if not options.ignore_memory:
         check_data_fits(recipe.data, processes.local_count)
-    share, precision = share_of(recipe, processes.count), processes.precision
+    share = recipe.model_copy(update={"training": recipe.training.share(processes.count)})
+    precision = processes.precision
     breakdown = predict_peak(
         share, device_kind=kind, precision=precision, processes=processes.count, sharded=processes.sharded
     )
@@ -313,6 +314,25 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             f"{recipe.name}: training needs {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
             f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
+    return _memory_use(kind, breakdown, budget)
+
+
+def _check_fit_memory(objective: Objective, options: TrainOptions) -> MemoryUse:
+    """Predict the peak of a fit whose rows were read, and refuse one that does not fit."""
+    train_rows = objective.prepared.train
+    rows = len(train_rows)
+    _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
+    budget, source = host_free_bytes()
+    if breakdown.peak_bytes > budget and not options.ignore_memory:
+        raise InputError(
+            f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
+            f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
+            "(data.rows), or fit anyway with --ignore-memory"
+        )
+    return _memory_use("cpu", breakdown, budget)
+
+
+def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:
     return MemoryUse(
         device=kind,
         predicted_peak_bytes=breakdown.peak_bytes,
@@ -367,7 +387,7 @@ class RunRecord:
     manifest: RunManifest
     folder: Path
 
-    def __init__(self, loop: TrainingLoop | Fit) -> None:
+    def __init__(self, loop: Training) -> None:
         self.loop, self.recipe = loop, loop.objective.recipe
 
     def _write(self, manifest: RunManifest) -> None:
@@ -400,7 +420,7 @@ class RunRecord:
                 leaks=objective.causality is not None and objective.causality.leaks,
                 causality=objective.causality,
                 memory=memory,
-                effective_batch=None if isinstance(loop, Fit) else recipe.training.effective_batch,
+                effective_batch=loop.effective_batch,
                 processes=loop.processes.count,
                 versions=library_versions(),
                 code_version=code_version(),
@@ -470,7 +490,7 @@ class RunRecord:
         for warning in (config.row_count_warning(data.rows["train"]), *(finding.message for finding in data.findings)):
             if warning is not None:
                 progress.message(warning)
-        if isinstance(loop, TrainingLoop) and "train" in data.text_words and not config.stream:
+        if loop.effective_batch is not None and "train" in data.text_words and not config.stream:
             training, words = self.recipe.training, data.text_words["train"].sentence("words")
             encoded, bucketed = loop.objective.prepared.train, training.batching == "bucketed"
             tokens = describe_lengths(encoded, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
@@ -496,7 +516,7 @@ class RunRecord:
         update = {
             "seconds": round(position.seconds, 3), "steps": position.step, "epochs": position.epoch,
             "batch_size": position.batch_size or None, "skipped_steps": position.skipped, "memory": memory,
-            "chosen": getattr(self.loop, "chosen", None),
+            "chosen": self.loop.chosen,
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
         }  # fmt: skip
         return self.manifest.model_copy(update=update)

@@ -15,7 +15,7 @@ from edgeformer.models.crt.model import (
     DilatedConv,
 )
 from edgeformer.models.language_loss import full_loss
-from edgeformer.training.plan import count_offline
+from edgeformer.training.plan.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 0]])

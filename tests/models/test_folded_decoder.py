@@ -19,7 +19,7 @@ from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.language_loss import CHUNK_TOKENS, Taught, chunked_loss, full_loss
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run
-from edgeformer.training.plan import plan
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.export.language_run import language_recipe, write_language_run
 

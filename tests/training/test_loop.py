@@ -16,10 +16,10 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import loop
 from edgeformer.training import train as train_module
-from edgeformer.training.checkpoint import Checkpoints
-from edgeformer.training.step import Stepper
+from edgeformer.training.loop import loop
+from edgeformer.training.loop.checkpoint import Checkpoints
+from edgeformer.training.loop.step import Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
 from tests.training.runs import StopAfter, assert_same_run, records, states

@@ -13,13 +13,13 @@ from torch import nn
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import Batch, Losses
+from edgeformer.models.distillation import Batch, Losses
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import loop
 from edgeformer.training import train as train_module
-from edgeformer.training.objective import Objective
+from edgeformer.training.loop import loop
+from edgeformer.training.loop.objective import Objective
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.children import OFTEN, TINY
 from tests.training.runs import AfterSteps, Messages, assert_equal_weights, records, states

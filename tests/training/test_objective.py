@@ -16,8 +16,8 @@ from edgeformer.data.batching import plan_batches
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.run import read_run
-from edgeformer.training import objective
-from edgeformer.training.plan import plan
+from edgeformer.training.loop import objective
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE, classifier_recipe
 from tests.training.runs import Messages, StopAfter, assert_equal_weights, assert_same_run, weights

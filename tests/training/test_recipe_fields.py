@@ -17,10 +17,10 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.models.distillation import classification_loss
-from edgeformer.training.checkpoint import Position
-from edgeformer.training.distributed import connect
-from edgeformer.training.objective import Objective
-from edgeformer.training.step import Stepper
+from edgeformer.training.loop.checkpoint import Position
+from edgeformer.training.loop.distributed import connect
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.step import Stepper
 
 ROWS = 48
 """Rows of the training set: 80% of what is generated."""
