@@ -90,13 +90,13 @@ class CRTConfig(ModelConfig):
 class CRTDeep(ModelSpec):
     """One shared block of attention and dilated convolutions, applied L times."""
 
-    kind: ClassVar[str] = "crt"
-    tasks: ClassVar[tuple[str, ...]] = ("language-modeling",)
-    config_type: ClassVar[type[ModelConfig]] = CRTConfig
-    model_type: ClassVar[str] = "edgeformer-crt"
-    architecture: ClassVar[str] = "CRT"
-    adapter_module: ClassVar[str] = "edgeformer.models.crt.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
+    kind = "crt"
+    tasks = ("language-modeling",)
+    config_type = CRTConfig
+    model_type = "edgeformer-crt"
+    architecture = "CRT"
+    adapter_module = "edgeformer.models.crt.adapter"
+    tags = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
 
     def loops(self, config: CRTConfig) -> int:
         return config.loops

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -82,13 +82,13 @@ class DecoderConfig(ModelConfig):
 class LoopedDecoder(ModelSpec):
     """Llama's layers, applied several times."""
 
-    kind: ClassVar[str] = "decoder"
-    tasks: ClassVar[tuple[str, ...]] = ("language-modeling",)
-    config_type: ClassVar[type[ModelConfig]] = DecoderConfig
-    model_type: ClassVar[str] = "edgeformer-decoder"
-    architecture: ClassVar[str] = "LoopedDecoder"
-    adapter_module: ClassVar[str] = "edgeformer.models.decoder.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "llama-cpp")
+    kind = "decoder"
+    tasks = ("language-modeling",)
+    config_type = DecoderConfig
+    model_type = "edgeformer-decoder"
+    architecture = "LoopedDecoder"
+    adapter_module = "edgeformer.models.decoder.adapter"
+    tags = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "llama-cpp")
 
     def loops(self, config: DecoderConfig) -> int:
         return config.iterations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -49,14 +49,14 @@ class EncoderConfig(ModelConfig):
 class Encoder(ModelSpec):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
-    kind: ClassVar[str] = "encoder"
-    tasks: ClassVar[tuple[str, ...]] = (
+    kind = "encoder"
+    tasks = (
         "classification", "multi-label-classification", "token-classification", "regression",
     )  # fmt: skip
-    config_type: ClassVar[type[ModelConfig]] = EncoderConfig
-    model_type: ClassVar[str] = "edgeformer-encoder"
-    architecture: ClassVar[str] = "EncoderClassifier"
-    adapter_module: ClassVar[str] = "edgeformer.models.encoder.adapter"
+    config_type = EncoderConfig
+    model_type = "edgeformer-encoder"
+    architecture = "EncoderClassifier"
+    adapter_module = "edgeformer.models.encoder.adapter"
 
     def loops(self, config: EncoderConfig) -> int:
         return config.iterations
