@@ -122,7 +122,7 @@ class TestGpu:
         assert "published measurements of torch" in time.basis and "no training was compared" in time.basis
         # 100 micro-batches, whose kernels are launched one after another.
         launches_s = len(count_step(ONE_LAYER, "cuda").kernels) * 1e-3 * 100
-        assert 0.1 * launches_s < slow.low_s < launches_s < 5 * slow.low_s and time.low_s < slow.low_s
+        assert time.low_s < launches_s / 3 < slow.low_s < 3 * launches_s
         compiled = ONE_LAYER.training.model_copy(update={"compile": CompileConfig()})
         fused = time_on(ONE_LAYER.model_copy(update={"training": compiled}))
         assert "torch.compile" in fused.basis and fused.low_s is not None and fused.low_s < time.low_s

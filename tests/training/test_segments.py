@@ -32,8 +32,8 @@ from edgeformer.training.plan.duration import StepWork
 from edgeformer.training.plan.memory import predict_peak
 from edgeformer.training.train import TrainOptions, train
 from tests.models.crt_oracle import small_config
+from tests.models.test_decoder import SIZES as DECODER
 from tests.models.test_encoder import SMALL as ENCODER
-from tests.models.test_looped_decoder import SIZES as DECODER
 from tests.training.test_training_memory import language_recipe
 
 LENGTHS = (9, 1, 4, 30)
