@@ -74,7 +74,6 @@ class CRTConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for a loss without exits, or settings that exclude each other."""
         if getattr(training, "exit_weight", 0) and not self.exits:
             raise ValueError("training.exit_weight has no effect without model.exits; set it to 0, or add exits")
         if self.norm == "batch" and getattr(training, "checkpointing", "none") != "none":

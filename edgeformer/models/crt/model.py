@@ -250,7 +250,6 @@ class CRT(LanguageModel):
                     nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(len(chain.cycles)))
 
     def head_of(self, loop: int) -> nn.Linear:
-        """Return the head that answers after ``loop``."""
         names = [name for name in ("shared", str(loop)) if name in self.exit_heads and loop != self.loops]
         head = self.exit_heads[names[0]] if names else self.head
         assert isinstance(head, nn.Linear)

@@ -45,7 +45,6 @@ class DecoderConfig(ModelConfig):
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
         return self.head_size or self.hidden_size // self.heads
 
     @property
@@ -70,7 +69,6 @@ class DecoderConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for settings that have no effect."""
         if getattr(training, "exit_weight", 0) and len(self.all_exits) == 1:
             raise ValueError("training.exit_weight has no effect without early exits; set it to 0")
         if self.fold is not None and getattr(training, "teacher", None) is None:

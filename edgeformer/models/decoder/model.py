@@ -122,7 +122,6 @@ class DecoderModel(LanguageModel):
                 nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(2 * config.layers))
 
     def head_of(self, loop: int) -> Head:
-        """Return the head that answers after ``loop``: the only one."""
         return self.head
 
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -39,7 +39,6 @@ class EncoderConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for settings of pretrained layers."""
         if getattr(training, "layer_decay", 1.0) != 1.0:
             raise ValueError(
                 "training.layer_decay applies to pretrained encoders only; leave it out, or use model.kind: pretrained"

@@ -106,7 +106,6 @@ class PretrainedConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError if the teacher whose layers are folded is missing, or tokens are pooled that are answers."""
         if isinstance(data, SpanData) and (self.pooling is not None or self.pairs):
             raise ValueError(
                 "model.pooling and model.pairs: a token classifier answers for every token of one text; leave them out"

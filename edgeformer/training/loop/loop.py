@@ -356,7 +356,6 @@ class MetricsLog:
             self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the files."""
         try:
             self._file.close()
             self._board.close()

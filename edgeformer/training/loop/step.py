@@ -42,7 +42,6 @@ class Meter:
     skipped: int = 0
 
     def add(self, step: Meter) -> None:
-        """Add the sums of one step."""
         for name in ("loss_sum", "weight_sum", "rows_sum", "seconds_sum", "skipped"):
             setattr(self, name, getattr(self, name) + getattr(step, name))
         for name, value in step.part_sums.items():
@@ -219,7 +218,6 @@ class Stepper:
                 torch.cuda.empty_cache()
 
     def _attempt(self, rows: NDArray[np.int64], position: Position) -> Meter:
-        """Compute the gradient, clip it and update the weights."""
         scaler, norm = self._processes.accelerator.scaler, 0.0
         if not self._is_allocated:
             allocate_state(self.optimizer)

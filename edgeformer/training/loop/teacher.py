@@ -129,7 +129,6 @@ class Teacher:
         return model_spec_of(self._recipe).adapter.scorer(model).eval()
 
     def _compute(self, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
-        """Return the logits of the texts, with progress."""
 
         def run(inputs: Arrays) -> Arrays:
             with torch.inference_mode():

@@ -150,7 +150,6 @@ class Change(NamedTuple):
     note: str
 
     def apply(self, recipe: Recipe) -> Recipe:
-        """Return ``recipe`` with these values."""
         for key, value in self.values.items():
             section, name = key.split(".")
             changed = getattr(recipe, section).model_copy(update={name: value})
