@@ -50,8 +50,8 @@ def timed_saves(name: str, saves: int, folder: Path) -> dict[str, Any]:
 
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.models import load_recipe
-    from edgeformer.training.checkpoint import Checkpoints
-    from edgeformer.training.loop import MetricsLog
+    from edgeformer.training.loop.checkpoint import Checkpoints
+    from edgeformer.training.loop.loop import MetricsLog
 
     steps_s, saves_s = list[float](), list[float]()
 

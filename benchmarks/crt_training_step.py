@@ -32,16 +32,16 @@ from torch.utils.checkpoint import checkpoint
 
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.adapter import Batch, Losses
 from edgeformer.models.causal import attention
 from edgeformer.models.crt.model import CRT, DilatedConv
+from edgeformer.models.distillation import Batch, Losses
 from edgeformer.models.language_loss import CHUNK_TOKENS, exit_weights
 from edgeformer.system.host import cpu_name, now
 from edgeformer.tasks import get_task
-from edgeformer.training.checkpoint import Position
-from edgeformer.training.distributed import connect
-from edgeformer.training.optimizer import build_optimizer, resolve_precision
-from edgeformer.training.step import Stepper
+from edgeformer.training.loop.checkpoint import Position
+from edgeformer.training.loop.distributed import connect
+from edgeformer.training.loop.optimizer import build_optimizer, resolve_precision
+from edgeformer.training.loop.step import Stepper
 
 Loss = Callable[[nn.Module, Batch], Losses]
 

@@ -48,8 +48,8 @@ def peak_resident_bytes() -> int:
 def train_steps(recipe: Any, steps: int, folder: Path) -> None:
     """``steps`` optimizer steps of the real training loop on random tokens, with validation and a checkpoint."""
     from edgeformer.artifacts.progress import SILENT
-    from edgeformer.training.checkpoint import Checkpoints
-    from edgeformer.training.loop import MetricsLog
+    from edgeformer.training.loop.checkpoint import Checkpoints
+    from edgeformer.training.loop.loop import MetricsLog
 
     loop = loop_on_random_rows(recipe, steps, folder)
     loop.checkpoints = Checkpoints(folder)
@@ -66,9 +66,9 @@ def loop_on_random_rows(recipe: Any, steps: int, folder: Path) -> Any:
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.data.encoding import Prepared
     from edgeformer.tasks import get_task
-    from edgeformer.training.distributed import connect
-    from edgeformer.training.loop import TrainingLoop
-    from edgeformer.training.objective import Objective
+    from edgeformer.training.loop.distributed import connect
+    from edgeformer.training.loop.loop import TrainingLoop
+    from edgeformer.training.loop.objective import Objective
 
     rows_per_step = recipe.training.effective_batch
     nothing = DataSummary(split="given", synthetic=True, rows={}, fingerprint="")
@@ -120,8 +120,8 @@ def measured_bytes(size: str, steps: int) -> tuple[int, int]:
 def predicted_bytes(size: str) -> int:
     """What `edgeformer plan --device host` predicts."""
     from edgeformer.models import load_recipe
-    from edgeformer.training.memory import predict_peak
-    from edgeformer.training.optimizer import resolve_precision
+    from edgeformer.training.loop.optimizer import resolve_precision
+    from edgeformer.training.plan.memory import predict_peak
 
     recipe_name, *overrides = shlex.split(size)
     recipe = load_recipe(recipe_name, overrides)

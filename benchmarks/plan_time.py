@@ -20,8 +20,8 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.models import read_run_recipe
 from edgeformer.run import Run
 from edgeformer.system.host import cpu_name
-from edgeformer.training.duration import SHARE_OF_PEAK, StepWork
-from edgeformer.training.memory import predict_peak
+from edgeformer.training.plan.duration import SHARE_OF_PEAK, StepWork
+from edgeformer.training.plan.memory import predict_peak
 
 SIZE, ROUNDS = 2048, 12
 

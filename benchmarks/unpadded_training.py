@@ -45,11 +45,11 @@ def measure(name: str, data: Path, seconds: float, changes: list[str], least_pad
     from edgeformer.data.batching import LEAST_PADDING, concatenate
     from edgeformer.models import load_recipe
     from edgeformer.models.segments import choose_attention
-    from edgeformer.training import objective as objective_module
-    from edgeformer.training.checkpoint import Position
-    from edgeformer.training.distributed import connect
-    from edgeformer.training.objective import Objective
-    from edgeformer.training.step import Stepper
+    from edgeformer.training.loop import objective as objective_module
+    from edgeformer.training.loop.checkpoint import Position
+    from edgeformer.training.loop.distributed import connect
+    from edgeformer.training.loop.objective import Objective
+    from edgeformer.training.loop.step import Stepper
 
     least = LEAST_PADDING if least_padding is None else least_padding
     vars(objective_module)["concatenate"] = partial(concatenate, least_padding=least)

@@ -221,7 +221,7 @@ def plan(
     resolved = _load_recipe(recipe, overrides)
     profile = _load_device(device or resolved.target, Path(ARTIFACTS))
     with needs_extra("train", "planning"):
-        from edgeformer.training.plan import plan as run_plan
+        from edgeformer.training.plan.plan import plan as run_plan
     return run_plan(resolved, profile)
 
 

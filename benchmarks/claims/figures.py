@@ -53,7 +53,7 @@ class Found:
 def count(recipe: str, overrides: tuple[str, ...]) -> int:
     """Exact parameters of a recipe's model."""
     from edgeformer.models import load_recipe
-    from edgeformer.training.plan import count_offline
+    from edgeformer.training.plan.plan import count_offline
 
     return count_offline(load_recipe(recipe, [*overrides]))
 

@@ -6,8 +6,8 @@ from benchmarks.gpu.number_formats import floor
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
 from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.training.duration import StepWork
-from edgeformer.training.memory import predict_peak
+from edgeformer.training.plan.duration import StepWork
+from edgeformer.training.plan.memory import predict_peak
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 EFFECTIVE_BATCH = 16

@@ -33,8 +33,8 @@ def full_card(phase: str, device: str) -> Iterator[list[str]]:
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 
-    from edgeformer.training import step as stepper
-    from edgeformer.training.objective import Objective
+    from edgeformer.training.loop import step as stepper
+    from edgeformer.training.loop.objective import Objective
 
     places: dict[str, tuple[Any, str]] = {
         "optimizer state": (stepper, "allocate_state"),

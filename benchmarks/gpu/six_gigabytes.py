@@ -16,7 +16,7 @@ def measure(session: Session) -> None:
     device = device_profile(DEVICE)
 
     def plan() -> Figures:
-        from edgeformer.training.plan import plan
+        from edgeformer.training.plan.plan import plan
 
         planned = plan(recipe, device, session.work)
         tensors = planned.peak_bytes - planned.breakdown.reserve

@@ -47,9 +47,6 @@ class PlannedTime(Frozen):
         "unknown", description="source of the row count: the data, the recipe's expected_rows, or unknown"
     )
     basis: str = Field(description="how the range was computed; for `unavailable`, the reason")
-    low_reason: str | None = Field(None, description="assumption about the device at the low end")
-    high_reason: str | None = Field(None, description="assumption about the device at the high end")
-    share_of_peak: tuple[float, float] | None = Field(None, description="share of peak rate at the high and low end")
 
 
 class Plan(Frozen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -167,6 +168,20 @@ class TrainingConfig(Section):
     def effective_batch(self) -> int:
         """Rows per optimizer step."""
         return self.batch_size * self.accumulation
+
+    def steps(self, rows: int) -> int:
+        """Return the optimizer steps of an epoch of ``rows`` training rows."""
+        return math.ceil(rows / self.effective_batch)
+
+    def micro_batches(self, size: int | None = None) -> int:
+        """Return the micro-batches of an optimizer step in one process, with ``size`` rows (None: ``batch_size``)."""
+        return math.ceil(self.effective_batch / (size or self.batch_size))
+
+    def share(self, processes: int) -> Self:
+        """Return the settings of one of ``processes`` that share the rows of a step."""
+        rows = math.ceil(self.effective_batch / processes)
+        size = min(self.batch_size, rows)
+        return self.model_copy(update={"batch_size": size, "accumulation": math.ceil(rows / size)})
 
 
 class TextTraining(TrainingConfig):

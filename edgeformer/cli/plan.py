@@ -40,7 +40,7 @@ def command(
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     profile = load_profile(device or resolved.target, own_profiles(artifacts), progress.message)
     with needs_extra("train", "planning"):
-        from edgeformer.training.plan import plan
+        from edgeformer.training.plan.plan import plan
     result = plan(resolved, profile, artifacts, progress)
     if as_json:
         opt.print_json(result)

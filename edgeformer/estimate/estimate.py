@@ -116,7 +116,6 @@ class Case:
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime that would open the artifact."""
         return opener_of(self.artifact, self.provider)
 
     @property

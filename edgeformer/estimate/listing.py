@@ -50,7 +50,6 @@ def run_listing(job: ListJob) -> dict[Item, ItemNodes | str]:
 
 
 def work(message: bytes, send: Send) -> None:
-    """List the nodes of a ListJob, in a worker."""
     job = ListJob.model_validate_json(message, strict=False)
     for item in job.items:
         try:

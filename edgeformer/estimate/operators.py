@@ -161,7 +161,6 @@ def _with_cast_weights(nodes: Sequence[ExecutedNode]) -> list[ExecutedNode]:
 
 
 def total(works: Sequence[NodeWork]) -> Work:
-    """Return the sum over a call."""
     return Work(
         operations=sum(work.operations for work in works),
         bytes_moved=sum(work.bytes for work in works),

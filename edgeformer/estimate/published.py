@@ -146,7 +146,6 @@ class PublishedRecord(Frozen):
 
 @lru_cache(maxsize=1)
 def published_record() -> PublishedRecord:
-    """Read the record that ships with the package."""
     text = resources.files(__package__).joinpath(RECORD_FILE).read_text(encoding="utf-8")
     return PublishedRecord.model_validate_json(text)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -14,25 +14,11 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Causality
 from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import TrainingConfig
+from edgeformer.models.distillation import Batch, Loss, classification_loss
 from edgeformer.models.tracing import Graphs
 from edgeformer.tasks import Prepared
 
 M = TypeVar("M", bound=nn.Module)
-
-Batch = Mapping[str, Tensor]
-"""The task's arrays by name, int64 [B, …]."""
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Loss of a micro-batch in nats, summed over its rows or tokens, and named parts of it for the log."""
-
-    total: Tensor
-    parts: dict[str, Tensor] = field(default_factory=dict)
-
-
-Loss = Callable[[nn.Module, Batch], Losses]
-"""(model, perhaps wrapped for mixed precision; micro-batch) → losses with gradients."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +62,6 @@ class ModelAdapter(ABC):
 
         ``prepared`` is None if memory is planned without data.
         """
-        from edgeformer.models.distillation import classification_loss
-
         return classification_loss(recipe, prepared)
 
     def scorer(self, model: Any) -> Any:
@@ -139,8 +123,7 @@ class ModelAdapter(ABC):
                         getattr(module, name).p = 0.0
 
 
-@dataclass(frozen=True)
-class FitSize:
+class FitSize(NamedTuple):
     """Size of a fit, as far as it is known: weights, and memory without reserve."""
 
     parameters: int

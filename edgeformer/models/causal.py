@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Self
 
 from edgeformer.artifacts.manifest import Causality
 from edgeformer.models.segments import Mask, Segments
@@ -44,11 +45,12 @@ class Head(Protocol):
 class LanguageModel(nn.Module):
     """A decoder that returns the hidden states after its exits, and the heads that read them."""
 
-    exits: tuple[int, ...]
-    loops: int
-    max_positions: int
-    checkpointing: Checkpointing
     tokens: nn.Embedding
+
+    def __init__(self, config: Any, exits: tuple[int, ...]) -> None:
+        super().__init__()
+        self.config, self.exits, self.loops, self.max_positions = config, exits, exits[-1], config.max_positions
+        self.checkpointing: Checkpointing = "none"
 
     def forward(
         self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
@@ -133,6 +135,26 @@ class KeyValueCache:
         # A single new token sees every token; several need a causal mask among themselves.
         mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=q.device).tril(self.length)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class CachedModel:
+    """Incremental decoding, loop by loop, of one text or several of the same length, by a model in evaluation mode.
+
+    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+
+    def fresh(self) -> Self:
+        """Return the same without tokens."""
+        return type(self)(self._model)
+
+    @torch.inference_mode()
+    def logits(self, state: Tensor, loop: int) -> Tensor:
+        """Return next-token logits, float32 […, V], of states […, C] after ``loop``."""
+        return self._model.head_of(loop)(state).float()
 
 
 @torch.inference_mode()

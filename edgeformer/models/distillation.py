@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.golden import TOKEN_TYPES
@@ -16,9 +18,23 @@ from edgeformer.data.batching import IGNORED
 from edgeformer.data.rows import SCORE_UNIT
 from edgeformer.data.tokenization import fingerprint, special_ids, tokenizer_from_file, with_current_cleaning
 from edgeformer.models import model_spec_of, read_run_recipe
-from edgeformer.models.adapter import Batch, Loss, Losses
 from edgeformer.models.weights import WEIGHTS, load_weights
 from edgeformer.tasks import Prepared
+
+Batch = Mapping[str, Tensor]
+"""The task's arrays by name, int64 [B, …]."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Loss of a micro-batch in nats, summed over its rows or tokens, and named parts of it for the log."""
+
+    total: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+Loss = Callable[[nn.Module, Batch], Losses]
+"""(model, perhaps wrapped for mixed precision; micro-batch) → losses with gradients."""
 
 
 def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from edgeformer.artifacts.manifest import Causality
-from edgeformer.models.adapter import Batch, Loss, Losses, ModelAdapter
+from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.causal import attention, probe_causality
-from edgeformer.models.distillation import load_teacher
+from edgeformer.models.distillation import Batch, Loss, Losses, load_teacher
 from edgeformer.models.language_loss import Taught, TokenLosses, chunked_loss, full_loss
 from edgeformer.models.tracing import Piece
 from edgeformer.tasks import Prepared

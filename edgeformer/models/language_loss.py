@@ -114,7 +114,6 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the stored gradients in place."""
         if ctx.saved is None:
             raise RuntimeError("the gradient of a chunked loss was scaled in place: backward runs once")
         (state_grads, head_grads, shapes, weights), ctx.saved = ctx.saved, None

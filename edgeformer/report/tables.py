@@ -261,7 +261,7 @@ def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
 
 
 def time_text(time: PlannedTime) -> str:
-    """Return the predicted training time in one to three lines."""
+    """Return the predicted training time in one line."""
     if time.low_s is None or time.high_s is None:
         return f"time: unknown: {time.basis}"
     low_s, high_s, epochs = time.low_s, time.high_s, time.epochs
@@ -270,10 +270,7 @@ def time_text(time: PlannedTime) -> str:
         extent = ""
     if epochs > 1:
         extent += f" ({format_duration(low_s / epochs)} to {format_duration(high_s / epochs)} an epoch)"
-    lines = [f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)}{extent}: {time.basis}"]
-    lines += [f"low end: {time.low_reason}"] if time.low_reason else []
-    lines += [f"high end: {time.high_reason}"] if time.high_reason else []
-    return "\n".join(lines)
+    return f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)}{extent}: {time.basis}"
 
 
 def larger_batch_text(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from edgeformer.artifacts.device import DeviceProfile
@@ -27,6 +28,7 @@ from edgeformer.artifacts.errors import (
 )
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.manifest import MemoryUse, RunManifest
+from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
@@ -48,15 +50,15 @@ from edgeformer.system.leftovers import new_folder, remove_abandoned
 from edgeformer.system.lock import lock_folder
 from edgeformer.system.memory import host_free_bytes
 from edgeformer.system.signals import handle_signals
-from edgeformer.training.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
-from edgeformer.training.distributed import Processes, connect
-from edgeformer.training.fit import Fit, check_fit_memory
-from edgeformer.training.loop import METRICS_FILE, SCORING_S, MetricsLog, TrainingLoop
-from edgeformer.training.memory import check_data_fits, measured_peak, predict_peak, share_of
-from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import resolve_precision
-from edgeformer.training.plan import context_of, suggest
-from edgeformer.training.teacher import with_teacher
+from edgeformer.training.loop.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
+from edgeformer.training.loop.distributed import Processes, connect
+from edgeformer.training.loop.fit import Fit
+from edgeformer.training.loop.loop import METRICS_FILE, SCORING_S, MetricsLog, Training, TrainingLoop
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.optimizer import resolve_precision
+from edgeformer.training.loop.teacher import with_teacher
+from edgeformer.training.plan.memory import check_data_fits, measured_peak, predict_fit, predict_peak
+from edgeformer.training.plan.plan import context_of, suggest
 
 _REPEATED_SIGNAL_S = 2.0
 _HEADER = "# The resolved recipe of this run; training it again is the same run.\n"
@@ -186,11 +188,9 @@ def _train(
                 "use the same recipe, files, options and number format in all processes"
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
-    loop: TrainingLoop | Fit
     if is_fitted:
-        memory, loop = check_fit_memory(objective, ignore_memory=options.ignore_memory), Fit(objective, processes)
-    else:
-        loop = TrainingLoop(objective, processes)
+        memory = _check_fit_memory(objective, options)
+    loop: Training = (Fit if is_fitted else TrainingLoop)(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
         record.create(options, memory, run_lock)
@@ -299,7 +299,8 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / card.total_memory))
     if not options.ignore_memory:
         check_data_fits(recipe.data, processes.local_count)
-    share, precision = share_of(recipe, processes.count), processes.precision
+    share = recipe.model_copy(update={"training": recipe.training.share(processes.count)})
+    precision = processes.precision
     breakdown = predict_peak(
         share, device_kind=kind, precision=precision, processes=processes.count, sharded=processes.sharded
     )
@@ -314,6 +315,25 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             f"{recipe.name}: training needs {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
             f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
+    return _memory_use(kind, breakdown, budget)
+
+
+def _check_fit_memory(objective: Objective, options: TrainOptions) -> MemoryUse:
+    """Predict the peak of a fit whose rows were read, and refuse one that does not fit."""
+    train_rows = objective.prepared.train
+    rows = len(train_rows)
+    _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
+    budget, source = host_free_bytes()
+    if breakdown.peak_bytes > budget and not options.ignore_memory:
+        raise InputError(
+            f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
+            f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
+            "(data.rows), or fit anyway with --ignore-memory"
+        )
+    return _memory_use("cpu", breakdown, budget)
+
+
+def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:
     return MemoryUse(
         device=kind,
         predicted_peak_bytes=breakdown.peak_bytes,
@@ -368,7 +388,7 @@ class RunRecord:
     manifest: RunManifest
     folder: Path
 
-    def __init__(self, loop: TrainingLoop | Fit) -> None:
+    def __init__(self, loop: Training) -> None:
         self.loop, self.recipe = loop, loop.objective.recipe
 
     def _write(self, manifest: RunManifest) -> None:
@@ -401,7 +421,7 @@ class RunRecord:
                 leaks=objective.causality is not None and objective.causality.leaks,
                 causality=objective.causality,
                 memory=memory,
-                effective_batch=None if isinstance(loop, Fit) else recipe.training.effective_batch,
+                effective_batch=loop.effective_batch,
                 processes=loop.processes.count,
                 versions=library_versions(),
                 code_version=code_version(),
@@ -471,7 +491,7 @@ class RunRecord:
         for warning in (config.row_count_warning(data.rows["train"]), *(finding.message for finding in data.findings)):
             if warning is not None:
                 progress.message(warning)
-        if isinstance(loop, TrainingLoop) and "train" in data.text_words and not config.stream:
+        if loop.effective_batch is not None and "train" in data.text_words and not config.stream:
             training, words = self.recipe.training, text_lengths(data.text_words["train"], "words")
             encoded, bucketed = loop.objective.prepared.train, training.batching == "bucketed"
             tokens = describe_lengths(encoded, training.batch_size, bucketed=bucketed, max_length=config.tokens_at_once)
@@ -497,7 +517,7 @@ class RunRecord:
         update = {
             "seconds": round(position.seconds, 3), "steps": position.step, "epochs": position.epoch,
             "batch_size": position.batch_size or None, "skipped_steps": position.skipped, "memory": memory,
-            "chosen": getattr(self.loop, "chosen", None),
+            "chosen": self.loop.chosen,
             "samples_per_second": round(position.samples / seconds, 2) if seconds else None,
         }  # fmt: skip
         return self.manifest.model_copy(update=update)

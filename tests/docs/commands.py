@@ -148,7 +148,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer import hf HuggingFaceTB/SmolLM2-135M-Instruct --name smollm2": (
         "reads the hub; tests/imports/test_language.py imports small ones"
     ),
-    "edgeformer train smollm2_folded": "needs that run; tests/models/test_folded_decoder.py trains a small one",
+    "edgeformer train smollm2_folded": "needs that run; tests/models/test_decoder.py trains a small one",
     "edgeformer train looped_mini": "reads WikiText-2 from the hub; tests/runtimes/test_llamacpp.py has a small one",
     "edgeformer export --int8 --litert": "tests/runtimes/test_litert.py runs it",
     "edgeformer verify --runtime litert": "the same",

@@ -19,7 +19,7 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.training import distributed
+from edgeformer.training.loop import distributed
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 

@@ -253,8 +253,8 @@ def test_runs_without_a_padding_position_compute_as_before(tmp_path: Path) -> No
 def test_training_on_pairs_has_the_loss_of_transformers(tmp_path: Path, kind: str) -> None:
     """Through the cache of encoded rows, the first time and from the disk; a pair's types are stored."""
     from edgeformer.artifacts.progress import SILENT
-    from edgeformer.training.frozen import CPU
-    from edgeformer.training.objective import Objective
+    from edgeformer.training.loop.frozen import CPU
+    from edgeformer.training.loop.objective import Objective
 
     model = make_source(tmp_path / "source", kind)
     pairs = [("a [SEP] b", "c <pad> d"), ("good", "bad [SEP]"), ("It is done.", "Nobody ever waits until it is cold.")]

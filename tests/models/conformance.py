@@ -29,7 +29,8 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, model_spec_of
-from edgeformer.models.adapter import FittedAdapter, Losses, count_parameters, run_scorer
+from edgeformer.models.adapter import FittedAdapter, count_parameters, run_scorer
+from edgeformer.models.distillation import Losses
 from edgeformer.models.layers import fp16_copy
 from edgeformer.models.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
@@ -38,8 +39,8 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.early_exit import exit_logits
-from edgeformer.training.memory import predict_peak
-from edgeformer.training.plan import count_offline
+from edgeformer.training.plan.memory import predict_peak
+from edgeformer.training.plan.plan import count_offline
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -1,21 +1,26 @@
-"""CRT-Deep: parameter counts, the forward pass against its equations, training kernels, packed documents."""
+"""CRT-Deep against the equations of paper B: forward pass, causality, loss, and checkpoints of the public code."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import edgeformer.models.language_loss as language_loss
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models import load_recipe
-from edgeformer.models.causal import Checkpointing
+from edgeformer.models.causal import TOLERANCE, Checkpointing
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.crt.checkpoint import convert_weights
+from edgeformer.models.crt.adapter import ADAPTER
+from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
 from edgeformer.models.crt.model import (
     CRT,
     DilatedConv,
 )
-from edgeformer.models.language_loss import full_loss
-from edgeformer.training.plan import count_offline
+from edgeformer.models.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
+from edgeformer.training.plan.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 0]])
@@ -117,3 +122,233 @@ def test_training_convolution_equals_inference(dilation: int, positions: Tensor 
     for expected, trained in zip(*results, strict=True):
         assert torch.allclose(expected, trained, rtol=0, atol=1e-12)
         assert expected.shape == trained.shape and expected.abs().max() > 0
+
+
+def fresh_crt(**changes: object) -> CRT:
+    torch.manual_seed(0)
+    return CRT(small_config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("trm", "norm"), [("conv_linear", "layer"), ("conv", "rms"), ("linear", "none"), ("depthwise", "batch")]
+)
+def test_causal_variants_pass(trm: str, norm: str) -> None:
+    probe = ADAPTER.causality(fresh_crt(trm=trm, norm=norm))
+    assert not probe.leaks and probe.reach == 0
+    assert set(probe.largest_change) == {"1", "3", "4"}
+    assert max(probe.largest_change.values()) < TOLERANCE / 10
+
+
+def test_published_architecture_leaks_as_far_as_its_convolutions_reach() -> None:
+    probe = ADAPTER.causality(fresh_crt(causal=False, cycles=8))
+    assert probe.leaks and all(change > 10 * TOLERANCE for change in probe.largest_change.values())
+    sizes = {"loops": 1, "exits": (), "cycles": 2, "embedding_cycles": 1, "dilations": (2, 3)}
+    config = small_config(causal=False, heads="tied", **sizes)
+    model = CRT(config)  # fresh weights are so small that distant tokens have less effect than rounding
+    model.load_state_dict(convert_weights(public_weights(config), config, "checkpoint"))
+    assert ADAPTER.causality(model).reach == 2 + 2 + 3
+
+
+@pytest.mark.parametrize(("part", "cycles"), [("refine", slice(None)), ("trm", slice(None)), ("trm", slice(4, 5))])
+def test_single_leak_is_detected(part: str, cycles: slice) -> None:
+    model = fresh_crt(cycles=8)
+    for cycle in getattr(model, part).cycles[cycles]:
+        cycle.depthwise.causal = False
+    probe = ADAPTER.causality(model)
+    assert probe.leaks and probe.reach > 0
+
+
+def test_attention_without_causal_mask_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v, attn_mask=None, is_causal=False: sdpa(q, k, v),
+    )
+    assert ADAPTER.causality(fresh_crt()).leaks
+
+
+@pytest.mark.parametrize(("weight", "value"), [("tokens", 0.0), ("norm1", float("nan"))])
+def test_degenerate_model_is_refused(weight: str, value: float) -> None:
+    model = fresh_crt()
+    with torch.no_grad():
+        getattr(model, weight).weight.fill_(value)
+    with pytest.raises(ValueError, match="change no output"):
+        ADAPTER.causality(model)
+
+
+def test_probe_restores_mode_and_depends_on_its_seed_alone() -> None:
+    model = fresh_crt().train()
+    torch.manual_seed(5)
+    first = ADAPTER.causality(model, seed=1)
+    assert model.training and model.trm.training
+    torch.manual_seed(6)
+    assert ADAPTER.causality(model, seed=1) == first
+    assert torch.initial_seed() == 6
+
+
+def make_case(heads: str = "shared") -> tuple[torch.nn.Module, Tensor, Tensor]:
+    """Return a model, input_ids [3, 21] and targets."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 60, (3, 21))
+    targets = ids.roll(-1, 1)
+    targets[:, 15:] = IGNORED
+    targets[2] = IGNORED  # a row without targets
+    return CRT(small_config(dropout=0.0, heads=heads)).train(), ids, targets
+
+
+def test_loss_is_summed_over_predicted_tokens() -> None:
+    model, ids, targets = make_case()
+    with torch.no_grad():
+        states = model(ids)
+        total, losses = full_loss(model, states, targets, 0.3)
+    assert list(losses) == [1, 3, 4]
+    for loop, loss in losses.items():
+        log_p = F.log_softmax(model.head_of(loop)(states[loop]).detach(), -1)
+        expected = -sum(log_p[b, t, targets[b, t]] for b in range(3) for t in range(21) if targets[b, t] != IGNORED)
+        assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+    assert torch.allclose(total, sum(weight * losses[loop] for loop, weight in exit_weights([*losses], 0.3).items()))
+
+
+def test_cosine_compares_the_states_around_a_loop() -> None:
+    model, ids, targets = make_case()
+    with torch.no_grad():
+        outputs = TokenLosses(model.eval())(ids, targets)
+        states = [state.double() for state in model(ids, every=True).values()]
+    for loop in (1, 3, 4):
+        x, y = states[loop - 1], states[loop]
+        expected = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
+        torch.testing.assert_close(outputs[f"cosine_exit{loop}"].double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "heads", "exit_weight"),
+    [(8, "shared", 0.3), (63, "separate", 0.3), (1000, "tied", 0.3), (8, "separate", 0.0), (63, "shared", 1.0)],
+)
+def test_chunks_keep_loss_and_gradient(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, heads: str, exit_weight: float
+) -> None:
+    monkeypatch.setattr(language_loss, "CHUNK_TOKENS", chunk)
+    results = []
+    for compute in (full_loss, chunked_loss):
+        model, ids, targets = make_case(heads)
+        loss, parts = compute(model, model(ids), targets, exit_weight)
+        (loss / 7).backward()
+        results.append((loss.item(), parts, {name: p.grad for name, p in model.named_parameters()}))
+    (loss, parts, gradients), (chunked, chunked_parts, chunked_gradients) = results
+    assert chunked == pytest.approx(loss, rel=1e-6)
+    assert list(chunked_parts) == [1, 3, 4] and not any(part.requires_grad for part in chunked_parts.values())
+    for loop, part in parts.items():
+        assert chunked_parts[loop].item() == pytest.approx(part.item(), rel=1e-6)
+    for name, gradient in gradients.items():
+        if gradient is None:  # a head without weight, which the optimizer must skip
+            assert chunked_gradients[name] is None, name
+        else:
+            assert torch.allclose(gradient, chunked_gradients[name], atol=1e-5), name
+
+
+def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_loss, "CHUNK_TOKENS", 10)
+    model, ids, targets = make_case()
+    states = {loop: state.detach().requires_grad_() for loop, state in model(ids).items()}
+    sizes: list[int] = []
+
+    class RecordSizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            sizes.append(result.numel() if isinstance(result, Tensor) else 0)
+            return result
+
+    with RecordSizes():
+        loss, _ = chunked_loss(model, states, targets, 0.3)
+        loss.backward()
+    assert max(sizes) == 63 * 32  # a state; all logits would be 63 × 60
+    with pytest.raises(RuntimeError, match="backward"):
+        loss.backward()
+
+
+def test_weights_of_the_exits() -> None:
+    assert exit_weights([2, 4, 8], 0.3) == pytest.approx({2: 0.15, 4: 0.15, 8: 0.7})
+    assert exit_weights([2, 4, 8], 0.0) == {2: 0.0, 4: 0.0, 8: 1.0} and exit_weights([8], 0.3) == {8: 1.0}
+
+
+SMALL = small_config(heads="separate", causal=False)
+
+
+@pytest.fixture
+def weights() -> dict[str, Tensor]:
+    return public_weights(SMALL)
+
+
+def test_logits_equal_the_oracle(weights: dict[str, Tensor]) -> None:
+    """Read, derive the sizes and convert; then float32 against the float64 oracle at every exit."""
+    state_dict = extract_state_dict(weights, "checkpoint")
+    config = infer_config(state_dict, "checkpoint")
+    assert config == SMALL
+    model = CRT(config).eval()
+    model.load_state_dict(convert_weights(state_dict, config, "checkpoint"))
+    ids = torch.randint(0, 60, (2, 64), generator=torch.Generator().manual_seed(3))
+    expected = Oracle(weights).logits(ids)
+    assert list(expected) == [1, 3, 4]
+    with torch.inference_mode():
+        for loop, logits in expected.items():
+            assert torch.allclose(model.logits(ids, loop).double(), logits, atol=1e-5, rtol=0), loop
+
+
+def test_layout_of_the_released_size() -> None:
+    config = small_config(
+        vocab_size=50_257, hidden_size=512, embedding_size=256, ffn_size=2048, loops=8, cycles=8, exits=(2, 4, 6),
+        max_positions=1024, heads="separate", causal=False,
+    )  # fmt: skip
+    shapes = {name: shape for name, (_, shape) in public_layout(config).items()}
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 143_516_928
+    assert shapes["trm.convs.7.depthwise.weight"] == (512, 1, 3)
+    assert shapes["embed.refine.convs.2.pointwise.weight"] == (512, 512, 1)
+
+
+@pytest.mark.parametrize(("key", "prefix"), [("model", "_orig_mod.module."), ("model_state_dict", "module.")])
+def test_wrapped_and_prefixed_weights(weights: dict[str, Tensor], key: str, prefix: str) -> None:
+    content = {"epoch": 9, key: {prefix + name: tensor for name, tensor in weights.items()}, "loss": 0.07}
+    state_dict = extract_state_dict(content, "checkpoint")
+    assert state_dict.keys() == weights.keys() and all(state_dict[name] is weights[name] for name in weights)
+    without_exits = {name: tensor for name, tensor in weights.items() if not name.startswith("intermediate_heads")}
+    assert infer_config(without_exits, "checkpoint").heads == "tied"
+
+
+@pytest.mark.parametrize("content", [None, [], {"model": {}}, {"model": {"a": 1}}, {"epoch": 3, "w": torch.ones(1)}])
+def test_content_without_a_state_dict(content: object) -> None:
+    with pytest.raises(ArtifactError, match="checkpoint: has no state dict"):
+        extract_state_dict(content, "checkpoint")
+
+
+def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
+    del weights["trm.norms.2.bias"], weights["norm1.weight"]
+    weights["trm.extra.weight"] = torch.zeros(3, 4)
+    weights["q_proj.weight"] = torch.zeros(32, 31)
+    weights["trm.convs.1.pointwise.weight"] = torch.zeros(32, 32)
+    config = infer_config(weights, "checkpoint")
+    with pytest.raises(ArtifactError) as raised:
+        convert_weights(weights, config, "checkpoint")
+    listed = [line.strip() for line in str(raised.value).splitlines()[1:]]
+    assert listed == [
+        "missing norm1.weight [32]",
+        "missing trm.norms.2.bias [32]",
+        "q_proj.weight is [32, 31], not [32, 32]",
+        "trm.convs.1.pointwise.weight is [32, 32], not [32, 32, 1]",
+        "unexpected trm.extra.weight [3, 4]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("trm.lin1.0.weight", None, r"not a CRT checkpoint: trm\.lin1\.0\.weight is missing"),
+        ("loop_encodings", (4, 32), "loop_encodings has 2 dimensions, not 4"),
+        ("lm_head.weight", (60, 30), "width 30 is not a multiple"),
+        ("intermediate_heads.loop_9.weight", (60, 32), "exits"),  # a head after the last loop
+    ],
+)
+def test_impossible_sizes(weights: dict[str, Tensor], name: str, shape: tuple[int, ...] | None, message: str) -> None:
+    weights.pop(name, None)
+    with pytest.raises(ArtifactError, match=message):
+        infer_config({**weights, **({name: torch.zeros(shape)} if shape else {})}, "checkpoint")

@@ -32,7 +32,7 @@ from edgeformer.models.layers import MASKED, RMSNorm, fp16_copy
 from edgeformer.models.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.training.plan import count_offline
+from edgeformer.training.plan.plan import count_offline
 
 SMALL = EncoderConfig(
     kind="encoder", vocab_size=40, hidden_size=16, layers=2, iterations=3, heads=2, ffn_size=24, residual_scale=0.5,

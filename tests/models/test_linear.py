@@ -36,8 +36,8 @@ from edgeformer.models.linear.fitting import minimize, squared_hinge
 from edgeformer.models.linear.model import PRIMES, LinearClassifier, NgramTable
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
-from edgeformer.training.objective import Objective
-from edgeformer.training.plan import plan
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.training.runs import Messages, StopAfter, records
 

@@ -116,7 +116,7 @@ def words_of(processes: Sequence[psutil.Process]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "started"),
     [
-        (["search", "tickets.csv", "--no-source", "--models", "small"], "edgeformer.training.duration"),
+        (["search", "tickets.csv", "--no-source", "--models", "small"], "edgeformer.training.plan.duration"),
         (["profile", "small", "--device", "host", "--artifact", "onnx-fp32"], "run_worker"),
         (["gate", "small", "--against", "small", "--device", "host", "--artifact", "onnx-fp32"], "run_worker"),
         (["export", "small", "--replace", "--onnx-only"], "run_worker"),

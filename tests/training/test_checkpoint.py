@@ -20,10 +20,10 @@ from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.recipe import CosineSchedule, OptimizerConfig
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import checkpoint
-from edgeformer.training.checkpoint import Checkpoints, Position, collect_state
-from edgeformer.training.distributed import Processes
-from edgeformer.training.optimizer import build_optimizer, build_schedule
+from edgeformer.training.loop import checkpoint
+from edgeformer.training.loop.checkpoint import Checkpoints, Position, collect_state
+from edgeformer.training.loop.distributed import Processes
+from edgeformer.training.loop.optimizer import build_optimizer, build_schedule
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.refusals import RunsCode
 from tests.training.runs import (

@@ -21,9 +21,9 @@ from edgeformer.models import load_recipe, model_spec_of, read_run_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.weights import load_model
-from edgeformer.training.objective import Objective
-from edgeformer.training.plan import plan
-from edgeformer.training.teacher import with_teacher
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.teacher import with_teacher
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")

@@ -18,7 +18,7 @@ import pytest
 from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
-from edgeformer.training.distributed import connect
+from edgeformer.training.loop.distributed import connect
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
 from tests.torture.children import TINY, begin, ends

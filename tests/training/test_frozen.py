@@ -20,9 +20,9 @@ from edgeformer.models import load_recipe
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
-from edgeformer.training import frozen
-from edgeformer.training.frozen import FrozenStart, fit_logistic
-from edgeformer.training.plan import plan
+from edgeformer.training.loop import frozen
+from edgeformer.training.loop.frozen import FrozenStart, fit_logistic
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.training.runs import Messages, StopAfter, records, weights
 from tests.training.test_distillation import source_overrides, write_source

@@ -23,7 +23,7 @@ from edgeformer.artifacts.recipe import (
 )
 from edgeformer.models import load_recipe
 from edgeformer.models.adapter import ParameterSettings
-from edgeformer.training.optimizer import (
+from edgeformer.training.loop.optimizer import (
     STATIC_MIN_BYTES,
     StaticGradientTable,
     build_optimizer,

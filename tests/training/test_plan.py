@@ -15,10 +15,10 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes, parse_bytes
 from edgeformer.models import load_recipe
-from edgeformer.training import plan as plan_module
 from edgeformer.training import train
-from edgeformer.training.memory import predict_peak
-from edgeformer.training.plan import count_offline, plan, planned_precision, suggest
+from edgeformer.training.plan import plan as plan_module
+from edgeformer.training.plan.memory import predict_peak
+from edgeformer.training.plan.plan import count_offline, plan, planned_precision, suggest
 from edgeformer.training.train import TrainOptions
 from tests.fakes.nvml import LAPTOP, UUID, WINDOWS, Driver
 

@@ -27,13 +27,13 @@ from edgeformer.models.language_loss import full_loss
 from edgeformer.models.segments import FLASH_ATTN, SDPA, VARLEN, Segments, choose_attention
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training.duration import StepWork
-from edgeformer.training.memory import predict_peak
-from edgeformer.training.objective import Objective
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.plan.duration import StepWork
+from edgeformer.training.plan.memory import predict_peak
 from edgeformer.training.train import TrainOptions, train
 from tests.models.crt_oracle import small_config
+from tests.models.test_decoder import SIZES as DECODER
 from tests.models.test_encoder import SMALL as ENCODER
-from tests.models.test_looped_decoder import SIZES as DECODER
 from tests.training.test_training_memory import language_recipe
 
 LENGTHS = (9, 1, 4, 30)

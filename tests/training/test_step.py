@@ -21,15 +21,15 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe
-from edgeformer.models.adapter import Batch, Losses
+from edgeformer.models.distillation import Batch, Losses
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training import distributed
-from edgeformer.training import step as step_module
-from edgeformer.training.checkpoint import Position
-from edgeformer.training.distributed import Processes, connect
-from edgeformer.training.objective import Objective
-from edgeformer.training.step import CompiledModel, Stepper
+from edgeformer.training.loop import distributed
+from edgeformer.training.loop import step as step_module
+from edgeformer.training.loop.checkpoint import Position
+from edgeformer.training.loop.distributed import Processes, connect
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.step import CompiledModel, Stepper
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE
 from tests.torture.children import TINY

@@ -24,8 +24,8 @@ from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
 from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.training.objective import Objective
-from edgeformer.training.plan import plan
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.training.runs import Messages
 

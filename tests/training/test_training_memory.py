@@ -22,16 +22,11 @@ from edgeformer.run import read_run
 from edgeformer.tasks import task as task_module
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from edgeformer.training import memory
 from edgeformer.training.init import DraftOptions, draft
-from edgeformer.training.memory import (
-    MemoryLedger,
-    check_data_fits,
-    is_out_of_memory,
-    predict_peak,
-    share_of,
-)
-from edgeformer.training.optimizer import build_optimizer, use_static_gradients
+from edgeformer.training.loop.distributed import is_out_of_memory
+from edgeformer.training.loop.optimizer import build_optimizer, use_static_gradients
+from edgeformer.training.plan import memory
+from edgeformer.training.plan.memory import MemoryLedger, check_data_fits, predict_peak
 from edgeformer.training.train import TrainOptions, train
 
 MIB = 2**20
@@ -159,7 +154,7 @@ def test_cuda_does_not_store_attention_weights(length: int) -> None:
 def test_share_of_a_process() -> None:
     recipe = load_recipe("crt_mini", ["training.batch_size=8", "training.accumulation=3"])
     for processes, expected in ((1, (8, 3)), (2, (8, 2)), (4, (6, 1)), (25, (1, 1))):
-        share = share_of(recipe, processes).training
+        share = recipe.training.share(processes)
         assert (share.batch_size, share.accumulation) == expected
 
 

@@ -74,7 +74,6 @@ class CRTConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for a loss without exits, or settings that exclude each other."""
         if getattr(training, "exit_weight", 0) and not self.exits:
             raise ValueError("training.exit_weight has no effect without model.exits; set it to 0, or add exits")
         if self.norm == "batch" and getattr(training, "checkpointing", "none") != "none":
@@ -90,13 +89,13 @@ class CRTConfig(ModelConfig):
 class CRTDeep(ModelSpec):
     """One shared block of attention and dilated convolutions, applied L times."""
 
-    kind: ClassVar[str] = "crt"
-    tasks: ClassVar[tuple[str, ...]] = ("language-modeling",)
-    config_type: ClassVar[type[ModelConfig]] = CRTConfig
-    model_type: ClassVar[str] = "edgeformer-crt"
-    architecture: ClassVar[str] = "CRT"
-    adapter_module: ClassVar[str] = "edgeformer.models.crt.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
+    kind = "crt"
+    tasks = ("language-modeling",)
+    config_type = CRTConfig
+    model_type = "edgeformer-crt"
+    architecture = "CRT"
+    adapter_module = "edgeformer.models.crt.adapter"
+    tags = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx")
 
     def loops(self, config: CRTConfig) -> int:
         return config.loops

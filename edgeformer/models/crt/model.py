@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import InputError
 from edgeformer.models.causal import (
     Attend,
-    Checkpointing,
+    CachedModel,
     KeyValueCache,
     LanguageModel,
     attention_arguments,
@@ -217,12 +217,8 @@ class CRT(LanguageModel):
     """
 
     def __init__(self, config: CRTConfig) -> None:
-        super().__init__()
-        size, vocabulary = config.hidden_size, config.vocab_size
-        self.config = config
-        self.loops, self.max_positions, self.causal = config.loops, config.max_positions, config.causal
-        self.exits: tuple[int, ...] = (*config.exits, config.loops)
-        self.checkpointing: Checkpointing = "none"
+        super().__init__(config, (*config.exits, config.loops))
+        size, vocabulary, self.causal = config.hidden_size, config.vocab_size, config.causal
 
         def make_norm() -> nn.Module:
             return NORMS[config.norm](size, eps=config.norm_eps)
@@ -254,7 +250,6 @@ class CRT(LanguageModel):
                     nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(len(chain.cycles)))
 
     def head_of(self, loop: int) -> nn.Linear:
-        """Return the head that answers after ``loop``."""
         names = [name for name in ("shared", str(loop)) if name in self.exit_heads and loop != self.loops]
         head = self.exit_heads[names[0]] if names else self.head
         assert isinstance(head, nn.Linear)
@@ -306,12 +301,8 @@ class CRT(LanguageModel):
         return states
 
 
-class CachedLoops:
-    """Incremental decoding, loop by loop, of one text or several of the same length, by a model in evaluation mode.
-
-    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when. Raises InputError for a model that
-    looks ahead.
-    """
+class CachedLoops(CachedModel):
+    """Caches of a CRT. Raises InputError for a model that looks ahead."""
 
     def __init__(self, model: CRT) -> None:
         if not model.causal:
@@ -319,15 +310,10 @@ class CachedLoops:
                 "cached decoding needs a causal model, but here a token's state depends on later tokens "
                 "(model.causal: false)"
             )
-        self._model = model
-        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+        super().__init__(model)
         self._keys_values = [KeyValueCache() for _ in range(model.loops)]
         # Of the embedding, then of each loop.
         self._convolutions: list[Tensor | None] = [None] * (model.loops + 1)
-
-    def fresh(self) -> CachedLoops:
-        """Return the same without tokens."""
-        return CachedLoops(self._model)
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
@@ -342,7 +328,6 @@ class CachedLoops:
     @torch.inference_mode()
     def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
         """Run loop ``number``, from 0, on the tokens after those it kept: [B, n, C] → [B, n, C]."""
-
         kept = self._keys_values[number]
         cache = self._convolution_cache(number + 1, len(x), self._model.trm)
         h, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], kept.attend, cache)
@@ -350,11 +335,6 @@ class CachedLoops:
             self._convolutions[number + 1] = next_cache
             kept.length += x.shape[1]
         return h
-
-    @torch.inference_mode()
-    def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Return next-token logits, float32 [B, V], of states [B, C] after ``loop``."""
-        return self._model.head_of(loop)(state).float()
 
     def _convolution_cache(self, index: int, rows: int, trm: TRM) -> Tensor:
         cache, weight = self._convolutions[index], self._model.head.weight

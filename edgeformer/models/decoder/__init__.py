@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -45,7 +45,6 @@ class DecoderConfig(ModelConfig):
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
         return self.head_size or self.hidden_size // self.heads
 
     @property
@@ -70,7 +69,6 @@ class DecoderConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for settings that have no effect."""
         if getattr(training, "exit_weight", 0) and len(self.all_exits) == 1:
             raise ValueError("training.exit_weight has no effect without early exits; set it to 0")
         if self.fold is not None and getattr(training, "teacher", None) is None:
@@ -82,13 +80,13 @@ class DecoderConfig(ModelConfig):
 class LoopedDecoder(ModelSpec):
     """Llama's layers, applied several times."""
 
-    kind: ClassVar[str] = "decoder"
-    tasks: ClassVar[tuple[str, ...]] = ("language-modeling",)
-    config_type: ClassVar[type[ModelConfig]] = DecoderConfig
-    model_type: ClassVar[str] = "edgeformer-decoder"
-    architecture: ClassVar[str] = "LoopedDecoder"
-    adapter_module: ClassVar[str] = "edgeformer.models.decoder.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "llama-cpp")
+    kind = "decoder"
+    tasks = ("language-modeling",)
+    config_type = DecoderConfig
+    model_type = "edgeformer-decoder"
+    architecture = "LoopedDecoder"
+    adapter_module = "edgeformer.models.decoder.adapter"
+    tags = ("weight-sharing", "recurrent-depth", "early-exit", "edge", "onnx", "llama-cpp")
 
     def loops(self, config: DecoderConfig) -> int:
         return config.iterations

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.decoder.model import DecoderModel, TiedHead
 from edgeformer.models.layers import split_linear
+
+if TYPE_CHECKING:
+    from edgeformer.models.decoder.model import DecoderModel
 
 LOOPED = "nanbeige"
 """llama.cpp's architecture whose layers are applied ``num_loops`` times, with keys and values for each loop and layer
@@ -50,7 +52,7 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
         architecture = LOOPED
         metadata |= {"num_loops": config.iterations, "skip_loop_final_norm": False}
     tensors = {"token_embd.weight": model.tokens.weight, "output_norm.weight": model.norm.weight}
-    if not isinstance(model.head, TiedHead):
+    if not config.tied:
         tensors["output.weight"] = model.head.weight
     # These architectures rotate neighbours instead of halves, so the rows of a head change places.
     rotates_neighbours = architecture in ("llama", LOOPED)

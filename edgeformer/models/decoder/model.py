@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgeformer.models.causal import (
     Attend,
-    Checkpointing,
+    CachedModel,
     Head,
     KeyValueCache,
     LanguageModel,
@@ -102,11 +102,8 @@ class DecoderModel(LanguageModel):
     """Token table → R × (N layers, final norm) → head. An exit is an iteration after which the head answers."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
+        super().__init__(config, config.all_exits)
         size = config.hidden_size
-        self.config = config
-        self.loops, self.exits, self.max_positions = config.iterations, config.all_exits, config.max_positions
-        self.checkpointing: Checkpointing = "none"
         self.tokens = nn.Embedding(config.vocab_size, size)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
@@ -125,7 +122,6 @@ class DecoderModel(LanguageModel):
                 nn.init.normal_(last.weight, std=INITIAL_STD / math.sqrt(2 * config.layers))
 
     def head_of(self, loop: int) -> Head:
-        """Return the head that answers after ``loop``: the only one."""
         return self.head
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -165,20 +161,12 @@ class DecoderModel(LanguageModel):
         return gguf_contents(self)
 
 
-class CachedDecoder:
-    """Incremental decoding, iteration by iteration, of one text or several of the same length, in evaluation mode.
-
-    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which iteration when.
-    """
+class CachedDecoder(CachedModel):
+    """Keys and values of a looped decoder."""
 
     def __init__(self, model: DecoderModel) -> None:
-        self._model = model
-        self.loops, self.max_positions, self.device = model.loops, model.max_positions, model.head.weight.device
+        super().__init__(model)
         self._caches = [[KeyValueCache() for _ in model.layers] for _ in range(model.loops)]
-
-    def fresh(self) -> CachedDecoder:
-        """Return the same without tokens."""
-        return CachedDecoder(self._model)
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
@@ -196,8 +184,3 @@ class CachedDecoder:
             if keep:
                 cache.length += x.shape[1]
         return model.norm(x)
-
-    @torch.inference_mode()
-    def logits(self, state: Tensor, loop: int) -> Tensor:
-        """Return next-token logits, float32 […, V], of states […, C] after ``loop``."""
-        return self._model.head(state).float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -39,7 +39,6 @@ class EncoderConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError for settings of pretrained layers."""
         if getattr(training, "layer_decay", 1.0) != 1.0:
             raise ValueError(
                 "training.layer_decay applies to pretrained encoders only; leave it out, or use model.kind: pretrained"
@@ -49,14 +48,14 @@ class EncoderConfig(ModelConfig):
 class Encoder(ModelSpec):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
-    kind: ClassVar[str] = "encoder"
-    tasks: ClassVar[tuple[str, ...]] = (
+    kind = "encoder"
+    tasks = (
         "classification", "multi-label-classification", "token-classification", "regression",
     )  # fmt: skip
-    config_type: ClassVar[type[ModelConfig]] = EncoderConfig
-    model_type: ClassVar[str] = "edgeformer-encoder"
-    architecture: ClassVar[str] = "EncoderClassifier"
-    adapter_module: ClassVar[str] = "edgeformer.models.encoder.adapter"
+    config_type = EncoderConfig
+    model_type = "edgeformer-encoder"
+    architecture = "EncoderClassifier"
+    adapter_module = "edgeformer.models.encoder.adapter"
 
     def loops(self, config: EncoderConfig) -> int:
         return config.iterations

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import DataSection, PositiveFloat, PositiveInt
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import DistilledTraining, FitConfig, ModelConfig
@@ -73,14 +72,14 @@ class LinearTraining(DistilledTraining, FitConfig):
 class Linear(ModelSpec):
     """TF-IDF, and logistic regression or a support vector machine."""
 
-    kind: ClassVar[str] = "linear"
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multi-label-classification")
-    config_type: ClassVar[type[ModelConfig]] = LinearConfig
-    training_type: ClassVar[type[Frozen] | None] = LinearTraining
-    model_type: ClassVar[str] = "edgeformer-linear"
-    architecture: ClassVar[str] = "LinearClassifier"
-    adapter_module: ClassVar[str] = "edgeformer.models.linear.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("linear", "tf-idf", "edge", "onnx")
+    kind = "linear"
+    tasks = ("classification", "multi-label-classification")
+    config_type = LinearConfig
+    training_type = LinearTraining
+    model_type = "edgeformer-linear"
+    architecture = "LinearClassifier"
+    adapter_module = "edgeformer.models.linear.adapter"
+    tags = ("linear", "tf-idf", "edge", "onnx")
 
     def loops(self, config: LinearConfig) -> int:
         return 1

@@ -106,7 +106,6 @@ class PretrainedConfig(ModelConfig):
         return self
 
     def check_recipe(self, data: DataSection, training: TrainingConfig) -> None:
-        """Raise ValueError if the teacher whose layers are folded is missing, or tokens are pooled that are answers."""
         if isinstance(data, SpanData) and (self.pooling is not None or self.pairs):
             raise ValueError(
                 "model.pooling and model.pairs: a token classifier answers for every token of one text; leave them out"
@@ -124,16 +123,16 @@ class PretrainedConfig(ModelConfig):
 class Pretrained(ModelSpec):
     """A pretrained encoder."""
 
-    kind: ClassVar[str] = "pretrained"
-    tasks: ClassVar[tuple[str, ...]] = (
+    kind = "pretrained"
+    tasks = (
         "classification", "multi-label-classification", "token-classification", "regression", "embedding",
     )  # fmt: skip
-    config_type: ClassVar[type[ModelConfig]] = PretrainedConfig
-    model_type: ClassVar[str] = "edgeformer-pretrained"
-    architecture: ClassVar[str] = "PretrainedEncoder"
-    adapter_module: ClassVar[str] = "edgeformer.models.pretrained.adapter"
-    tags: ClassVar[tuple[str, ...]] = ("edge", "onnx")
-    completed: ClassVar[tuple[str, ...]] = (
+    config_type = PretrainedConfig
+    model_type = "edgeformer-pretrained"
+    architecture = "PretrainedEncoder"
+    adapter_module = "edgeformer.models.pretrained.adapter"
+    tags = ("edge", "onnx")
+    completed = (
         "tokenizer", "model.architecture", "model.vocab_size", "model.max_positions",
     )  # fmt: skip
 

@@ -130,7 +130,6 @@ class EncoderFile(ConfigFile):
 
     @property
     def token_types(self) -> int:
-        """Number of token types."""
         default = _TOKEN_TYPES.get(self.model_type, 0)
         return default if self.type_vocab_size is None or self.model_type not in _TOKEN_TYPES else self.type_vocab_size
 

@@ -28,7 +28,7 @@ from edgeformer.models.weights import WEIGHTS, load_model
 from edgeformer.run import Run, locate
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import BATCH_ROWS, BATCH_TOKENS, answer_rows
-from edgeformer.training.frozen import CPU, CachedOutputs, Compute, keys_of
+from edgeformer.training.loop.frozen import CPU, CachedOutputs, Compute, keys_of
 
 _TEXTS_AT_ONCE = 8192
 
@@ -129,7 +129,6 @@ class Teacher:
         return model_spec_of(self._recipe).adapter.scorer(model).eval()
 
     def _compute(self, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
-        """Return the logits of the texts, with progress."""
 
         def run(inputs: Arrays) -> Arrays:
             with torch.inference_mode():

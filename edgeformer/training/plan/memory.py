@@ -1,9 +1,7 @@
-"""Memory of training: the peak predicted from a trace on tensors without data, free memory, and running out of it."""
+"""Memory of training: the peak predicted from a trace on tensors without data, and the peak measured."""
 
 from __future__ import annotations
 
-import math
-import re
 import sys
 import weakref
 from collections import Counter
@@ -22,7 +20,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.data_config import DataSection
@@ -32,18 +29,18 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import concatenate
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import run_scorer
+from edgeformer.models.adapter import FitSize, run_scorer
 from edgeformer.models.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
-from edgeformer.training.duration import StepWork
-from edgeformer.training.optimizer import (
+from edgeformer.training.loop.optimizer import (
     BF16_CAPABILITY,
     StaticGradientTable,
     allocate_state,
     build_optimizer,
     use_static_gradients,
 )
+from edgeformer.training.plan.duration import StepWork, WorkCounter
 
 Kind = Literal["weights", "gradients", "optimizer", "activations", "temporary"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -55,55 +52,11 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _DEVICE_OF = torch.ops.prim.device.default
 _HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
 """Gaps in the heap as a share of the tensors that come and go in it: in float32, and in 16-bit formats."""
+_FIT_RESERVE_BYTES = 96 << 20
+"""Rows, tokenizer, and what SciPy copies: a fit of SST-2 took 194 MiB beyond the libraries, of which 106 predicted."""
 _MEMORY_PER_FILE_BYTE = 2
 """Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
-
-
-_NO_KERNEL = {
-    "_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty", "lift_fresh", "_local_scalar_dense",
-}  # fmt: skip
-"""Operations that launch no kernel."""
-_ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_", "index_put_")
-"""Operations that access only the indexed rows of their largest tensor."""
-
-
-class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the work of the operations in its blocks, on a CUDA card or on a CPU."""
-
-    def __init__(self, work: StepWork, device_kind: DeviceKind) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._work, self._on_card = work, device_kind == "cuda"
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = func._schema.name.partition("::")[2]
-        if func.namespace not in ("aten", "torch_attn") or func.is_view or name in _NO_KERNEL:
-            return out
-        self._work.kernels += 1
-        count_operations = flop_registry.get(func._overloadpacket)
-        # The processor's fused attention is not counted: rates measured in training there do not contain it either.
-        if "scaled_dot_product" in name and (self._on_card or count_operations is not None):
-            is_backward = "backward" in name
-            query, key = args[1:3] if is_backward else args[:2]
-            # Scores and mixed values; the backward pass computes the scores again, and four more products.
-            self._work.operations += 2 * (5 if is_backward else 2) * math.prod(query.shape) * key.shape[-2]
-        elif count_operations is not None:
-            self._work.operations += int(count_operations(*args, **kwargs, out_val=out))
-        else:
-            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            if name == "copy_":  # its first argument is only written
-                read = read[1:]
-            elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
-                read = []
-            tensors = [*read, *(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
-            sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-            if name in _ROWS_ONLY:
-                largest = max(sizes)
-                sizes = [size for size in sizes if size < largest] or [largest]
-            self._work.other_bytes += sum(sizes)
-        return out
 
 
 @dataclass
@@ -283,15 +236,6 @@ _VALIDATION_PEAKS: dict[str, Counter[Kind]] = {}
 """By task, data and model: a search for what fits predicts many recipes that differ in training only."""
 
 
-def share_of(recipe: Recipe, processes: int) -> Recipe:
-    """Return a recipe whose batch is the share of one of ``processes``, to predict the memory of each process."""
-    training = recipe.training
-    rows = -(-training.effective_batch // processes)
-    size = min(training.batch_size, rows)
-    share = training.model_copy(update={"batch_size": size, "accumulation": -(-rows // size)})
-    return recipe.model_copy(update={"training": share})
-
-
 def predict_peak(
     recipe: Recipe,
     *,
@@ -312,7 +256,7 @@ def predict_peak(
     Args:
         device_kind: where it would train; this host need not have it.
         precision: fp32, bf16 or fp16 (resolved).
-        processes: that train together; ``recipe`` is the share of one, see :func:`share_of`.
+        processes: that train together; ``recipe`` is the share of one.
         sharded: each process has a shard of weights and optimizer state, and gathers the weights for a step.
         work: receives the work of a micro-batch.
         start_bytes: of a frozen start, which the processor computes, beside the weights.
@@ -344,6 +288,13 @@ def predict_peak(
         gaps, heap = _HEAP_GAPS if precision == "fp32" else _HEAP_GAPS_HALF, ledger.heap.worst
         reserve = 35 * _MIB + round(gaps * (heap["activations"] + heap["temporary"]))
     return MemoryBreakdown(**peak, reserve=reserve)
+
+
+def predict_fit(recipe: Recipe, rows: int, tokens: int) -> FitSize:
+    """Predict weights and memory of a fit to ``rows`` training rows of ``tokens`` tokens together, with reserve."""
+    adapter: Any = model_spec_of(recipe).adapter
+    size: FitSize = adapter.fit_size(recipe, rows, tokens)
+    return FitSize(size.parameters, size.memory.model_copy(update={"reserve": _FIT_RESERVE_BYTES}))
 
 
 def check_data_fits(data: DataSection, processes: int = 1) -> None:
@@ -394,22 +345,3 @@ def measured_peak(device_type: str) -> tuple[int | None, str]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return peak, "peak resident set of the whole process, libraries and data included"
-
-
-_OUT_OF_MEMORY = re.compile(
-    r"DefaultCPUAllocator"
-    r"|CUDA out of memory"  # torch.OutOfMemoryError, wrapped by the compiler
-    r"|CUDA (driver )?error: out of memory"  # AcceleratorError; the allocator's expandable segments
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
-    r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
-    r"|Triton Error \[CUDA\]: out of memory"
-)
-"""Messages of a RuntimeError. Not included: Triton's "out of resource: shared memory" (a block of a kernel needs more
-than a multiprocessor has, for any number of rows) and CUBLAS_STATUS_NOT_INITIALIZED (has other causes too)."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` means that the card or the host ran out of memory, so that a smaller batch may fit."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

@@ -7,7 +7,9 @@ import math
 import statistics
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +22,10 @@ from torch.utils.tensorboard import SummaryWriter
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import keep_heap
-from edgeformer.training.checkpoint import RANDOM_STATES, Checkpoints, Position, collect_state
-from edgeformer.training.distributed import Processes
-from edgeformer.training.objective import Objective
-from edgeformer.training.step import Meter, Stepper, describe_divergence, is_finite
+from edgeformer.training.loop.checkpoint import RANDOM_STATES, Checkpoints, Position, collect_state
+from edgeformer.training.loop.distributed import Processes
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.step import Meter, Stepper, describe_divergence, is_finite
 
 METRICS_FILE = "metrics.jsonl"
 SPIKE_WINDOW, SPIKE_MIN_STEPS, SPIKE_DEVIATIONS = 100, 20, 6.0
@@ -46,31 +48,63 @@ class Spike(NamedTuple):
     limit: float
 
 
-class TrainingLoop:
-    """The loop of one run; several processes share the rows of each step.
+class Training(ABC):
+    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`) or at once (:class:`~.fit.Fit`).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
+
+    Attributes:
+        unused: messages about requested options for speed that this device does not support.
+        chosen: keys of section ``training`` whose values :meth:`run` chose.
+        effective_batch: rows of an optimizer step; None: there are no such steps.
     """
 
     checkpoints: Checkpoints
+    unused: Sequence[str] = ()
+    chosen: dict[str, float] | None = None
+    effective_batch: int | None = None
+
+    def __init__(self, objective: Objective, processes: Processes, total_steps: int, position: Position) -> None:
+        self.objective, self.processes, self.device = objective, processes, processes.device
+        self.total_steps, self.position = total_steps, position
+
+    @property
+    @abstractmethod
+    def plain_model(self) -> nn.Module:
+        """The model, which computes in float32."""
+
+    @abstractmethod
+    def resume(self, progress: Progress) -> None:
+        """Load the newest undamaged checkpoint, if there is any. Raises ArtifactError if all are damaged or misfit."""
+
+    @abstractmethod
+    def run(
+        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
+        max_s: float = math.inf,
+    ) -> bool:  # fmt: skip
+        """Train until the recipe's end or ``max_steps``; return whether that was without ``stop``.
+
+        ``max_s``: no epoch begins after so many seconds. ``stop`` ends training after the current step. Only the main
+        process has a ``log``.
+        """
+
+
+class TrainingLoop(Training):
+    """The loop of one run; several processes share the rows of each step."""
 
     def __init__(self, objective: Objective, processes: Processes) -> None:
-        self.objective, self._config = objective, objective.recipe.training
-        self.processes, self.device = processes, processes.device
+        self._config = config = objective.recipe.training
         self._rows = len(objective.prepared.train)
-        self._epoch_steps = -(-self._rows // self._config.effective_batch)
-        self.total_steps = self._epoch_steps * self._config.epochs
-        self.stepper = Stepper(objective, processes, self.total_steps)
+        self._epoch_steps = config.steps(self._rows)
         # Rows per forward pass: starts as the recipe's batch size, is halved when memory runs out, and is checkpointed.
-        self.position = Position(batch_size=self._config.batch_size)
+        position = Position(batch_size=config.batch_size)
+        super().__init__(objective, processes, self._epoch_steps * config.epochs, position)
+        self.effective_batch = config.effective_batch
+        self.stepper = Stepper(objective, processes, self.total_steps)
+        self.unused = self.stepper.unused
         self._window = Meter(objective.per_token)  # steps since the last line of the log
         self._saved_at, self._saving_s = time.monotonic(), 0.0
         self._spike: Spike | None = None
-
-    @property
-    def unused(self) -> list[str]:
-        """Messages about requested options for speed that this device does not support."""
-        return self.stepper.unused
 
     @property
     def plain_model(self) -> nn.Module:
@@ -84,7 +118,6 @@ class TrainingLoop:
         return plain
 
     def resume(self, progress: Progress) -> None:
-        """Load the newest undamaged checkpoint, if there is any. Raises ArtifactError if all are damaged or misfit."""
         checkpoint = self.processes.on_main(lambda: self.checkpoints.find(progress.message))
         if checkpoint is None:
             return
@@ -102,11 +135,6 @@ class TrainingLoop:
         self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
         max_s: float = math.inf,
     ) -> bool:  # fmt: skip
-        """Train until the recipe's epochs, early stopping or ``max_steps``; return whether that was without ``stop``.
-
-        ``max_s``: no epoch begins after so many seconds. ``stop`` ends training after the current step. Only the main
-        process has a ``log``.
-        """
         self._log, self._progress, self._saved_at = log, progress, time.monotonic()
         self._last_step = min(self.total_steps, max_steps or self.total_steps)
         position, stopping = self.position, self._config.early_stopping
@@ -154,10 +182,11 @@ class TrainingLoop:
                 step = self.stepper.take(rows, position)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
                 if position.batch_size < size:
+                    micro_batches = self._config.micro_batches(position.batch_size)
                     progress.message(
                         f"out of memory at step {position.step + 1}: continuing with {position.batch_size} rows at a "
-                        f"time instead of {size} ({-(-effective // position.batch_size)} micro-batches per step; the "
-                        f"effective batch stays {effective})"
+                        f"time instead of {size} ({micro_batches} micro-batches per step; the effective batch stays "
+                        f"{effective})"
                     )
                     self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
                 self._window.add(step)
@@ -174,7 +203,7 @@ class TrainingLoop:
                 if self._window.per_token:
                     speed["tokens_per_s"] = self._window.weight_sum / seconds
                 # The time left, with scoring. It is an upper bound if early stopping can still end training sooner.
-                validations = -(-self._last_step // self._epoch_steps) - position.epoch
+                validations = math.ceil(self._last_step / self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
                 step_s = statistics.fmean(step_seconds)
                 scoring_s = _FORWARD_SHARE * rows_left / effective * step_s
@@ -334,7 +363,6 @@ class MetricsLog:
             self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the files."""
         try:
             self._file.close()
             self._board.close()

@@ -1,7 +1,7 @@
-"""Predicted time of a training: from steps timed in a child process, or from a device's stated rates.
+"""Predicted time of a training: from steps timed in a child process, or from a device's rates.
 
-``python -m edgeformer.training.duration RECIPE CACHE SECONDS`` times steps on the CPU: it prints one JSON object, and
-writes encoded data into CACHE. This module imports torch only to time steps.
+``python -m edgeformer.training.plan.duration RECIPE CACHE SECONDS`` times steps on the CPU: it prints one JSON object,
+and writes encoded data into CACHE.
 """
 
 from __future__ import annotations
@@ -11,26 +11,41 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, cast
 
 import numpy as np
+import psutil
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.plan import PlannedTime
 from edgeformer.artifacts.progress import SILENT, Progress, bar
-from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.recipe import FitConfig, Recipe
 from edgeformer.data.batching import plan_batches
 from edgeformer.data.prepare import data_findings
 from edgeformer.data.tokenization import fitted_recipe
+from edgeformer.estimate.operators import NodeWork
+from edgeformer.estimate.published import Setting, estimate_ms
+from edgeformer.estimate.roofline import WORK, rates_of, work_ms
 from edgeformer.models import load_recipe, model_spec_of
+from edgeformer.models.segments import choose_attention
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
 from edgeformer.tasks import get_task
+from edgeformer.training.loop.checkpoint import Position
+from edgeformer.training.loop.distributed import connect
+from edgeformer.training.loop.frozen import FrozenStart
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.step import TF32_CAPABILITY, Stepper
+from edgeformer.training.loop.teacher import Teacher, without_teacher
 
 TIMED_S = 6.0
 """Seconds of training that are timed."""
@@ -45,40 +60,75 @@ WITH_VALIDATION = 1.05
 sets of the shipped recipes have at most an eighth of the rows, and a forward pass is a third of a step: 1 + 1/24."""
 TIMED_RANGE = (0.7, 1.5)
 """Low and high end as multiples of the timed value: a host changes its speed within minutes."""
+_TIMED_ITERATIONS = 10
+_EXPECTED_ITERATIONS, _CANDIDATES = 80, 6
+"""Iterations of a fit, and fits of ``regularization: auto``: 224 to 608 iterations in all on five sets."""
 _UNKNOWN_ROWS = 1000
 _MAX_READ_BYTES = 64 << 20
 """Largest data that is read and encoded: a plan shall take seconds."""
-
-# Time on a CUDA card, from the work of a step and the card's stated rates. Never checked on a card.
-
-_OPTIMIZER_PASSES = 7
-"""AdamW reads a weight, its gradient and two moments, and writes all but the gradient."""
-_CLIPPING_PASSES = 3
-"""Clipping reads the gradients for their norm, and reads and writes them to scale them."""
+_OPTIMIZER_PASSES, _CLIPPING_PASSES = 7, 3
+"""AdamW reads a weight, its gradient and two moments, and writes all but the gradient. Clipping reads the gradients for
+their norm, and reads and writes them to scale them."""
+_NO_KERNEL = {
+    "_unsafe_view", "detach", "alias", "empty", "empty_like", "new_empty", "lift_fresh", "_local_scalar_dense",
+}  # fmt: skip
+"""Operations that launch no kernel."""
+_ROWS_ONLY = ("embedding", "index_select", "gather", "scatter_add_", "index_add_", "index_put_")
+"""Operations that access only the indexed rows of their largest tensor."""
+_REDUCTIONS = ("softmax", "norm", "sum", "mean")
+"""Operations, by a part of their name, at which a fused kernel ends."""
 
 
 @dataclass
 class StepWork:
     """Work of one micro-batch, forward and backward, with recomputation, in rows of full length."""
 
-    operations: int = 0  # of all products; a multiplication and an addition are two
-    other_bytes: int = 0  # read and written by all kernels but products
-    kernels: int = 0
+    kernels: list[NodeWork] = field(default_factory=list)
     parameters: int = 0  # trained ones
 
-
-class Efficiency(NamedTuple):
-    """Assumptions of one end of the range; never measured."""
-
-    of_peak: float  # share of the card's rate that products reach
-    of_bandwidth: float  # share of the stated bandwidth that other kernels reach; above 1 with help of the cache
-    launches: float  # time from one kernel to the next as a multiple of the launch overhead, Python included
+    @property
+    def operations(self) -> float:
+        """Operations of all products; a multiplication and an addition are two."""
+        return sum(kernel.operations for kernel in self.kernels)
 
 
-FAST = Efficiency(of_peak=0.75, of_bandwidth=1.2, launches=1.0)
-"""Large products. A kernel reads the output of its predecessor from the cache."""
-SLOW = Efficiency(of_peak=0.6, of_bandwidth=0.75, launches=3.0)
-"""Products of small models, whose inner loops are short and which leave multiprocessors idle. Nothing is cached."""
+class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the work of the operations in its blocks, on a CUDA card or on a CPU."""
+
+    def __init__(self, work: StepWork, device_kind: Literal["cuda", "cpu"]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._work, self._on_card = work, device_kind == "cuda"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        if func.namespace not in ("aten", "torch_attn") or func.is_view or name in _NO_KERNEL:
+            return out
+        count_operations = flop_registry.get(func._overloadpacket)
+        operations, is_attention = 0.0, "scaled_dot_product" in name
+        # The processor's fused attention is not counted: rates measured in training there do not contain it either.
+        if is_attention and (self._on_card or count_operations is not None):
+            is_backward = "backward" in name
+            query, key = args[1:3] if is_backward else args[:2]
+            # Scores and mixed values; the backward pass computes the scores again, and four more products.
+            operations = 2.0 * (5 if is_backward else 2) * math.prod(query.shape) * key.shape[-2]
+        elif count_operations is not None:
+            operations = float(count_operations(*args, **kwargs, out_val=out))
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if name == "copy_":  # its first argument is only written
+            read = read[1:]
+        elif name.startswith("new_") or name.endswith("_like") or name in ("fill_", "zero_"):
+            read = []
+        tensors = [*read, *(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))]
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        if name in _ROWS_ONLY:
+            largest = max(sizes)
+            sizes = [size for size in sizes if size < largest] or [largest]
+        cls: Any = "elementwise" if not operations else "attention" if is_attention else "gemm"
+        reduces = not operations and any(part in name for part in _REDUCTIONS)
+        self._work.kernels.append(NodeWork(cls, name, operations, 0.0, float(sum(sizes)), reduces=reduces))
+        return out
 
 
 @dataclass(frozen=True)
@@ -154,14 +204,10 @@ def planned_data(
         teacher_s = 0.0
         has_logits = task.unit != "tokens" and getattr(training, "teacher", None) is not None
         if logits_cache is not None and has_logits:
-            from edgeformer.training.teacher import Teacher  # which imports torch
-
             with bar(progress, "Timing the teacher", None, ""):
                 teacher_s = Teacher(recipe).seconds(prepared, logits_cache)
         start_s, start_bytes = 0.0, 0
         if logits_cache is not None and has_frozen_start:
-            from edgeformer.training.frozen import FrozenStart  # which imports torch
-
             with bar(progress, "Timing the encoder", None, ""):
                 model = model_spec_of(fitted).adapter.build(fitted)
                 model_spec_of(fitted).adapter.start(model, fitted)
@@ -182,7 +228,7 @@ def planned_data(
         text = f"{row_text}; the number of rows is unknown: {reason}"
         return PlannedData(recipe, tokens=tokens, text=text, problem=problem, notes=tuple(notes))
     text = f"{epochs_text} of {count:,} {row_text}; number of rows as in data.expected_rows: {reason}"
-    steps = -(-count // training.effective_batch) * epochs
+    steps = None if isinstance(training, FitConfig) else training.steps(count) * epochs
     return PlannedData(recipe, steps, count * epochs, tokens, "recipe", text, notes=tuple(notes))
 
 
@@ -198,103 +244,96 @@ def planned_time(
 ) -> PlannedTime:
     """Estimate how long training takes on ``device`` in a resolved precision.
 
-    If the device is this host, the data was read and the recipe fits into memory, some steps are timed. Otherwise the
-    work of a step is divided by the rates of the profile.
+    A fit is timed on this host. If the device is this host, the data was read and the recipe fits into memory, some
+    steps are timed. Otherwise the work of a step is divided by the rates of the profile.
     """
-    recipe = data.recipe
+    recipe, steps, epochs = data.recipe, data.steps, 1 if data.steps is None else data.recipe.training.epochs
     try:
         if data.problem:
             raise InputError(data.problem)
-        if device.name == "host" and fits and data.rows_from == "data":
+        if isinstance(recipe.training, FitConfig):
+            if data.rows_from != "data":
+                raise InputError(f"only a fit of some rows tells the time, and the data was not read: {data.text}")
+            with bar(progress, "Timing some iterations", None, ""):
+                total_s, steps = _fit_seconds(recipe, cache), recipe.training.max_iterations
+            timed = f"{_TIMED_ITERATIONS} iterations, timed on this host; "
+        elif device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
                 total_s, timed_steps = _time_steps(recipe, cache) if recipe.training.epochs else (0.0, 0)
-            total_s += data.teacher_s + data.start_s
-            low, high = (share * total_s for share in TIMED_RANGE)
-            fields: dict[str, Any] = {"low_s": low, "high_s": high}
             timed = f"{timed_steps} steps timed on this host; " if timed_steps else ""
-            fields["basis"] = f"{timed}{data.text}{data.teacher_text}"
         elif not recipe.training.epochs:
             raise InputError("training.epochs: 0: the time of a frozen start is known for --device host only")
-        elif device.kind == "cuda":
-            fields = gpu_time(data, work, device, precision)
         else:
-            # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
-            rates = device.peaks.of("fp32")
-            if not rates:
-                remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
-                raise InputError(f"the rates of {device.title} are unknown: {remedy}")
-            rate, speedup = rates[0].value, 2.0 if precision == "bf16" else 1.0
-            filled = data.tokens / recipe.data.tokens_at_once
-            operations = filled * work.operations * data.rows / recipe.training.batch_size
-            fields = {
-                "low_s": operations / (rate * speedup * SHARE_OF_PEAK[1]),
-                "high_s": operations / (rate * SHARE_OF_PEAK[0]) * WITH_VALIDATION,
-                "basis": (
-                    f"{data.text}; {operations:.2g} operations, at {SHARE_OF_PEAK[0]:.0%} to {SHARE_OF_PEAK[1]:.0%} "
-                    f"of {rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
-                ),
-            }
+            low_s, high_s, basis = _rated_seconds(data, work, device, precision)
+            high_s *= WITH_VALIDATION
+            return PlannedTime(
+                status="estimated", low_s=low_s, high_s=high_s, steps=steps, rows=data.rows, epochs=epochs,
+                rows_from=data.rows_from, basis=f"{data.text}; {basis}",
+            )  # fmt: skip
     except EdgeformerError as error:
         return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=str(error))
-    epochs = 1 if data.steps is None else recipe.training.epochs
+    low_s, high_s = (share * (total_s + data.teacher_s + data.start_s) for share in TIMED_RANGE)
     return PlannedTime(
-        status="estimated", steps=data.steps, rows=data.rows, epochs=epochs, rows_from=data.rows_from, **fields
-    )
+        status="estimated", low_s=low_s, high_s=high_s, steps=steps, rows=data.rows, epochs=epochs,
+        rows_from=data.rows_from, basis=f"{timed}{data.text}{data.teacher_text}",
+    )  # fmt: skip
 
 
-def gpu_time(data: PlannedData, work: StepWork, device: DeviceProfile, precision: str) -> dict[str, Any]:
-    """Estimate how long a CUDA card takes, as fields of PlannedTime. Raises EdgeformerError for a missing rate.
+def _rated_seconds(
+    data: PlannedData, work: StepWork, device: DeviceProfile, precision: str
+) -> tuple[float, float, str]:
+    """Return the range of all steps from the device's rates, and its basis. Raises EdgeformerError for a missing rate.
 
-    Work is taken to grow with the tokens of a row. A step takes the time of its products and then of the traffic of all
-    other kernels, and at least the launches of its kernels. The low end assumes the card's highest power limit, the
-    high end its lowest.
+    Work is taken to grow with the tokens of a row. Of a card, published times of inference say which share of its rates
+    torch reaches; trainings of these processors reached :data:`SHARE_OF_PEAK` of theirs.
     """
-    training, peaks, is_fp32 = data.recipe.training, device.peaks, precision == "fp32"
-    peak = peaks.fp32 if is_fp32 else next(iter(peaks.of("fp16")), None)
-    if peak is None or device.bandwidth_bytes_per_s is None:
-        key = "bandwidth_bytes_per_s" if peak is not None else "peaks.fp32" if is_fp32 else "peaks.fp16"
-        raise EdgeformerError(f"device profile {device.name!r} has no {key}")
-    peak_rate, bandwidth = peak.value, device.bandwidth_bytes_per_s.value
-    if is_fp32 and training.tf32 and peaks.fp16_fp32_accumulate is not None:  # tensor cores compute TF32 at half that
-        peak_rate = max(peak_rate, peaks.fp16_fp32_accumulate.value / 2)
-    launch_s = device.launch_overhead_us.value * 1e-6 if device.launch_overhead_us is not None else 0.0
-    filled = data.tokens / data.recipe.data.tokens_at_once
-    micro_batches = data.rows / training.batch_size
-    passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
-    seconds: dict[str, float] = {}
-    reasons: dict[str, str] = {}
-    for end, efficiency in {"low": FAST, "high": SLOW}.items():
-        is_low, watts_text, clock = end == "low", "", 1.0  # clock relative to the one of the stated rates
-        if device.clocks_hz is not None and device.power is not None:
-            clocks, power = device.clocks_hz.value, device.power.value
-            watts, clock_hz = (power.high_w, clocks.at_high_w) if is_low else (power.low_w, clocks.at_low_w)
-            watts_text, clock = f"{watts:.0f} W, boost {clock_hz / 1e6:.0f} MHz: ", clock_hz / clocks.at_peaks
-        is_fused = training.compile is not None and is_low
-        product_s = filled * work.operations / (peak_rate * clock * efficiency.of_peak)
-        other_bytes = 0 if is_fused else filled * work.other_bytes
-        other_bytes += passes * 4 * work.parameters / training.accumulation
-        other_s = other_bytes / (bandwidth * efficiency.of_bandwidth)
-        launches_s = work.kernels * launch_s * efficiency.launches if training.compile is None else 0.0
-        step_s = max(product_s + other_s, launches_s)
-        seconds[end] = step_s * micro_batches * (1.0 if is_low else WITH_VALIDATION)
-        product_share = product_s / (product_s + other_s)
-        reasons[end] = (
-            f"{watts_text}products {product_share:.0%} of the time, at {efficiency.of_peak:.0%} of "
-            f"{peak_rate * clock / 1e12:.1f} TFLOP/s; memory traffic of all other kernels {1 - product_share:.0%}, at "
-            f"{efficiency.of_bandwidth:.0%} of {bandwidth / 1e9:.0f} GB/s"
-            + ("; torch.compile fuses the other kernels away" if is_fused else "")
-            + (f"; launching {work.kernels:,} kernels takes longer than computing them" if step_s == launches_s else "")
-        )
+    training: Any = data.recipe.training
+    filled, micro_batches = data.tokens / data.recipe.data.tokens_at_once, data.rows / training.batch_size
     operations = micro_batches * filled * work.operations
-    low_share, high_share = operations / (seconds["high"] * peak_rate), operations / (seconds["low"] * peak_rate)
-    basis = (
-        f"{data.text}; {operations:.2g} operations, at {low_share:.0%} to {high_share:.0%} of {peak_rate / 1e12:.3g} "
-        "TFLOP/s, from the operations of a step and assumed efficiencies; never checked on a GPU"
+    if device.kind == "cpu":
+        # Products are summed in FP32 in every precision; a CPU that multiplies in bf16 is up to twice as fast.
+        rates = device.peaks.of("fp32")
+        if not rates:
+            remedy = "measure them with edgeformer calibrate" if device.name == "host" else "its profile has none"
+            raise InputError(f"the rates of {device.title} are unknown: {remedy}")
+        rate, speedup, (least, most) = rates[0].value, 2.0 if precision == "bf16" else 1.0, SHARE_OF_PEAK
+        shares = f"at {least:.0%} to {most:.0%} of {rate / 1e12:.3g} TFLOP/s ({rates[0].source})"
+        fastest_s, slowest_s = operations / (rate * speedup * most), operations / (rate * least)
+        return fastest_s, slowest_s, f"{operations:.2g} operations, {shares}"
+    capability = device.compute_capability
+    has_tf32 = training.tf32 and capability is not None and float(capability.value) >= TF32_CAPABILITY[0]
+    computed = "fp16" if precision != "fp32" else "tf32" if has_tf32 else "fp32"
+    passes = _OPTIMIZER_PASSES + (_CLIPPING_PASSES if training.clip_norm is not None else 0)
+    optimizer = NodeWork("elementwise", "optimizer", 0.0, 0.0, passes * 4 * work.parameters / training.accumulation)
+    is_compiled = training.compile is not None
+    by_kind = work_ms([*work.kernels, optimizer], rates_of(device, computed), 0.0, fused=is_compiled)
+    by_kind = tuple(ms if kind == "kernels" else filled * ms for kind, ms in zip(WORK, by_kind, strict=True))
+    setting = Setting(device.kind, device.name, "torch.compile" if is_compiled else "torch", computed, "call")
+    estimated = estimate_ms(device, setting, by_kind, filled * work.operations)
+    return (
+        micro_batches * estimated.low / 1000,
+        micro_batches * estimated.high / 1000,
+        f"{operations:.2g} operations; estimates of inference are {estimated.check.sentence}; no training was compared",
     )
-    return {
-        "low_s": seconds["low"], "high_s": seconds["high"], "basis": basis, "low_reason": reasons["low"],
-        "high_reason": reasons["high"], "share_of_peak": (low_share, high_share),
-    }  # fmt: skip
+
+
+def _fit_seconds(recipe: Recipe, cache: Path) -> float:
+    """Predict the seconds of a fit without a teacher from its preparation and from some of its iterations."""
+    started = time.perf_counter()
+    has_teacher = getattr(recipe.training, "teacher", None) is not None
+    objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
+    adapter, training = cast(Any, objective.model_spec.adapter), cast(Any, objective.recipe.training)
+    ends = list[float]()
+
+    def advance(loss: float) -> bool:
+        ends.append(time.perf_counter())
+        return True
+
+    adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
+    timed_s = time.perf_counter() - started
+    expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
+    further = max(0, min(expected, training.max_iterations) - len(ends))
+    return timed_s + further * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
 def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
@@ -304,7 +343,7 @@ def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
         path = Path(folder) / "recipe.yaml"
         write_text(path, recipe.to_yaml())
         timing = child.run(
-            [sys.executable, "-m", "edgeformer.training.duration", str(path), str(cache.absolute()), str(TIMED_S)],
+            [sys.executable, "-m", "edgeformer.training.plan.duration", str(path), str(cache.absolute()), str(TIMED_S)],
             capture_output=True, text=True, check=False, env={"OMP_PROC_BIND": "true", **os.environ},
         )  # fmt: skip
     try:
@@ -317,20 +356,12 @@ def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
     return answer["total_s"], answer["timed_steps"]
 
 
-def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> tuple[float, int]:
+def time_steps(recipe: Recipe, cache: Path, seconds: float) -> tuple[float, int]:
     """Time steps of ``recipe``, drawn from all over an epoch; scoring a row is assumed to take a third of its step.
 
-    Returns the seconds of the training from ``started`` on (start, steps and validation of all epochs, every test set),
-    and the number of timed steps: at least eight, and more for ``seconds``.
+    Returns the seconds of the training (start of this process, steps and validation of all epochs, every test set), and
+    the number of timed steps: at least eight, and more for ``seconds``.
     """
-    # Only the child process imports torch.
-    from edgeformer.models.segments import choose_attention
-    from edgeformer.training.checkpoint import Position
-    from edgeformer.training.distributed import connect
-    from edgeformer.training.objective import Objective
-    from edgeformer.training.step import Stepper
-    from edgeformer.training.teacher import without_teacher
-
     training: Any = recipe.training
     has_teacher = getattr(training, "teacher", None) is not None
     recipe = model_spec_of(recipe).adapter.pinned(without_teacher(recipe) if has_teacher else recipe)
@@ -342,7 +373,7 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
     objective.attention = choose_attention(recipe, "cpu", processes.precision)
     epochs, plan, prepared = recipe.training.epochs, objective.steps(0), objective.prepared
     stepper = Stepper(objective, processes, len(plan) * epochs)
-    starting_s = time.monotonic() - started
+    starting_s = time.time() - psutil.Process().create_time()
     order = np.random.default_rng(recipe.seed).permutation(len(plan))
     # Batches of similar length differ in size: a step counts by the tokens of its batch, padding included.
     lengths = [prepared.train.sizes(rows) for rows in plan]
@@ -366,11 +397,10 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float, started: float) -> t
 def main() -> None:
     """Time the recipe of the command line and print the result as JSON."""
     child.end_with_parent()
-    started = time.monotonic()
     try:
         recipe = load_recipe(sys.argv[1])
         with keep_heap(recipe.training.batch_size * recipe.data.tokens_at_once):
-            total_s, timed_steps = time_steps(recipe, Path(sys.argv[2]), float(sys.argv[3]), started)
+            total_s, timed_steps = time_steps(recipe, Path(sys.argv[2]), float(sys.argv[3]))
     except EdgeformerError as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(error.exit_code)

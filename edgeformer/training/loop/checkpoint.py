@@ -41,7 +41,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.files import replacing_folder, sha256_of, write_json
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.models.weights import save_weights
-from edgeformer.training.distributed import Processes
+from edgeformer.training.loop.distributed import Processes
 
 CHECKPOINTS_FOLDER, WEIGHTS = "checkpoints", "model.safetensors"
 _OPTIMIZER, _SCALER, _SCHEDULE = "optimizer.bin", "scaler.pt", "schedule.pt"

@@ -18,11 +18,10 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, count_parameters
 from edgeformer.system.memory import host_free_bytes
-from edgeformer.training.duration import StepWork, planned_data, planned_time
-from edgeformer.training.fit import plan_fit
-from edgeformer.training.memory import DeviceKind, predict_peak
-from edgeformer.training.optimizer import BF16_CAPABILITY, resolve_precision
-from edgeformer.training.teacher import with_teacher, without_teacher
+from edgeformer.training.loop.optimizer import BF16_CAPABILITY, resolve_precision
+from edgeformer.training.loop.teacher import with_teacher, without_teacher
+from edgeformer.training.plan.duration import StepWork, planned_data, planned_time
+from edgeformer.training.plan.memory import DeviceKind, predict_fit, predict_peak
 
 _SHORTEST = 64
 """Tokens below which shorter rows are not suggested."""
@@ -46,61 +45,55 @@ def plan(
     except RecipeError as error:
         recipe = without_teacher(recipe)
         teacher_note = f"; without the teacher: {error}"
-    logits_cache = artifacts / ".cache" / "tokens"
-    if isinstance(model_spec_of(recipe).adapter, FittedAdapter):
-        fit = plan_fit(recipe, device, logits_cache, progress)
-        return fit.model_copy(update={"reason": fit.reason + teacher_note})
+    is_fitted = isinstance(model_spec_of(recipe).adapter, FittedAdapter)  # on the CPU of any device
     precision = planned_precision(recipe.training.precision, device)
     context, context_note = context_of(device)
     facts = {"usable memory": device.usable_memory_bytes, "memory": device.memory_bytes}
     stated = [(name, fact) for name, fact in facts.items() if fact is not None]
-    if stated:
+    if (is_fitted and device.kind == "cuda") or (not stated and device.kind == "cpu"):
+        budget, budget_source = host_free_bytes()
+    elif stated:
         name, fact = stated[0]
         budget, budget_source = fact.value - context, f"{name} of {device.title}{context_note}: {fact.source}"
-    elif device.kind == "cpu":
-        budget, budget_source = host_free_bytes()
     else:
         raise InputError(
             f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"
         )
     with TemporaryDirectory() as folder:  # for encoded data: plan leaves no files
-        cache = Path(folder)
-        data = planned_data(recipe, cache, progress, logits_cache)
-        training = data.recipe.training
-        with bar(progress, "Predicting the peak memory", None, ""):
-            work = StepWork()
-            breakdown = predict_peak(
-                data.recipe, device_kind=device.kind, precision=precision, work=work, start_bytes=data.start_bytes
-            )
+        cache, work = Path(folder), StepWork()
+        data = planned_data(recipe, cache, progress, artifacts / ".cache" / "tokens")
+        if is_fitted:
+            parameters, breakdown = predict_fit(data.recipe, data.rows, data.tokens * data.rows)
+        else:
+            with bar(progress, "Predicting the peak memory", None, ""):
+                parameters = count_offline(data.recipe)
+                breakdown = predict_peak(
+                    data.recipe, device_kind=device.kind, precision=precision, work=work, start_bytes=data.start_bytes
+                )
         peak = breakdown.peak_bytes
         fits = peak <= budget
         suggestions: tuple[Suggestion, ...] = ()
         larger_batches: list[Suggestion] = []
-        with bar(progress, "Searching for a recipe that fits", None, ""):
-            if not fits:
-                suggestions = suggest(
-                    data.recipe, budget, device_kind=device.kind, precision=precision,
-                    fast_precision=planned_precision("auto", device),
-                )  # fmt: skip
-            for factor in _LARGER_FACTORS if fits else ():
-                if training.accumulation % factor:
-                    continue
-                size, accumulation = training.batch_size * factor, training.accumulation // factor
-                values = {"training.batch_size": size, "training.accumulation": accumulation}
-                change = Change(values, f"the same effective batch of {training.effective_batch} rows")
-                larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
-                if larger.peak_bytes <= budget:
-                    larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
+        if not is_fitted:
+            with bar(progress, "Searching for a recipe that fits", None, ""):
+                if fits:
+                    larger_batches = _larger_batches(data.recipe, budget, device.kind, precision)
+                else:
+                    suggestions = suggest(
+                        data.recipe, budget, device_kind=device.kind, precision=precision,
+                        fast_precision=planned_precision("auto", device),
+                    )  # fmt: skip
         time = planned_time(data, work, device, precision, cache, fits=fits, progress=progress)
     reason = f"fits: {format_bytes(budget - peak)} of {format_bytes(budget)} are free at the peak"
     if not fits:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the available {format_bytes(budget)}"
-        if not any(suggestion.fits for suggestion in suggestions):
+        if not is_fitted and not any(suggestion.fits for suggestion in suggestions):
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
+    fit_note = "the training text decides the number of weights, and this plan takes the most there can be"
     return Plan(
         recipe=recipe.name,
         device=device.name,
-        parameters=count_offline(data.recipe),
+        parameters=parameters,
         precision=precision,
         status="pass" if fits else "fail",
         fits=fits,
@@ -112,8 +105,20 @@ def plan(
         larger_batches=tuple(larger_batches),
         time=time,
         reason=reason + teacher_note,
-        notes=data.notes,
+        notes=((fit_note,) if is_fitted else ()) + data.notes,
     )
+
+
+def _larger_batches(recipe: Recipe, budget: int, device_kind: DeviceKind, precision: str) -> list[Suggestion]:
+    """Return the larger batches with the same effective batch that fit."""
+    larger_batches: list[Suggestion] = []
+    for factor in _LARGER_FACTORS:
+        if recipe.training.accumulation % factor == 0:
+            change = _batch_change(recipe, recipe.training.batch_size * factor, "")
+            peak = predict_peak(change.apply(recipe), device_kind=device_kind, precision=precision).peak_bytes
+            if peak <= budget:
+                larger_batches.append(_suggestion((change,), peak, budget))
+    return larger_batches
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:
@@ -145,12 +150,17 @@ class Change(NamedTuple):
     note: str
 
     def apply(self, recipe: Recipe) -> Recipe:
-        """Return ``recipe`` with these values."""
         for key, value in self.values.items():
             section, name = key.split(".")
             changed = getattr(recipe, section).model_copy(update={name: value})
             recipe = recipe.model_copy(update={section: changed})
         return recipe
+
+
+def _batch_change(recipe: Recipe, size: int, detail: str) -> Change:
+    """Return the change to ``size`` rows at a time, with the same effective batch."""
+    values = {"training.batch_size": size, "training.accumulation": recipe.training.micro_batches(size)}
+    return Change(values, f"the same effective batch of {recipe.training.effective_batch} rows{detail}")
 
 
 def _suggestion(changes: tuple[Change, ...], peak_bytes: int, budget_bytes: int) -> Suggestion:
@@ -202,15 +212,13 @@ def suggest(
 def _changes(recipe: Recipe, half_precision: str | None) -> tuple[list[Change], ...]:
     """Return kinds of changes from the cheapest on, each with its values from the mildest on."""
     training, data = recipe.training, recipe.data
-    rows, effective = training.batch_size, training.effective_batch
     note = "the same result; logits are computed in parts"
     is_chunked = getattr(training, "chunked_loss", True)
     chunked = [] if is_chunked else [Change({"training.chunked_loss": True}, note)]
-    note = f"the same effective batch of {effective} rows, in smaller micro-batches"
     smaller = [
-        Change({"training.batch_size": size, "training.accumulation": effective // size}, note)
-        for size in range(rows // 2, 0, -1)
-        if rows % size == 0
+        _batch_change(recipe, size, ", in smaller micro-batches")
+        for size in range(training.batch_size // 2, 0, -1)
+        if training.batch_size % size == 0
     ]
     # All kinds of checkpointing that keep less than the recipe's, if the task's training supports it.
     field = type(training).model_fields.get("checkpointing")

@@ -18,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
-from edgeformer.training.checkpoint import Position
-from edgeformer.training.distributed import Processes
-from edgeformer.training.memory import is_out_of_memory
-from edgeformer.training.objective import Objective
-from edgeformer.training.optimizer import allocate_state, build_optimizer, build_schedule, use_static_gradients
+from edgeformer.training.loop.checkpoint import Position
+from edgeformer.training.loop.distributed import Processes, is_out_of_memory
+from edgeformer.training.loop.objective import Objective
+from edgeformer.training.loop.optimizer import allocate_state, build_optimizer, build_schedule, use_static_gradients
 
 BACKEND = "inductor"
-_TF32_CAPABILITY = (8, 0)
+TF32_CAPABILITY = (8, 0)
 _TOTAL = ""
 """Key of the total loss among the named parts."""
 
@@ -43,7 +42,6 @@ class Meter:
     skipped: int = 0
 
     def add(self, step: Meter) -> None:
-        """Add the sums of one step."""
         for name in ("loss_sum", "weight_sum", "rows_sum", "seconds_sum", "skipped"):
             setattr(self, name, getattr(self, name) + getattr(step, name))
         for name, value in step.part_sums.items():
@@ -149,7 +147,7 @@ class Stepper:
         ]
         # Steps multiply float32 in TF32; scores between them are computed in full precision.
         self._tf32 = training.tf32 and on_card
-        if self._tf32 and torch.cuda.get_device_capability(device) < _TF32_CAPABILITY:
+        if self._tf32 and torch.cuda.get_device_capability(device) < TF32_CAPABILITY:
             self._tf32 = False
             self.unused.append("training.tf32 has no effect: it needs compute capability 8.0, and this card has less")
         self._pinned = on_card and training.pinned_memory is not False
@@ -220,7 +218,6 @@ class Stepper:
                 torch.cuda.empty_cache()
 
     def _attempt(self, rows: NDArray[np.int64], position: Position) -> Meter:
-        """Compute the gradient, clip it and update the weights."""
         scaler, norm = self._processes.accelerator.scaler, 0.0
         if not self._is_allocated:
             allocate_state(self.optimizer)

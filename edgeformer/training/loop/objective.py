@@ -24,12 +24,13 @@ from edgeformer.artifacts.units import format_duration
 from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
-from edgeformer.models.adapter import Batch, FittedAdapter, Losses, run_scorer
+from edgeformer.models.adapter import FittedAdapter, run_scorer
+from edgeformer.models.distillation import Batch, Losses
 from edgeformer.models.segments import SDPA, Segments
 from edgeformer.tasks import Prepared, get_task
-from edgeformer.training.distributed import Processes
-from edgeformer.training.frozen import CPU, FrozenStart
-from edgeformer.training.teacher import Teacher
+from edgeformer.training.loop.distributed import Processes
+from edgeformer.training.loop.frozen import CPU, FrozenStart
+from edgeformer.training.loop.teacher import Teacher
 
 
 class Objective:

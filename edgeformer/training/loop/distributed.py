@@ -33,8 +33,7 @@ from torch.optim import Optimizer
 
 from edgeformer.artifacts.errors import AlreadyReported, EdgeformerError, InputError
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.training.memory import is_out_of_memory
-from edgeformer.training.optimizer import resolve_precision
+from edgeformer.training.loop.optimizer import resolve_precision
 
 Value = TypeVar("Value")
 
@@ -46,6 +45,24 @@ _TIMEOUT = timedelta(hours=1)
 _UNSUPPORTED_ENGINES = (
     "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
 )  # fmt: skip
+
+_OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator"
+    r"|CUDA out of memory"  # torch.OutOfMemoryError, wrapped by the compiler
+    r"|CUDA (driver )?error: out of memory"  # AcceleratorError; the allocator's expandable segments
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUSOLVER_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+    r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory"
+)
+"""Messages of a RuntimeError. Not included: Triton's "out of resource: shared memory" (a block of a kernel needs more
+than a multiprocessor has, for any number of rows) and CUBLAS_STATUS_NOT_INITIALIZED (has other causes too)."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` means that the card or the host ran out of memory, so that a smaller batch may fit."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 class Processes:

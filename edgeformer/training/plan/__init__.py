@@ -1,0 +1,1 @@
+"""What training will take: memory and time. It imports the loop, which never imports it."""
