@@ -21,7 +21,6 @@ from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task
-from edgeformer.tasks.task import max_call_tokens
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -120,7 +119,7 @@ def resolve(
     if options.search is not None:
         check_options(options.search, manifest)
     task = get_task(manifest.task)
-    longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
+    longest_call = task.max_call_tokens(manifest.max_positions, manifest.max_length)
     limits = limits_of(options, device, task, longest_call, manifest.data)
     named_shapes = {*product(batches or (limits.batch,), options.seqs or (limits.seq,)), *limits.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}

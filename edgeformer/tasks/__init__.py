@@ -12,14 +12,16 @@ from edgeformer.artifacts.workspace import MOST_JSON_BYTES
 from edgeformer.data.encoding import Prepared
 from edgeformer.registry import Registry
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Origin, Run, Task, TextReader
+from edgeformer.tasks.task import Answerer, Origin, RowSource, Run, Task, TextReader
 
 __all__ = [
     "REGISTRY",
+    "Answerer",
     "Meter",
     "Metric",
     "Origin",
     "Prepared",
+    "RowSource",
     "Run",
     "ScoreColumn",
     "Task",

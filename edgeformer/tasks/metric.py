@@ -73,7 +73,7 @@ class Meter(ABC):
 
     @abstractmethod
     def add(self, outputs: Arrays, batch: Arrays) -> None:
-        """Count one batch from :meth:`Task.batch`.
+        """Count one batch from :meth:`RowSource.batch`.
 
         ``outputs``: ``logits``, of several exits ``logits_exitN``, or ``loss_exitN`` and ``confidence_exitN``.
         """

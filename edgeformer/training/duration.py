@@ -31,6 +31,7 @@ from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
 from edgeformer.tasks import get_task
+from edgeformer.tasks.tokens import TokenTask
 
 TIMED_S = 6.0
 """Seconds of training that are timed."""
@@ -135,7 +136,7 @@ def planned_data(
         reason = f"the data is larger than {_MAX_READ_BYTES >> 20} MiB"
     else:
         try:
-            prepared = task.prepare(recipe, cache, progress)
+            prepared = task.rows.prepare(recipe, cache, progress)
         except EdgeformerError as error:
             problem = str(error)
     notes: list[str] = []
@@ -152,7 +153,7 @@ def planned_data(
         notes += [warning for warning in (data.row_count_warning(rows),) if warning is not None]
         notes += [finding.message for finding in prepared.summary.findings]
         teacher_s = 0.0
-        has_logits = task.unit != "tokens" and getattr(training, "teacher", None) is not None
+        has_logits = not isinstance(task, TokenTask) and getattr(training, "teacher", None) is not None
         if logits_cache is not None and has_logits:
             from edgeformer.training.teacher import Teacher  # which imports torch
 
