@@ -21,7 +21,7 @@ from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
 from benchmarks.studies.paired import Right, packed
 from benchmarks.studies.results import Outcome, Results, StudyRun, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import Timing
-from edgeformer.artifacts.device import Budget, Budgets
+from edgeformer.artifacts.device import Budget
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
@@ -280,7 +280,7 @@ class Trainer:
             return None
         turns: dict[tuple[str, str], list[Row | None]] = {(run.key, artifact): [] for run, artifact in graphs}
         budget = Budget(batch=timing.batch, seq=timing.seq)  # so that this shape alone is measured
-        budgets = Budgets.model_validate({"classification": budget, "language-modeling": budget})
+        budgets = dict.fromkeys(("classification", "language-modeling"), budget)
         device = load_profile("host", own_profiles(self.artifacts)).model_copy(update={"budgets": budgets})
         start, started = time.monotonic(), now()
         with bar(self.progress, f"Measuring {len(graphs)} graphs in turns", timing.rounds * len(graphs), "turns"):

@@ -20,7 +20,7 @@ from edgeformer.benchmark.verdict import Limits
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
-from edgeformer.tasks import Task, get_task
+from edgeformer.tasks import Task, get_task, unknown_tasks
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -156,11 +156,15 @@ def resolve(
     notes = [*shape_notes(limits), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
-    if device.budgets.for_task(task.name) == Budget():
+    if device.budget(*task.budgets) == Budget():
         note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
         if limits.memory_bytes is not None and options.max_memory_bytes is None:
             note += f"; the memory limit is the usable memory of the device, {format_bytes(limits.memory_bytes)}"
         notes.append(note)
+    notes += [
+        f"the profile {device.name} has a budget for {name!r}, which is no task"
+        for name in unknown_tasks(device.budgets)
+    ]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(f"measured with other stopping rules than usual: {rules}")
@@ -196,7 +200,7 @@ def limits_of(
         data: of the model's bundle; None: not available.
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
-    budget = device.budgets.for_task(task.name)
+    budget = device.budget(*task.budgets)
     batch, seq = budget.batch, min(budget.seq, longest or budget.seq)
     note = f"the shape of the budget is {batch}×{budget.seq}, but the model reads at most {seq} tokens of a text"
     shape_note = note if seq < budget.seq else None
@@ -255,7 +259,7 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     """
     words: list[str] = []
     if options.search is not None:
-        words += ["search", *(f"{name}-{bound:g}" for name, bound in options.search.bounds.items())]
+        words += ["search", *([f"score-{bound:g}"] if (bound := options.search.min_score) is not None else [])]
         words += [f"least-{options.search.minimize}"] if options.search.minimize != "latency" else []
     latency_ms, memory_bytes, energy_mj = options.max_latency_ms, options.max_memory_bytes, options.max_energy_mj
     of_calls = [f"latency-{latency_ms:g}ms"] if latency_ms is not None else []

@@ -8,7 +8,7 @@ the candidates, but are never held against the device's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
@@ -39,14 +39,14 @@ INSTANT_MS = 0.1
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Score limits and objective of a search.
+    """Score limit and objective of a search.
 
     Attributes:
-        bounds: a task's metric → its worst accepted score on the validation split, e.g. accuracy → 0.91.
+        min_score: worst accepted score on the validation split, in the task's metric; None: no limit.
         minimize: quantity of which the chosen artifact has least.
     """
 
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    min_score: float | None = None
     minimize: Literal["latency", "size", "memory", "energy"] = "latency"
 
 
@@ -54,19 +54,15 @@ def check_options(options: SearchOptions, manifest: BundleManifest) -> None:
     """Check that the models of a bundle can be searched with these options. Call it before anything is measured.
 
     Raises:
-        InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
+        InputError: a score that is out of the range of the task's metric, or a model whose scores are void.
     """
-    task = get_task(manifest.task)
+    task, score = get_task(manifest.task), options.min_score
     metric = task.metric
-    for name, bound in options.bounds.items():
-        if name != metric.name:
-            flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
-            raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}, which needs {metric.flag} instead")
-        if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
-            limits = f"at least {metric.lowest:g}"
-            if metric.highest is not None:
-                limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
-            raise InputError(f"{metric.flag} {bound:g}: must be {limits}")
+    if score is not None and not metric.lowest <= score <= (inf if metric.highest is None else metric.highest):
+        limits = f"at least {metric.lowest:g}"
+        if metric.highest is not None:
+            limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
+        raise InputError(f"--min-score {score:g}: is the {metric.accepted} of a {task.noun}; it must be {limits}")
     if manifest.leaks:
         raise InputError(
             f"--search: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
@@ -102,7 +98,7 @@ def search(
     """
     check_options(options, manifest)
     metric, at_shape = get_task(manifest.task).metric, limits.ranked
-    bound, statuses = options.bounds.get(metric.name), {row.latency_ms.status for row in device_rows}
+    bound, statuses = options.min_score, {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"

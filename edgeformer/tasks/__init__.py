@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,7 @@ __all__ = [
     "all_tasks",
     "get_task",
     "import_task",
+    "unknown_tasks",
 ]
 
 
@@ -47,6 +49,11 @@ def get_task(name: str) -> Task:
         return task
     names = ", ".join(task.name for task in all_tasks())
     raise ArtifactError(f"unknown task {name!r}; this version has {names}")
+
+
+def unknown_tasks(names: Iterable[str]) -> list[str]:
+    """Return the names that are no task's."""
+    return [name for name in names if REGISTRY.find(name) is None]
 
 
 def import_task(manifest: Path) -> None:

@@ -108,7 +108,7 @@ class Classification(TextTask):
     noun = "classifier"
     recipe_type = ClassificationRecipe
     score_type = ClassificationScore
-    metric = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy", is_share=True)
+    metric = Metric("accuracy", True, 4, 0.0, 1.0, is_share=True)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("accuracy", "accuracy", 4),

@@ -236,12 +236,13 @@ class Embedding(TextTask):
     noun = "text embedding model"
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
-    metric = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
+    metric = Metric("similarity", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "pairs", None),
         ScoreColumn("similarity", "similarity", 4),
         ScoreColumn("loss", "loss", 4),
     )
+    budget = None
     agreement = "same nearest text"
     texts_per_row = 2
     row_noun = "pairs"

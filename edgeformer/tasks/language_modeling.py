@@ -190,7 +190,7 @@ class LanguageModeling(TokenTask):
     noun = "language model"
     recipe_type = LanguageRecipe
     score_type = LanguageScore
-    metric = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    metric = Metric("perplexity", False, 2, 1.0, None)
     columns = (
         ScoreColumn("n", "tokens", None),
         ScoreColumn("loss", "loss", 4),

@@ -194,7 +194,7 @@ class MultiLabel(TextTask):
     noun = "multi-label classifier"
     recipe_type = MultiLabelRecipe
     score_type = MultiLabelScore
-    metric = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
+    metric = Metric("f1", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("f1", "F1", 4),

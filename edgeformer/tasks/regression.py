@@ -182,7 +182,7 @@ class Regression(TextTask):
     noun = "regression model"
     recipe_type = RegressionRecipe
     score_type = RegressionScore
-    metric = Metric("spearman", True, 4, -1.0, 1.0, "--min-spearman")
+    metric = Metric("spearman", True, 4, -1.0, 1.0)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("spearman", "Spearman", 4),

@@ -331,6 +331,7 @@ class Task(Scorer):
     noun: ClassVar[str]  # name of a model of this task, such as ``classifier``
     recipe_type: ClassVar[type[Recipe]]  # without the ``model`` section of a model family
     phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
+    budget: ClassVar[str | None] = None  # task whose budget applies if a device profile has none for this one
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
@@ -345,6 +346,11 @@ class Task(Scorer):
     def answerer(self) -> Answerer:
         """Predictions of its models. Raises InputError if they make none."""
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
+
+    @property
+    def budgets(self) -> tuple[str, ...]:
+        """Tasks of a device profile whose budget applies to this one, in the order of preference."""
+        return (self.name,) if self.budget is None else (self.name, self.budget)
 
     def input_names(self, model: ModelConfig) -> tuple[str, ...]:
         """Return the inputs of a model's graphs, in the order of its arguments."""

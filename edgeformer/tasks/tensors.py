@@ -144,7 +144,7 @@ class TensorTask(Task):
     noun = "graph without a tokenizer"
     recipe_type = Recipe
     score_type = TensorScore
-    metric = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
+    metric = Metric("cosine", True, 4, -1.0, 1.0, "golden inputs")
     columns = (
         ScoreColumn("n", "calls", None),
         ScoreColumn("cosine", "cosine with FP32", 4),

@@ -137,6 +137,7 @@ class ReadingTask(Task, RowSource):
 class TextTask(ReadingTask, Answerer):
     """A model that answers whole texts. The defaults are those of one row of numbers for each labelled text."""
 
+    budget: ClassVar[str | None] = "classification"
     pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
 
     score_rows: Callable[..., Score]

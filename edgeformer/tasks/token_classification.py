@@ -213,7 +213,7 @@ class TokenClassification(TextTask):
     noun = "token classifier"
     recipe_type = TokenRecipe
     score_type = SpanScore
-    metric = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
+    metric = Metric("f1", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "spans", None),
         ScoreColumn("f1", "F1", 4),

@@ -45,6 +45,7 @@ GOLDEN_TOP = 32
 class TokenTask(ReadingTask):
     """A model that predicts the next token and so writes text: its step and decode artifacts keep a cache."""
 
+    budget = "language-modeling"
     unit = "tokens"
     phase: Literal["decode"] = "decode"  # type: ignore[misc]
     confidence = staticmethod(top_probability)

@@ -37,9 +37,9 @@ def refused(
 @pytest.mark.parametrize(
     ("command", "options", "expected"),
     [
-        ("profile", ["--search", "--max-perplexity", "20"], "classifier, which needs --min-accuracy instead"),
-        ("profile", ["--search", "--min-accuracy", "91"], "0.91 is 91%"),
-        ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of a search; add --search"),
+        ("profile", ["--search", "--min-accuracy", "0.9"], "No such option"),
+        ("profile", ["--search", "--min-score", "91"], "0.91 is 91%"),
+        ("profile", ["--min-score", "0.9"], "--min-score: is an option of a search; add --search"),
         ("profile", ["--minimize", "size"], "--minimize: is an option of a search; add --search"),
         ("profile", ["--search", "--minimize", "price"], "price"),
         ("profile", ["--bundle", "another-run"], "--bundle: is for a report"),

@@ -132,7 +132,7 @@ def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> 
         ({}, ""),
         ({"strict": True, "threads": (1, 2)}, ""),  # the same question, measured in another way
         ({"artifacts": ("onnx-int8",)}, "onnx-int8"),
-        ({"search": SearchOptions({"accuracy": 0.9}, "size")}, "search-accuracy-0.9-least-size"),
+        ({"search": SearchOptions(0.9, "size")}, "search-score-0.9-least-size"),
         ({"max_latency_ms": 2.0, "seqs": (16, 64), "batches": None}, "latency-2ms-seq-16-64"),
         ({"max_size_bytes": 30 * 2**20, "artifacts": ("model",)}, "size-30.0MiB-model"),
         ({"artifacts": ("../../x",)}, ".._.._x"),

@@ -84,7 +84,7 @@ def run(unscored_run: Path, tmp_path: Path) -> Path:
 
 def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Search]:
     """Search for the fastest artifact with an accuracy; return the report and its search."""
-    search = SearchOptions({"accuracy": accuracy})
+    search = SearchOptions(accuracy)
     options = ProfileOptions(
         batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), search=search
     )  # fmt: skip
