@@ -22,6 +22,7 @@ from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import ModelConfig, Recipe
 from edgeformer.artifacts.scores import EvaluationRow, Score
+from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.data.tokenization import TextBounds
@@ -115,12 +116,21 @@ class RowSource(Protocol):
 
     def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
         """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
+        from edgeformer.data.sources import local_parts  # predictions from a bundle need no data sets
+
+        return local_parts(data, folder)
 
     def set_name(self, data: Any, split: str, /) -> str:
         """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
+        return getattr(data, "test_set", split) if split == "test" else split
 
     def available_sets(self, data: Any, /) -> dict[str, LabelledTexts]:
         """Return the texts of every set that exists for an imported model. Raises DataError."""
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import make_sets, set_parts
+
+        names = [name for name, parts in set_parts(data).items() if parts]
+        return make_sets(data, names, load_parts(data))
 
     def set_texts(self, data: Any, name: str, /) -> LabelledTexts:
         """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
@@ -170,6 +180,7 @@ class RowSource(Protocol):
 
     def weight(self, batch: Arrays) -> int:
         """Return the number of rows or predicted tokens that count in the loss of a batch."""
+        return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else len(batch["labels"])
 
     def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
         """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""

@@ -18,7 +18,7 @@ from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
-from edgeformer.data.batching import IGNORED, collate, ordered_batches
+from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import cuts_left, load_tokenizer, special_ids
@@ -48,29 +48,9 @@ EVALUATION_ROWS = 128
 class ReadingTask(Task, RowSource):
     """Data of models that read text, and their logits on the golden inputs."""
 
-    # edgeformer.data.prepare is imported in functions: predictions from a bundle need no data sets.
-
     @property
     def rows(self) -> RowSource:
         return self
-
-    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
-        from edgeformer.data.sources import local_parts
-
-        return local_parts(data, folder)
-
-    def set_name(self, data: Any, split: str, /) -> str:
-        return getattr(data, "test_set", split) if split == "test" else split
-
-    def available_sets(self, data: Any, /) -> dict[str, LabelledTexts]:
-        from edgeformer.data.sources import load_parts
-        from edgeformer.data.splits import make_sets, set_parts
-
-        names = [name for name, parts in set_parts(data).items() if parts]
-        return make_sets(data, names, load_parts(data))
-
-    def weight(self, batch: Arrays) -> int:
-        return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else len(batch["labels"])
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
         types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()

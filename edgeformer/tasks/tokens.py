@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class TokenTask(ReadingTask):
 
     budget = "language-modeling"
     unit = "tokens"
-    phase: Literal["decode"] = "decode"  # type: ignore[misc]
+    phase = "decode"
     confidence = staticmethod(top_probability)
     pipeline_tag = "text-generation"
     use = "generate"
