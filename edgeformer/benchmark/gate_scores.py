@@ -92,8 +92,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         raise DataError("the candidate's training set is streamed and too large to search for the baseline's rows")
     training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
     is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
-    if size == 2:  # of a pair neither text
-        is_trained = np.repeat(is_trained[::2] | is_trained[1::2], 2)
+    is_trained = np.repeat(is_trained.reshape(-1, size).any(axis=1), size)  # of a pair neither text
     untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
     if not len(untrained):
         # Recorded scores do not help either: the validation rows may be among these.

@@ -284,11 +284,6 @@ class Embedding(TextTask):
 
         return pairs_file(path, data, columns)
 
-    def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
-        count = len(texts) // 2
-        pairs = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
-        return np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1)
-
     def reads_pairs(self, data: PairsConfig) -> bool:
         return False  # trained on pairs, but each text is read separately
 

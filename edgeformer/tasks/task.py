@@ -108,7 +108,7 @@ class Origin:
 class RowSource(Protocol):
     """Data of a task: sets of texts, their rows, and batches of rows."""
 
-    texts_per_row: ClassVar[int] = 1
+    texts_per_row: ClassVar[int] = 1  # 2: pairs, of which each text is read separately
     row_noun: ClassVar[str] = "rows"
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:

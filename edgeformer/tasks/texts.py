@@ -143,7 +143,10 @@ class TextTask(ReadingTask, Answerer):
         return file_texts(path, data, columns)
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
-        return np.unique(np.linspace(0, len(texts) - 1, min(len(texts), max_rows)).astype(np.int64))
+        size = self.texts_per_row
+        count = len(texts) // size
+        rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
+        return (size * rows[:, None] + np.arange(size)).reshape(-1)
 
     def reader(
         self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeformer.artifacts.device import Budget
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
@@ -14,6 +15,7 @@ from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
 from edgeformer.benchmark.search import SearchOptions
 from edgeformer.bundle import Bundle
+from edgeformer.tasks import all_tasks, get_task
 from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
 
 CPU, RTX, PI = load_profile("host"), load_profile("rtx4050"), load_profile("raspberry-pi-5")
@@ -37,6 +39,19 @@ def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> No
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
     assert request.shapes == ((1, 128),)
     assert (request.limits.batch, request.limits.seq, request.limits.shape_note) == (1, 128, None)
+
+
+def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: BundleManifest) -> None:
+    labels = RTX.budgets["classification"]
+    own = RTX.model_copy(update={"budgets": {"regression": labels.model_copy(update={"seq": 16}), "typo": labels}})
+    assert resolve(ProfileOptions(), RTX, manifest).limits.latency_ms == labels.latency_p50_ms
+    assert [RTX.budget(*task.budgets) == labels for task in all_tasks()] == [
+        task.name not in ("embedding", "language-modeling", "tensors") for task in all_tasks()
+    ]
+    assert own.budget(*get_task("regression").budgets).seq == 16
+    assert own.budget(*get_task("classification").budgets) == Budget()
+    notes = resolve(ProfileOptions(), own, manifest).notes
+    assert "the profile rtx4050 has a budget for 'typo', which is no task" in notes
 
 
 def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:

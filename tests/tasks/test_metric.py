@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.cli import profile
+from edgeformer.tasks import all_tasks
 from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.metric import (
     FP16_RELATIVE,
@@ -23,6 +25,11 @@ from edgeformer.tasks.metric import (
 
 ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0)
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
+
+
+def test_the_help_says_what_min_score_limits() -> None:
+    assert ACCURACY.accepted == "lowest accepted accuracy"
+    assert all(task.metric.name in str(profile.command.__doc__).lower() for task in all_tasks())
 
 
 def test_figures_of_a_score_are_formatted_for_tables() -> None:
