@@ -39,10 +39,10 @@ def perplexity(model: Any, rows: Any, limit: int, task: Any, pad: int) -> float:
     scorer, total, count = TokenLosses(model).eval(), 0.0, 0
     for start in range(0, limit, ROWS):
         numbers = list(range(start, min(start + ROWS, limit)))
-        batch = {name: torch.from_numpy(array) for name, array in task.batch(rows, numbers, pad).items()}
+        batch = {name: torch.from_numpy(array) for name, array in task.rows.batch(rows, numbers, pad).items()}
         inputs = {name: batch[name] for name in (*scorer.inputs, *scorer.optional) if name in batch}
         total += float(scorer(**inputs)[f"loss_exit{model.loops}"].double().sum())
-        count += task.weight({name: tensor.numpy() for name, tensor in batch.items()})
+        count += task.rows.weight({name: tensor.numpy() for name, tensor in batch.items()})
     return math.exp(total / count)
 
 
@@ -83,7 +83,7 @@ def score(arguments: argparse.Namespace) -> None:
     run: Path = arguments.run
     recipe: Any = read_run_recipe(run)
     task, manifest = get_task(recipe.task), read_run(run)
-    prepared = task.prepare(recipe, run / "cache", SILENT)
+    prepared = task.rows.prepare(recipe, run / "cache", SILENT)
     start = model_spec_of(recipe).adapter.build(recipe).eval()
     model_spec_of(recipe).adapter.start(start, recipe)
     models: dict[str, Any] = {

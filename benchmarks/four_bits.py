@@ -86,11 +86,11 @@ def main() -> None:
         onnx_ir.save(extract_outputs(bytes_graphs.exits, {exit_logits(subject.exits[-1]): "logits"}), paths["int8"])
         onnx_ir.save(quantize_int4(graph, arguments.block), paths["int4"])
         for split in run.manifest.tests:
-            rows: Any = task.read_set(run.recipe.data, small.reader, split, Origin(run.manifest.data.fingerprints))
+            rows: Any = task.rows.read_set(run.recipe.data, small.reader, split, Origin(run.manifest.data.fingerprints))
             for name, path in paths.items():
-                meter, batches = task.meter(()), task.call_batches(rows, 32, len(small.trimmed.kept))
+                meter, batches = task.meter(()), task.rows.call_batches(rows, 32, len(small.trimmed.kept))
                 with OnnxSession(path) as session:
-                    arrays = (task.batch(rows, numbers, small.reader.pad) for numbers in batches)
+                    arrays = (task.rows.batch(rows, numbers, small.reader.pad) for numbers in batches)
                     score_batches(session.run, arrays, meter, warm_up=False, advance=lambda rows: None)
                 score: Any = meter.score()
                 row = {"artifact": name, "bytes": path.stat().st_size, "split": split, "accuracy": score.accuracy}

@@ -39,8 +39,8 @@ def score_run(folder: Path, split: str) -> dict[str, Any]:
     device = RUNTIME.device(None)
     for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
         session = TorchSession(load_model(folder).to(device, dtype))
-        for numbers in task.call_batches(rows, EvaluateOptions.batch, reader.vocabulary):
-            logits[name][numbers] = session.run(task.batch(rows, numbers, reader.pad))["logits"]
+        for numbers in task.rows.call_batches(rows, EvaluateOptions.batch, reader.vocabulary):
+            logits[name][numbers] = session.run(task.rows.batch(rows, numbers, reader.pad))["logits"]
     differing = int((logits["fp32"].argmax(axis=1) != logits["fp16"].argmax(axis=1)).sum())
     largest = float(np.abs(logits["fp32"] - logits["fp16"]).max())
     scores = {name: score(values, rows.labels).model_dump() for name, values in logits.items()}

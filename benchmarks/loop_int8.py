@@ -45,6 +45,7 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.system.host import cpu_name, default_threads, now
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.tasks.scoring import score_batches
+from edgeformer.tasks.tokens import TokenTask
 
 _BATCH = 8
 _DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
@@ -67,7 +68,7 @@ class Rows(CalibrationDataReader):  # type: ignore[misc]
         largest = np.flatnonzero(sizes == sizes.max())
         rows, chosen = train.loaded(np.random.default_rng(0).permutation(largest)[:count])
         pieces = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
-        batches = [{"input_ids": task.batch(rows, piece, pad)["input_ids"]} for piece in pieces]
+        batches = [{"input_ids": task.rows.batch(rows, piece, pad)["input_ids"]} for piece in pieces]
         self._batches: Iterator[dict[str, Any]] = iter(batches)
 
     def get_next(self) -> dict[str, Any] | None:
@@ -138,8 +139,8 @@ class Case:
             perplexity = {}
             for exit_ in subject.exits:
                 meter = task.meter((exit_,), data=subject.recipe.data)
-                batches = task.call_batches(rows, _BATCH, self.run.manifest.vocabulary, first=used)
-                arrays = (task.batch(rows, numbers, self.prepared.pad) for numbers in batches)
+                batches = task.rows.call_batches(rows, _BATCH, self.run.manifest.vocabulary, first=used)
+                arrays = (task.rows.batch(rows, numbers, self.prepared.pad) for numbers in batches)
                 answers = partial(exit_answers, session, exit_logits(exit_))
                 score_batches(answers, arrays, meter, warm_up=False, advance=lambda rows: None)
                 results: Any = meter.score()
@@ -163,12 +164,12 @@ def opened(folder: Path, cache: Path) -> Case:
     run = Run.open(folder)
     run.require_finished()
     subject = open_exportable(run)
-    if not subject.task.writes_text or len(subject.states) < 2:
+    if not isinstance(subject.task, TokenTask) or len(subject.states) < 2:
         raise SystemExit(f"{folder} is no looped language model's run")
     data = run.settled.data
     # Exported graphs take no positions: a document that shares its row with others would read them.
     alone = run.settled.model_copy(update={"data": data.model_copy(update={"mode": "paragraphs"})})
-    return Case(run, subject, subject.task.prepare(alone, cache, SILENT))
+    return Case(run, subject, subject.task.rows.prepare(alone, cache, SILENT))
 
 
 def table(results: dict[str, Any]) -> str:
