@@ -9,11 +9,11 @@ folder of its own in benchmarks/results/bench, so that one does not replace anot
 sessions say was done. --only adds to the session that is there, if that was of the same machine and versions, and
 begins a new one if not.
 
-Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR] [--crt RUN]…
+Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR]
                                   [--peers-python FILE] [--only NAME,…] [--minutes 30]
 
 --data: the folder of SST-2's train.tsv, and --tokenizer the file of BERT's; without them the recipes fetch both.
---model: MiniLM's folder. --crt: trained crt_mini runs, one per seed.
+--model: MiniLM's folder.
 """
 
 from __future__ import annotations
@@ -69,42 +69,34 @@ class Case:
         arguments: ``{light}`` stands for what is called that in ``needs``.
         needs: models and folders.
         packages: modules that it imports beyond edgeformer's own.
-        out: its option for the JSON.
     """
 
     name: str
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    out: str = "--json"
 
 
 CASES = (
     Case("waiting", ("{light}", "--rounds", "3"), ("light",)),
     Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "5", "--minutes", "4"), ("light", "baseline")),
-    Case("openvino_speed", ("{light}/bundle", "--rounds", "15"), ("light",), ("openvino",)),
     Case(
         "peers",
         ("--model", "{model}", "--bundle", "{minilm}/bundle", "--light", "{light}/bundle",
          "--peers-python", "{peers_python}", "--rounds", "4", "--minutes", "6"),
         ("model", "minilm", "light"),
     ),
-    Case("decode", ("--rounds", "4", "--minutes", "6")),
     Case(
         "hugging_face_trainer",
         ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "3", "--minutes", "6"),
         ("model", "data"),
         ("transformers",),
     ),
-    Case("crt_training_step", ("--rounds", "3")),
-    Case("predict_start", ("{light}/bundle", "--rounds", "7"), ("light",), out="--out"),
-    Case("loop_int8", ("{crt}", "--rounds", "5"), ("crt",)),
 )  # fmt: skip
 
 _ABSENT = {
     "model": "needs MiniLM's folder: --model DIR",
     "data": "needs the folder of SST-2's train.tsv: --data DIR",
-    "crt": "needs trained crt_mini runs: --crt RUN",
 }
 
 
@@ -188,7 +180,7 @@ def command_of(case: Case, models: Models, out: Path) -> list[str]:
         several = next((paths for name, paths in existing.items() if word == f"{{{name}}}"), None)
         item = {name: paths[0] for name, paths in {**models.given, **existing}.items()}
         words += several if several is not None else [word.format(**item)]
-    return [*words, case.out, str(out)]
+    return [*words, "--json", str(out)]
 
 
 def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
@@ -235,7 +227,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--data")
     parser.add_argument("--tokenizer")
     parser.add_argument("--model")
-    parser.add_argument("--crt", action="append", metavar="RUN")
     parser.add_argument("--peers-python", default=sys.executable)
     parser.add_argument("--only", help="names of scripts, with commas")
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -244,9 +235,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(names) - {case.name for case in CASES}):
         parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
     single = {name: [vars(arguments)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
-    parameters = {
-        name: [str(path) for path in paths if path] for name, paths in {**single, "crt": arguments.crt or []}.items()
-    }
+    parameters = {name: [str(path) for path in paths if path] for name, paths in single.items()}
     session: dict[str, Any] = {"host": cpu_name(), "kernels": kernels_here()}
     session |= {"threads": default_threads(), "measured": now()}
     session |= {

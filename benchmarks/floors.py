@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -36,14 +36,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unless
-from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
-from edgeformer.runtimes import default_provider, library_versions
+from edgeformer.runtimes import OpenOptions, default_provider, library_versions, requested_providers
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.openvino.session import OPENVINO
 from edgeformer.runtimes.session import Session
@@ -142,6 +141,22 @@ class Machine:
         for name, product in self._products:
             samples[name] = max(_OPERATIONS / seconds_of(product, _PROBES), samples.get(name, 0.0))
         return samples
+
+
+def opened(bundle: Bundle, threads: int, stack: ExitStack) -> Iterator[tuple[str, Session]]:
+    """Every way to compute the full graphs that works here; what does not is said."""
+    for artifact in bundle.built("full"):
+        if artifact.trimmed or artifact.precision not in ("fp32", "int8"):
+            continue
+        for provider in requested_providers(artifact, "all"):
+            # ONNX Runtime's INT8 is slow in OpenVINO, which has no kernel for its pattern; NNCF's takes its place.
+            if artifact.precision == "int8" and artifact.is_graph and provider.startswith("openvino"):
+                continue
+            name = f"{artifact.id} {provider}"
+            try:
+                yield name, stack.enter_context(bundle.session(artifact, OpenOptions(provider, threads)))
+            except EdgeformerError as error:
+                print(f"{name}: unavailable: {error}")
 
 
 def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:

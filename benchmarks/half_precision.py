@@ -10,6 +10,8 @@ JSON; a name and set that it has already is replaced.
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from benchmarks._named_runs import Records, command_line
+from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.inference.evaluate import EvaluateOptions, Evaluator
 from edgeformer.inference.predict import select_candidates
@@ -27,6 +29,9 @@ from edgeformer.runtimes.torch import RUNTIME
 from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.system.host import code_version, describe_host, now
 from edgeformer.tasks.classification import score
+
+Records = dict[str, dict[str, Any]]
+"""Name of a run → set → record."""
 
 
 def score_run(folder: Path, split: str) -> dict[str, Any]:
@@ -73,5 +78,26 @@ def table(runs: Records) -> str:
     return tabulate(rows, names, tablefmt="github", disable_numparse=True)
 
 
+def main() -> None:
+    """Add runs to the file, or print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring, showing = commands.add_parser("measure"), commands.add_parser("table")
+    for command in (measuring, showing):
+        command.add_argument("file", type=Path)
+    measuring.add_argument("runs", nargs="+", metavar="NAME=RUN")
+    measuring.add_argument("--split", default="random-split")
+    arguments = parser.parse_args()
+    file: Path = arguments.file
+    runs: Records = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else {}
+    if arguments.command == "table":
+        print(table(runs))
+        return
+    for name, _, folder in (run.rpartition("=") for run in arguments.runs):
+        runs.setdefault(name, {})[arguments.split] = score_run(Path(folder), arguments.split)
+        write_json(file, {"runs": runs})
+        print(table({name: runs[name]}))
+
+
 if __name__ == "__main__":
-    command_line(__doc__, score_run, table)
+    main()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from benchmarks.gpu.number_formats import floor
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.training.duration import StepWork
-from edgeformer.training.memory import predict_peak
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 EFFECTIVE_BATCH = 16
@@ -44,6 +42,9 @@ def measure(session: Session) -> None:
 
 def _share(session: Session, recipe: Recipe, figures: Figures) -> Figures:
     """The products of training per second, and their share of the rate that this card was measured to have."""
+    from edgeformer.training.duration import StepWork
+    from edgeformer.training.memory import predict_peak
+
     rates, precision = session.figures("floor"), figures["precision"]
     # After an out-of-memory fewer rows are computed at a time.
     size = figures["batch_size"]
@@ -71,8 +72,4 @@ ROW = Row(
         Column("of this card's rate, summed in FP32", "share_of_peak", "{:.2f}"),
         Column("computed in", "precision"),
     ),
-    module="batch_sizes",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.artifacts.errors import EdgeformerError
 
 RECIPE, ENCODER, LIGHT, DEVICE = "crt_deep_rtx4050", "baseline_sst2_fast", "recurrent_sst2_fast", "rtx4050"
@@ -150,8 +150,4 @@ ROW = Row(
         Column("computed in", "precision"),
         Column("does not fit", "does_not_fit"),
     ),
-    module="levers",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

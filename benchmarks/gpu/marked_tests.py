@@ -8,7 +8,7 @@ import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.gpu.session import ROOT, Column, Figures, Row, Session, main
+from benchmarks.gpu.session import ROOT, Column, Figures, Row, Session
 from edgeformer.artifacts.errors import EdgeformerError
 
 TESTS = ROOT / "tests" / "gpu"
@@ -56,8 +56,4 @@ ROW = Row(
     wanted="all pass; skipped ones lack a library",
     measure=measure,
     columns=(Column("passed", "passed"), Column("failed", "failed"), Column("skipped", "skipped")),
-    module="marked_tests",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 ALLOWED = 0.10
@@ -53,8 +53,4 @@ ROW = Row(
         Column("rows at a time", "batch_size"),
         Column("tokens/s", "tokens_per_s", "{:,.0f}"),
     ),
-    module="six_gigabytes",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

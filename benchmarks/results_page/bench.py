@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS, SESSION
-from benchmarks.decode import with_speedups
 from benchmarks.results_page.provenance import Affected, Change, marks, superseded
 from benchmarks.results_page.tables import markdown, spread
 
@@ -69,8 +69,6 @@ class Machine:
         done = [name for name, case in session["cases"].items() if case["status"] in ("done", "incomplete")]
         files = {name: folder / f"{name}.json" for name in _PARTS if name in done}
         outcome = {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()}
-        if "decode" in outcome:
-            outcome["decode"] = with_speedups(outcome["decode"])
         return cls(folder, session, outcome)
 
     @property
@@ -237,13 +235,27 @@ def _predict_start(session: dict[str, Any]) -> str:
 
 
 def _loops(session: dict[str, Any]) -> str:
-    from benchmarks.loop_int8 import table  # loads torch
+    runs = session["runs"]
 
+    def range_of(values: list[float], digits: int) -> str:
+        ends = f" ({min(values):.{digits}f}–{max(values):.{digits}f})" if len(values) > 1 else ""
+        return f"{statistics.mean(values):.{digits}f}{ends}"
+
+    lines = []
+    for way in runs[0]["ways"]:
+        rows = [run["ways"][way] for run in runs]
+        last = list(rows[0]["perplexity"])[-1]
+        lines.append([
+            way, f"{rows[0]['bytes'] / 1e6:.2f}", range_of([row["perplexity"][last] for row in rows], 2),
+            *(range_of([row["drift"][loop] for row in rows], 4) for loop in rows[0]["drift"]),
+            f"{statistics.median(row['over_fp32'] for row in rows):.2f}",
+        ])  # fmt: skip
+    loops = [f"drift {loop}" for loop in runs[0]["ways"]["fp32"]["drift"]]
     title = (
         "`crt_mini` in INT8, with activation scales per loop, for all loops, or computed in each call (dynamic), "
         f"and in INT4. Perplexity of the first {session['tokens']:,} tokens of the validation text:"
     )
-    return f"{title}\n\n{table(session)}"
+    return f"{title}\n\n{markdown(['weights', 'MB', 'perplexity', *loops, 'time / FP32'], lines)}"
 
 
 _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import RESULTS, Column, Row
+from benchmarks.gpu.session import CLOSED, RESULTS, Column, Row
 from benchmarks.results_page.tables import markdown
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
@@ -59,9 +59,10 @@ def gpu(folder: Path = RESULTS) -> str:
 def _section(row: Row, document: dict[str, Any]) -> str:
     parts = [f"## {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
     torch = document["versions"].get("torch", "–")
+    script = f"`benchmarks/gpu/{row.topic.replace('-', '_')}.py` of commit {CLOSED}"
+    command = script if row.measure is None else f"`python -m benchmarks gpu --rows {row.number}`"
     parts.append(
-        f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "
-        f"{document['commit']}. A good result: {row.wanted}."
+        f"{command}, {document['began'][:10]}, torch {torch}, commit {document['commit']}. A good result: {row.wanted}."
     )
     if not document["complete"]:
         remaining = ", ".join(document.get("left", []))

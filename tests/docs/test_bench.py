@@ -22,25 +22,25 @@ def models(folder: Path, **paths: list[str]) -> Models:
 
 
 def test_what_is_not_at_hand_is_skipped_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "peers,loop_int8", "--out", str(tmp_path)]) == 0
+    assert main(["--only", "peers,hugging_face_trainer", "--out", str(tmp_path)]) == 0
     results = read_cases(tmp_path)
     assert results["peers"] == {"status": "skipped", "reason": "needs MiniLM's folder: --model DIR"}
-    assert results["loop_int8"]["status"] == "skipped"
+    assert results["hugging_face_trainer"]["status"] == "skipped"
     assert "--model DIR" in capsys.readouterr().out
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
-    assert main(["--only", "decode,waiting", "--minutes", "0", "--out", str(tmp_path)]) == 0
+    assert main(["--only", "floors,waiting", "--minutes", "0", "--out", str(tmp_path)]) == 0
     assert {case["reason"] for case in read_cases(tmp_path).values()} == {"no time is left"}
 
 
 def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(tmp_path: Path) -> None:
-    (tmp_path / "plan_time.json").write_text("{}", encoding="utf-8")
-    results = run(Case("plan_time", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
+    (tmp_path / "waiting.json").write_text("{}", encoding="utf-8")
+    results = run(Case("waiting", (str(tmp_path / "no-such-run"),)), models(tmp_path), tmp_path)
     assert results["status"] == "failed"
     assert results["reason"]
     assert results["seconds"] > 0
-    assert not (tmp_path / "plan_time.json").exists()
+    assert not (tmp_path / "waiting.json").exists()
 
 
 def test_unknown_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

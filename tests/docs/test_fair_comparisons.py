@@ -11,10 +11,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks import _peer, crt_training_step
+from benchmarks import _peer
 from benchmarks.floors import floor_s, needed_by
 from edgeformer.bundle import Bundle
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.docs.document import ROOT
 
 
@@ -40,11 +39,3 @@ def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> N
     _peer.sentence_transformers(Path("model"), 2, "openvino")
     (options,) = opened
     assert options["model_kwargs"]["ov_config"] == {"INFERENCE_NUM_THREADS": "2", "INFERENCE_PRECISION_HINT": "f32"}
-
-
-@pytest.mark.slow
-def test_the_two_training_steps_of_a_crt_compute_the_same(small_language_recipe: LanguageRecipe) -> None:
-    results = crt_training_step.measure(small_language_recipe, "fp32", rounds=1, steps=1)
-    assert results["relative_difference_of_gradients"] < 1e-4
-    assert all(spread["low"] > 0 for spread in (*results["process_ms"].values(), *results["wall_ms"].values()))
-    assert results["trainer"]["ms_per_step"] > 0 and results["trainer"]["outside_of_computing"] < 1
