@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.schema import Number, Study
-from benchmarks.results_page.studies import read_table
+from benchmarks.results_page.provenance import read_json
 from benchmarks.studies.specification import Study as Written
 from benchmarks.studies.specification import load_study as read_study
 from benchmarks.studies.specification import measure
@@ -56,9 +56,7 @@ def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     path = results / file
     if not path.is_file():
         raise NotThere(f"{file} is not committed yet")
-    table = read_table(path)
-    if table is None:
-        raise InputError(f"{path}: is no table of a study")
+    table = read_json(path)
     rows = [row for row in table["rows"] if (row["run"], row["at"]) == (source.run, source.at)]
     label = f"{source.run} at {source.at!r}"
     if not rows:

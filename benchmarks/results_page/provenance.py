@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from benchmarks.studies.results import StudyTable, machine_of
+from benchmarks.studies.results import StudyTable, kept_documents, machine_of
 from benchmarks.studies.specification import measure
 from edgeformer.artifacts.base import Frozen
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 CHANGES = "changes.json"
 TIMED_COLUMNS = ("latency_ms", "speedup")
-"""Columns of studies whose figures are in a times-*.json; all others are in the results of runs."""
+"""Columns of studies whose figures are of times; all others are in the results of runs."""
 _DATES = ("measured", "created", "finished", "started", "began", "when")
 _DEPTH = 4
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -180,10 +180,11 @@ def study_documents(folder: Path, keys: Sequence[str]) -> tuple[list[Any], list[
         keys: of the runs.
 
     Returns:
-        The files KEY.json, and the times-*.json that are of these runs only.
+        The results of the runs, and the times that are of these runs only.
     """
-    runs = [read_json(path) for key in keys if (path := folder / f"{key}.json").is_file()]
-    times = [read_json(path) for path in sorted(folder.glob("times-*.json"))]
+    documents = kept_documents(folder)
+    runs = [documents[key] for key in keys if key in documents]
+    times = [document for name, document in sorted(documents.items()) if name.startswith("times-")]
     return runs, [document for document in times if {entry["run"] for entry in document["entries"]} <= {*keys}]
 
 
@@ -199,7 +200,7 @@ def superseded_study(
 ) -> list[tuple[Change, Affected]]:
     """Return the changes that columns of a study's table do not have, each with the ``columns`` it concerns.
 
-    A column of times is as old as its oldest times-*.json, any other column as the oldest run.
+    A column of times is as old as the oldest times, any other column as the oldest run.
 
     Args:
         keys: of the runs in the table.

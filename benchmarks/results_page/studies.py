@@ -18,7 +18,7 @@ from benchmarks.results_page.provenance import read_json, study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT, printed
 from benchmarks.studies.figures import draw_study, figure_titles
 from benchmarks.studies.render import Questions, column_legend, finding_of, prose, study_body
-from benchmarks.studies.results import StudyTable
+from benchmarks.studies.results import StudyTable, kept_documents
 from benchmarks.studies.specification import load_study
 from edgeformer.artifacts.errors import MissingDependencyError
 from edgeformer.artifacts.files import write_text
@@ -30,20 +30,13 @@ DRAWN = "drawn.json"
 """Beside pictures: a digest of what they show, and their names."""
 
 
-def read_table(path: Path) -> dict[str, Any] | None:
-    """The table of a file; None where it holds something else: single runs lie beside the tables."""
-    document = read_json(path)
-    return dict(document) if "study" in document and "columns" in document else None
-
-
 def study_tables(folder: Path = STUDIES) -> dict[str, StudyTable]:
     """Return the committed tables by the names of their studies.
 
     Args:
-        folder: of the tables, beside files of single runs.
+        folder: of the tables; ``runs`` in it has the results of single runs.
     """
-    documents = filter(None, map(read_table, sorted(folder.glob("*.json"))))
-    tables = (StudyTable.model_validate(document, strict=False) for document in documents)
+    tables = (StudyTable.model_validate(read_json(path), strict=False) for path in sorted(folder.glob("*.json")))
     return {table.study: table for table in tables}
 
 
@@ -58,7 +51,7 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
     """Return a page per committed study: finding, table, pictures, protocol, origin.
 
     Args:
-        folder: of the tables, beside files of single runs.
+        folder: of the tables; ``runs`` in it has the results of single runs.
         pictures: where they are drawn, in a folder per study beside its page.
 
     Raises:
@@ -69,9 +62,9 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
         study, _ = load_study(name)
         curves: dict[str, list[list[dict[str, Any]]]] = {}
         for run, keys in {row.run: row.keys for row in table.rows}.items():
-            for path in (folder / f"{key}.json" for key in keys):
-                if path.is_file() and (curve := read_json(path).get("curve")):
-                    curves.setdefault(run, []).append(curve)
+            for document in (kept_documents(folder).get(key, {}) for key in keys):
+                if document.get("curve"):
+                    curves.setdefault(run, []).append(document["curve"])
         # The words are those of the study as it is written now; the figures are those of the table.
         rows = tuple(
             row.model_copy(update=study.runs[row.run].model_dump(include={"label", "group", "note"}))

@@ -17,6 +17,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.studies.results import kept_documents
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
 MIB, GIB = 2**20, 2**30
@@ -65,7 +67,7 @@ def light_sizes() -> str:
     trained = runs["recurrent_sst2_fast-001"]
     table = json.loads((FOLDER.parent / "studies" / "table13.json").read_text(encoding="utf-8"))
     row = next(row for row in table["rows"] if (row["run"], row["at"]) == ("light", "fp32"))
-    study = json.loads((FOLDER.parent / "studies" / f"{row['keys'][0]}.json").read_text(encoding="utf-8"))
+    study = kept_documents()[row["keys"][0]]
     methods, today = (
         result("2026-11-21-int8-methods"),
         json.loads((FOLDER.parent / "graph_size.json").read_text("utf-8")),
