@@ -89,7 +89,7 @@ def check_reference(source: Study, figure: str) -> None:
         raise InputError(f"study {source.study}: {source.run} is never shown at {source.at!r}: {', '.join(places)}")
     if source.at == "fp16" and figure not in SIZES:
         raise InputError(
-            f"study {source.study}: a CPU scores FP16 graphs in FP32; read {figure} from benchmarks.half_precision"
+            f"study {source.study}: a CPU scores FP16 graphs in FP32; read {figure} from DATE-half-precision.json"
         )
     try:
         measure(figure)

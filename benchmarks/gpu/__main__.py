@@ -35,10 +35,8 @@ from benchmarks.gpu.session import (
 from edgeformer.system import nvidia
 
 OPEN = [row for row in ROWS if row.measure is not None]
-MOST_MINUTES = {5: 8.0, 13: 9.0}
-"""Row → minutes that it may take at once; the others have five."""
-LEAST_MINUTES, GRACE_S = 0.5, 45.0
-"""Less is not worth a start; and how long a stopping row may take to save its state."""
+MOST_MINUTES, LEAST_MINUTES, GRACE_S = 5.0, 0.5, 45.0
+"""What a row may take at once; what is not worth a start; and how long a stopping row may take to save its state."""
 SAID = {DONE: "done", FAILED: "failed", UNFINISHED: "out of time", NO_CARD: "no card"}
 Start = Callable[[Row, Options, float], int]
 
@@ -83,7 +81,7 @@ def check(rows: Sequence[Row], options: Options, start: Start = start) -> dict[i
             messages[row.number] = "out of time: not begun"
         else:
             print(f"\n{row.number}. {row.question}", flush=True)
-            code = start(row, options, min(remaining, MOST_MINUTES.get(row.number, 5.0)))
+            code = start(row, options, min(remaining, MOST_MINUTES))
             messages[row.number] = SAID.get(code, f"failed with exit code {code}")
             if code == NO_CARD:  # nor will the others find one
                 break

@@ -20,15 +20,10 @@ from edgeformer.models import load_recipe
 from edgeformer.run import Run
 
 _WIKITEXT = "kind: hub, name: Salesforce/wikitext, config: wikitext-2-raw-v1, label: null"
-WIKITEXT_2 = (
-    f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}], "
-    f"test: [{{{_WIKITEXT}, split: test}}]}}"
-)
-"""In place of WikiText-103, which is too large to be brought."""
 WIKITEXT_2_STEPS = (
     f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}]}}"
 )
-"""The same where only steps are timed: nothing is tested."""
+"""In place of WikiText-103, which is too large to be brought. Only steps are timed: nothing is tested."""
 VALIDATION_LINES = 200
 """Of the validation text, where only steps are timed: all of it takes longer than the steps."""
 _SYNTHETIC = "kind: synthetic-reviews"
@@ -67,17 +62,7 @@ TINY_CLASSES = (
     "training.epochs=1",
     "training.precision=fp32",
 )
-TINY_DECODER = (
-    *(record for record in TINY_TEXT if not record.startswith("model.")),
-    "model.vocab_size=300",
-    "model.hidden_size=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn_size=32",
-    "model.max_positions=64",
-    "model.rope_theta=10000.0",
-)
-_TINY = {"crt": TINY_TEXT, "decoder": TINY_DECODER, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
+_TINY = {"crt": TINY_TEXT, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
 
 
 def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny: Sequence[str] = ()) -> Recipe:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import (
-    batch_sizes,
-    causal_crt,
-    early_exit,
-    estimates,
-    folded_language,
-    levers,
-    marked_tests,
-    number_formats,
-    six_gigabytes,
-)
+from benchmarks.gpu import early_exit, estimates, levers, marked_tests, number_formats, six_gigabytes
 from benchmarks.gpu.session import Column, Row
 
-_MODULES = (
-    six_gigabytes, levers, early_exit, causal_crt, estimates, number_formats, marked_tests, batch_sizes,
-    folded_language,
-)  # fmt: skip
+_MODULES = (six_gigabytes, levers, early_exit, estimates, number_formats, marked_tests)
 _STUDY = (Column("rows that are missing", "missing"), Column("minutes of training", "minutes", "{:,.1f}"))
 _CLOSED = (
     Row(
@@ -26,6 +13,12 @@ _CLOSED = (
         "scores beside the published ones; FP16 costs at most 0.001 of accuracy", None,
         (*_STUDY, Column("answers that differ in FP16", "differing"),
          Column("accuracy that FP16 costs", "accuracy_cost", "{:.4f}")),
+    ),
+    Row(
+        5, "causal-crt", "what perplexity does the causal CRT-Deep reach on WikiText-2, at every exit?",
+        "honest figures per token and per word; the probe finds no leak", None,
+        (Column("epochs", "epochs"), Column("perplexity per token", "perplexity", "{:.2f}"),
+         Column("per word", "word_perplexity", "{:.1f}"), Column("leaks", "leaks")),
     ),
     Row(
         8, "energy", "what does a text cost in energy, stacked against shared layers?",
@@ -37,10 +30,20 @@ _CLOSED = (
         "accuracy on GLUE's dev set and SST's test set, mean and standard deviation", None, _STUDY,
     ),
     Row(
+        11, "batch-sizes", "is the card busy with 2, 4 and 8 rows at a time at the same effective batch?",
+        "2 rows at a time reach the speed of 8, or a larger batch that fits becomes the recipe's", None,
+        (Column("tokens/s", "tokens_per_s", "{:,.0f}"), Column("rows at a time", "batch_size")),
+    ),
+    Row(
         12, "out-of-memory", "does a real out-of-memory survive?",
         "training goes on with half the rows at a time and the same losses, in bf16 and fp16", None,
         (Column("rows at a time", "batch_size"), Column("first loss", "first_loss", "{:.4f}"),
          Column("last loss", "last_loss", "{:.4f}"), Column("error", "error", "{:.37}")),
+    ),
+    Row(
+        13, "folded-language", "what perplexity does SmolLM2 keep when its layers are folded and trained?",
+        "perplexity of WikiText-2 after three epochs, beside the teacher's own", None,
+        (Column("parameters", "parameters", "{:,}"), Column("perplexity, test", "perplexity.test", "{:.2f}")),
     ),
 )  # fmt: skip
 ROWS: tuple[Row, ...] = tuple(sorted((*_CLOSED, *(module.ROW for module in _MODULES)), key=lambda row: row.number))

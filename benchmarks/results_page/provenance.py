@@ -12,12 +12,11 @@ from typing import Any
 
 from pydantic import Field
 
+from benchmarks.frame import RESULTS
 from benchmarks.studies.results import StudyTable, kept_documents, machine_of
 from benchmarks.studies.specification import measure
 from edgeformer.artifacts.base import Frozen
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 CHANGES = "changes.json"
 TIMED_COLUMNS = ("latency_ms", "speedup")
 """Columns of studies whose figures are of times; all others are in the results of runs."""

@@ -8,18 +8,15 @@ import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from benchmarks.frame import ROOT, markdown
 from benchmarks.studies.results import kept_documents
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
 MIB, GIB = 2**20, 2**30
 
@@ -47,11 +44,6 @@ def printed(command: str) -> str:
 def closed(name: str) -> str:
     """Return a table that a former script printed, as it was printed last."""
     return (FOLDER.parent / "closed" / f"{name}.md").read_text(encoding="utf-8").rstrip()
-
-
-def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
-    """One table, its cells as they are."""
-    return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
 
 
 def spread(value: dict[str, float], unit: str = "×") -> str:

@@ -1,17 +1,11 @@
-"""What the benchmarks of speed compare with: the processor's floor, and other people's ways."""
+"""What the benchmarks of speed compare with: the processor's floor."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks import _peer
 from benchmarks.floors import floor_s, needed_by
 from edgeformer.bundle import Bundle
 from tests.docs.document import ROOT
@@ -29,13 +23,3 @@ def test_the_floor_reads_the_weights_of_a_loop_once() -> None:
     slow_memory = {"fp32": 1e30, "int8": 1e30, "bandwidth": 1e6}
     assert floor_s(needed, slow_memory, "fp32") == pytest.approx(needed.weight_bytes / 1e6)
     assert floor_s(needed, slow_memory, "int8") == pytest.approx(needed.weight_bytes / 4e6)
-
-
-def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left to itself it takes bfloat16 where the processor has it."""
-    opened: list[dict[str, Any]] = []
-    stand_in = SimpleNamespace(SentenceTransformer=lambda path, **options: opened.append(options))
-    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
-    _peer.sentence_transformers(Path("model"), 2, "openvino")
-    (options,) = opened
-    assert options["model_kwargs"]["ov_config"] == {"INFERENCE_NUM_THREADS": "2", "INFERENCE_PRECISION_HINT": "f32"}
