@@ -45,24 +45,16 @@ def kernels_here() -> list[str]:
 
 
 def machine_folder(cpu: str, kernels: Sequence[str]) -> str:
-    """A kind of machine as the name of a folder: ``amd-epyc-bf16-vnni``; virtual machines tell no more of theirs.
-
-    Args:
-        cpu: its processor's name.
-        kernels: as of :func:`kernels_here`.
-    """
+    """Return a kind of machine as the name of a folder: ``amd-epyc-bf16-vnni``; virtual machines tell no more."""
     plain = re.sub(r"\([^)]*\)|\bprocessor\b|\bcpu\b|@.*", " ", cpu, flags=re.IGNORECASE).lower()
     return "-".join([*re.findall(r"[a-z0-9]+", plain), *kernels])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script with its standard arguments.
+    """A script with its standard arguments, in which ``{light}`` stands for the model or folder of that name.
 
-    Attributes:
-        name: of the script and its JSON.
-        arguments: ``{light}`` stands for the model or folder of that name.
-        packages: modules that it imports beyond edgeformer's own.
+    ``packages`` are modules that it imports beyond edgeformer's own.
     """
 
     name: str
@@ -89,13 +81,7 @@ _ABSENT = {
 
 @dataclass
 class Models:
-    """What the scripts are pointed at; models are made when the first script wants them.
-
-    Attributes:
-        given: name → path from the command line.
-        folder: where models are made.
-        deadline: on the monotonic clock.
-    """
+    """What the scripts are pointed at: paths from the command line, and models, made when a script wants them."""
 
     given: Mapping[str, str]
     folder: Path
@@ -167,12 +153,7 @@ def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
 
 
 def cases_before(folder: Path, session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cases of the session in a folder; none, with a message, if it belongs to a different machine.
-
-    Args:
-        folder: of the results.
-        session: the new session, whose machine and versions must equal those of the stored one.
-    """
+    """Return the cases of the session in a folder; none, with a message, if its machine or versions are others."""
     try:
         earlier = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -75,13 +75,7 @@ def seconds_of(call: Callable[[], object], calls: int = 3) -> float:
 
 
 def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDArray[Any]) -> Path:
-    """A graph of one product with constant weights, which the runtime packs beforehand.
-
-    Args:
-        operator: MatMul or MatMulInteger.
-        types: of what goes in and comes out, ONNX's numbers.
-        weights: [width, width].
-    """
+    """A graph of one product with constant weights [width, width], which the runtime packs beforehand."""
     graph = helper.make_graph(
         [helper.make_node(operator, ["x", "w"], ["y"])],
         "product",
@@ -94,13 +88,7 @@ def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDAr
 
 
 class Machine:
-    """What the processor does at best at this moment.
-
-    Args:
-        folder: for the graphs of its probes.
-        threads: of every probe.
-        stack: closes the sessions.
-    """
+    """What the processor does at best at this moment, with so many threads for every probe."""
 
     def __init__(self, folder: Path, threads: int, stack: ExitStack) -> None:
         draw = np.random.default_rng(0)
@@ -219,11 +207,9 @@ def best(rows: Mapping[str, Mapping[str, float]], precision: str) -> tuple[str, 
 
 
 def bar_of(name: str, shape: str, precision: str, values: list[float], absent: Iterable[str]) -> Bar | None:
-    """The verdict on the quickest way in a precision; None where there is no bar.
+    """Return the verdict on the quickest way in a precision; None where there is no bar.
 
-    Args:
-        values: of that way, multiples of the floor by round; none: there is no way in this precision.
-        absent: ways that could not be opened: only where these are none does the quickest miss a bar for good.
+    ``values`` are that way's multiples of the floor by round; only where no way is ``absent`` does it miss for good.
     """
     target = _BARS.get((precision, shape))
     if target is None:

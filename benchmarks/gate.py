@@ -33,7 +33,7 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob, PairRules, compare_pair
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions
 from edgeformer.measurement.artifact import check_artifact, items_of
@@ -42,34 +42,26 @@ from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.system.host import cpu_name, default_threads, describe_host, now
 
 MOST_ALARMS, LEAST_FOUND, MOST_MEDIAN_S = 0.05, 0.90, 60.0
-_ENOUGH = 3
-"""Runs of a case after which their own mean says how long the others will take."""
 
 Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is planted: calls that the candidate's timed unit has, to the baseline's. ``rounds``: that it needs."""
+    """What is planted: calls that the candidate's timed unit has, to the baseline's."""
 
     name: str
     baseline: int
     candidate: int
     runs: int
-    rounds: int
-
-    @property
-    def slowdown(self) -> float:
-        """That is planted."""
-        return self.candidate / self.baseline - 1
 
 
 def cases_of(same: int, planted: int) -> tuple[Case, Case, Case]:
     """The file against itself, and both slowdowns; so many runs of each."""
     return (
-        Case("the same file", 1, 1, same, 12),
-        Case("10% planted", 10, 11, planted, 10),
-        Case("3% planted", 33, 34, planted, 40),
+        Case("the same file", 1, 1, same),
+        Case("10% planted", 10, 11, planted),
+        Case("3% planted", 33, 34, planted),
     )
 
 
@@ -161,30 +153,10 @@ def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
     return min(open_cases, key=lambda case: done[case.name] / case.runs, default=None)
 
 
-def seconds_of(case: Case, runs: Sequence[Run], rounds_s: Mapping[str, float]) -> float:
-    """That a run of a case is expected to take; ``rounds_s``: case → seconds of one round, where too few runs tell."""
+def seconds_of(case: Case, runs: Sequence[Run], longest_s: float) -> float:
+    """Return the mean seconds of a case's runs; ``longest_s`` where there is none yet."""
     case_runs = [run["seconds"] for run in runs if run["case"] == case.name]
-    return statistics.mean(case_runs) if len(case_runs) >= _ENOUGH else case.rounds * rounds_s[case.name]
-
-
-def minutes_left(runs: Sequence[Run], cases: Sequence[Case], rounds_s: Mapping[str, float]) -> float:
-    """Of all runs that are missing."""
-    done = Counter(run["case"] for run in runs)
-    open_cases = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
-    return sum(count * seconds_of(case, runs, rounds_s) for case, count in open_cases.items()) / 60
-
-
-def one_round_s(
-    bundle: Bundle, settings: Mapping[str, Any], cases: Sequence[Case], runs: Sequence[Run]
-) -> dict[str, float]:
-    """Seconds of one round, which is thrown away, of each case that has runs to come and too few to go by."""
-    done, results = Counter(run["case"] for run in runs), {}
-    for case in cases:
-        if done[case.name] < min(_ENOUGH, case.runs):  # else its own runs tell, or there are none to come
-            began = time.perf_counter()
-            compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
-            results[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
-    return results
+    return statistics.mean(case_runs) if case_runs else longest_s
 
 
 def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
@@ -252,10 +224,11 @@ def main(
         done = resumed(runs, settings)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    rounds_s = one_round_s(subject, settings, cases, done)
-    print(f"{len(done)} runs are there; about {minutes_left(done, cases, rounds_s):.0f} minutes are left", flush=True)
+    open_runs = {case: max(0, case.runs - sum(run["case"] == case.name for run in done)) for case in cases}
+    left_s = sum(count * seconds_of(case, done, longest) for case, count in open_runs.items())
+    print(f"{len(done)} runs are there; at most about {left_s / 60:.0f} minutes are left", flush=True)
     while (case := next_case(done, cases)) is not None:
-        if time.perf_counter() - began + seconds_of(case, done, rounds_s) > minutes * 60:
+        if time.perf_counter() - began + seconds_of(case, done, longest) > minutes * 60:
             print("the minutes are used up; call it again to go on")
             break
         run = measured(subject, settings, case)

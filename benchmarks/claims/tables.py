@@ -26,17 +26,12 @@ SIZES = ("parameters", "megabytes", "size_bytes")
 
 
 def cell(source: Study, figure: str, results: Path) -> Number:
-    """A cell's mean.
-
-    Args:
-        source: which table and row.
-        figure: of its columns.
-        results: the folder of committed results.
+    """Return a cell's mean.
 
     Raises:
         NotThere: there is no such table yet, the row is not complete, or it was made of other data.
-        InputError: the study has no such row or figure, the table shows another study than the one that is written, or
-            the row's model sees what it predicts and ``source`` does not expect that; or the score is of an FP16 graph.
+        InputError: the study has no such row or figure, the row's model sees what it predicts and ``source`` does not
+            expect that, or the score is of an FP16 graph.
     """
     value = _cell(source, figure, results).get("mean")
     if isinstance(value, bool) or not isinstance(value, int | float):

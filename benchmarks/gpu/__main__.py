@@ -64,13 +64,7 @@ def finished(row: Row, options: Options) -> Path | None:
 
 
 def check(rows: Sequence[Row], options: Options, start: Start = start) -> dict[int, str]:
-    """Do the rows in their order. Returns number → what became of it.
-
-    Args:
-        rows: of the checklist.
-        options: ``minutes`` are those of all rows together.
-        start: runs one of them for so many minutes, and returns its exit code.
-    """
+    """Do the rows in their order within the minutes of all together. Returns number → what became of it."""
     ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     messages: dict[int, str] = {}
     for row in rows:

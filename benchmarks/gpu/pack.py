@@ -41,16 +41,7 @@ DATA = (
 
 
 def download(folder: Path, packages: Sequence[str], python: str) -> None:
-    """Wheels for another Python on 64-bit Linux.
-
-    Args:
-        folder: where they are put.
-        packages: that are asked for, with what they need.
-        python: its version.
-
-    Raises:
-        EdgeformerError: pip finds none.
-    """
+    """Download wheels for another Python on 64-bit Linux, and what they need. Raises EdgeformerError: none found."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
     command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", python]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]

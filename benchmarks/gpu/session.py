@@ -32,23 +32,14 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """How a row is run.
+    """How a row is run."""
 
-    Attributes:
-        dry_run: tiny sizes, on whatever computes here; its figures mean nothing and are never kept as results.
-        out: folder of results, a folder per card below it.
-        work: runs and bundles, which are gone on with.
-        data: the public data; None where nothing was brought.
-        minutes: until the row stops; None: it does not.
-        again: measure what is known of this commit once more.
-    """
-
-    dry_run: bool
-    out: Path
-    work: Path
-    data: Path | None
-    minutes: float | None = None
-    again: bool = False
+    dry_run: bool  # tiny sizes, on whatever computes here; its figures mean nothing and are never kept as results
+    out: Path  # folder of results, a folder per card below it
+    work: Path  # runs and bundles, which are gone on with
+    data: Path | None  # the public data; None where nothing was brought
+    minutes: float | None = None  # until the row stops; None: it does not
+    again: bool = False  # measure what is known of this commit once more
 
 
 @dataclass(frozen=True)
@@ -62,36 +53,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One question of the checklist.
+    """One question of the checklist."""
 
-    Attributes:
-        number: its place in the checklist, which is the order of worth.
-        topic: of its file: DATE-TOPIC.json.
-        question: what it answers.
-        wanted: what would be a good answer.
-        measure: does its cases in a session; None: the row is closed, and its script is in commit ``CLOSED`` only.
-        columns: of the table that docs/results/gpu.md shows.
-        variants: the one figure that it shows of cases "model, shape, variant": a column per variant.
-    """
-
-    number: int
-    topic: str
+    number: int  # its place in the checklist, which is the order of worth
+    topic: str  # of its file: DATE-TOPIC.json
     question: str
-    wanted: str
-    measure: Callable[[Session], None] | None
-    columns: tuple[Column, ...]
-    variants: Column | None = None
+    wanted: str  # what would be a good answer
+    measure: Callable[[Session], None] | None  # None: the row is closed, and its script is in commit CLOSED only
+    columns: tuple[Column, ...]  # of the table that docs/results/gpu.md shows
+    variants: Column | None = None  # the figure that it shows of cases "model, shape, variant", a column per variant
 
 
 class Session:
     """One row at work: cases by name, each measured once for a commit.
 
-    Args:
-        row: the question and its cases.
-        options: how.
-
-    Raises:
-        SystemExit: there is no card, and it is no dry run.
+    Raises SystemExit: there is no card, and it is no dry run.
     """
 
     def __init__(self, row: Row, options: Options) -> None:
@@ -132,8 +108,7 @@ class Session:
     def case(self, name: str, measure: Callable[[], Figures]) -> Figures | None:
         """Measure a case that this commit does not know yet, and write it down; what fails is written down as well.
 
-        Returns:
-            Its figures; None: it failed, or the time is up.
+        Return its figures; None: it failed, or the time is up.
         """
         if (existing := self.figures(name)) is not None:
             return existing

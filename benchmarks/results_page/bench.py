@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,24 @@ from benchmarks.results_page.tables import spread
 
 
 def machines(folder: Path = RESULTS) -> list[Machine]:
-    """Return every machine with results.
-
-    Args:
-        folder: of results; the results of a machine are in a folder of its own.
-    """
+    """Return every machine with results, each in a folder of its own."""
     return [Machine.read(path.parent) for path in sorted(folder.glob(f"*/{SESSION}"))]
 
 
-def targets(folder: Path = RESULTS) -> str:
-    """Return every target with the verdict of each machine."""
-    return bars(machines(folder))
+def targets() -> str:
+    """Return every target with a column of verdicts per machine."""
+    columns = machines()
+    bars = [machine.bars() for machine in columns]
+    cells = [
+        [_label(label), target, *(_verdict(of_machine.get((label, target))) for of_machine in bars)]
+        for label, target in dict.fromkeys(key for of_machine in bars for key in of_machine)
+    ]
+    return markdown(["", "target", *(machine.name for machine in columns)], cells)
 
 
-def summary(folder: Path = RESULTS) -> str:
+def summary() -> str:
     """Return how many targets of each group every machine meets, with a link to the machine's page."""
-    columns = machines(folder)
+    columns = machines()
     header = ["", *(f"[{machine.name}](machines/{machine.folder.name}.md)" for machine in columns)]
     return markdown(header, [[title, *(met(machine, name) for machine in columns)] for name, title in _GROUPS.items()])
 
@@ -43,20 +45,14 @@ def met(machine: Machine, script: str = "") -> str:
     return f"{judged.count('met')} of {len(judged)}" if judged else "not measured"
 
 
-def machine_pages(folder: Path = RESULTS) -> dict[str, str]:
+def machine_pages() -> dict[str, str]:
     """Return a page per machine by its path below docs/results."""
-    return {f"machines/{m.folder.name}.md": "\n\n".join(section(m)) + "\n" for m in machines(folder)}
+    return {f"machines/{m.folder.name}.md": "\n\n".join(section(m)) + "\n" for m in machines()}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Results of `make bench` on a machine.
-
-    Attributes:
-        folder: of its results.
-        session: content of session.json.
-        found: script → its JSON, of the scripts that ended.
-    """
+    """Results of `make bench` on a machine: content of session.json, and the JSON of each script that ended."""
 
     folder: Path
     session: dict[str, Any]
@@ -64,7 +60,6 @@ class Machine:
 
     @classmethod
     def read(cls, folder: Path) -> Machine:
-        """From its folder."""
         session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         done = [name for name, case in session["cases"].items() if case["status"] in ("done", "incomplete")]
         files = {name: folder / f"{name}.json" for name in _TITLES if name in done}
@@ -86,25 +81,14 @@ class Machine:
         """Return the section of a former script, as it was written last."""
         return (self.folder / f"{name}.md").read_text(encoding="utf-8").rstrip()
 
-    @property
     def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """(Comparison, target) → the judged bar."""
-        outcome = [
+        """Return (comparison, target) → the judged bar."""
+        bars = [
             bar | ({"superseded": True} if self.superseded(name) else {})
             for name, script in self.found.items()
             for bar in script.get("bars", [])
         ]
-        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in outcome}
-
-
-def bars(machines: Sequence[Machine]) -> str:
-    """Return a table of all targets with a column of verdicts per machine."""
-    rows = dict.fromkeys(key for machine in machines for key in machine.bars)
-    cells = [
-        [_label(label), target, *(_verdict(machine.bars.get((label, target))) for machine in machines)]
-        for label, target in rows
-    ]
-    return markdown(["", "target", *(machine.name for machine in machines)], cells)
+        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in bars}
 
 
 def _label(comparison: str) -> str:

@@ -29,13 +29,9 @@ SUMMARY = {
 
 
 def gpu(folder: Path = RESULTS) -> str:
-    """Return a headline, and a part per card and row, in the checklist's order.
+    """Return a headline, and a part per card and row, in the checklist's order; results of a card lie in its folder.
 
-    Args:
-        folder: of results; those of a card lie in a folder of its name.
-
-    Raises:
-        InputError: the figures of a dry run are among them.
+    Raises InputError: the figures of a dry run are among them.
     """
     topics = {row.topic: row for row in ROWS}
     newest: dict[tuple[str, str], dict[str, Any]] = {}

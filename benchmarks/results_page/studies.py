@@ -31,11 +31,7 @@ DRAWN = "drawn.json"
 
 
 def study_tables(folder: Path = STUDIES) -> dict[str, StudyTable]:
-    """Return the committed tables by the names of their studies.
-
-    Args:
-        folder: of the tables; ``runs`` in it has the results of single runs.
-    """
+    """Return the committed tables by the names of their studies; ``runs`` in the folder has the single runs."""
     tables = (StudyTable.model_validate(read_json(path), strict=False) for path in sorted(folder.glob("*.json")))
     return {table.study: table for table in tables}
 
@@ -50,12 +46,7 @@ def questions(study: str) -> Questions:
 def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict[str, str]:
     """Return a page per committed study: finding, table, pictures, protocol, origin.
 
-    Args:
-        folder: of the tables; ``runs`` in it has the results of single runs.
-        pictures: where they are drawn, in a folder per study beside its page.
-
-    Raises:
-        MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
+    Raises MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
     pages = {}
     for name, table in study_tables(folder).items():
@@ -99,15 +90,10 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
 
 
 def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
-    """Names of the pictures in a folder, after drawing them where they are not those of ``shown``.
+    """Return the names of the pictures in a folder, after drawing them where they are not those of ``shown``.
 
-    Args:
-        folder: where they lie, and nothing else.
-        shown: all figures that decide how they look.
-        draw: given the folder, draws into it and returns the names.
-
-    Raises:
-        MissingDependencyError: they must be drawn, and matplotlib is not installed.
+    ``shown`` are all figures that decide how they look; ``draw`` draws into the folder and returns the names. Raises
+    MissingDependencyError: they must be drawn, and matplotlib is not installed.
     """
     digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
     if record.is_file():
@@ -125,10 +111,7 @@ def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]])
 def picture(name: str, text: str, command: str) -> str:
     """Return Markdown of a picture that ``python benchmarks/SCRIPT figure FILE …`` draws.
 
-    Args:
-        name: of its folder in docs/results/pictures.
-        text: alternative text.
-        command: with ``FILE`` where the picture's path is put, and files of benchmarks/results behind it.
+    ``name`` is that of its folder; ``command`` has ``FILE`` where the picture's path is put, and its JSON files behind.
     """
     inputs = [word for word in shlex.split(command)[2:] if word.startswith("benchmarks/")]
     shown = [command, *((ROOT / path).read_text(encoding="utf-8") for path in inputs)]
