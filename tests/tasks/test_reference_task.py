@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edgeformer.artifacts.command_results import GateCheck
-from edgeformer.benchmark.search import SearchOptions, check_options
 
 import edgeformer
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.benchmark.choice import ChoiceOptions, check_options
+from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import compare_figures
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Run, locate
@@ -70,9 +70,9 @@ def test_training_export_and_prediction(trained: Path) -> None:
 
 def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:
     bundle = locate(str(trained), trained.parent).open_bundle()
-    check_options(SearchOptions(min_score=0.3), bundle.manifest)
+    check_options(ChoiceOptions(min_score=0.3), bundle.manifest)
     with pytest.raises(InputError, match="--min-score -1: is the largest accepted distance of a rating model"):
-        check_options(SearchOptions(min_score=-1.0), bundle.manifest)
+        check_options(ChoiceOptions(min_score=-1.0), bundle.manifest)
     task, check = get_task("ratings"), GateCheck(name="score", artifact="a", status="undecided", limit=0.1)
     rows = bundle.task.rows.read_set(bundle.data, bundle.reader(), "test", edgeformer.tasks.Origin())
     with bundle.session(bundle.built("full")[0]) as session:
