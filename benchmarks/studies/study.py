@@ -33,7 +33,7 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.cli.console import Terminal
 from edgeformer.cli.progress import show_progress
-from edgeformer.report.columns import Column, Columns
+from edgeformer.report.columns import Column, TableColumns
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         plan = plan_study(arguments.name, options, progress)
         if arguments.dry_run:
-            columns: Columns[Outcome] = Columns([
+            columns: TableColumns[Outcome] = TableColumns([
                 Column("run", lambda outcome: outcome.job.title),
                 Column("recipe", lambda outcome: outcome.job.written.name),
                 Column("state", lambda outcome: outcome.state),
