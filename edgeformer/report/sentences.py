@@ -319,10 +319,8 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
     candidates, minimize, bound, positions = choice.candidates, choice.minimize, choice.bound, decision.eligible
     demands = "break no limit"
     if decision.best_score is not None:
-        demands = (
-            f"are of the model with the best {metric.name} ({metric.text(decision.best_score)}) and lose at most one "
-            f"standard error ({decision.score_loss:.4f})"
-        )
+        loss = f"lose at most one standard error ({decision.score_loss:.4f})" if decision.score_loss else "keep it"
+        demands = f"come from the model with the best {metric.name} ({metric.text(decision.best_score)}) and {loss}"
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
     if decision.pick is None or decision.cheapest is None:
