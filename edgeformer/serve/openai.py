@@ -209,7 +209,10 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(str(form)),
+        }
         self._tokens = {name: token for name, token in tokens.items() if name.endswith("_token") and token}
         try:
             self._template = environment.from_string(source)
@@ -296,9 +299,8 @@ class CompletionService(Service):
 
     async def answer(self, request: Request, body: bytes) -> Response:
         is_chat = request.url.path == "/v1/chat/completions"
-        content: CompletionRequest | ChatRequest = read_message(
-            ChatRequest if is_chat else CompletionRequest, body, 400, most_problems=1
-        )
+        kind: type[CompletionRequest | ChatRequest] = ChatRequest if is_chat else CompletionRequest
+        content = read_message(kind, body, 400, most_problems=1)
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
