@@ -24,7 +24,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.sampling import Sampling
 from edgeformer.serve.queue import WritingQueue
-from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
+from edgeformer.serve.service import RefusedError, ServeLimits, Service, read_message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat has no such limit."""
@@ -237,13 +237,12 @@ def _refuse(message: object) -> None:
 
 
 class CompletionService(Service):
-    """Answers requests in OpenAI's form with one language model.
+    """Answers requests in OpenAI's form with one language model, which is opened here.
 
-    Args:
-        writer: the model, which is opened here.
-        template: of chats; None: the model's.
+    ``template``: of chats; None: the model's.
     """
 
+    queue: WritingQueue
     page = "write"
     posts: ClassVar = {
         "/v1/completions": (CompletionRequest, Completion, "Continue a text"),
@@ -252,7 +251,7 @@ class CompletionService(Service):
     refusal = ErrorMessage
     refusals: ClassVar = {"400": "the request is invalid or exceeds a limit", "404": "another model is asked for"}
 
-    def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics, template: str | None = None) -> None:
+    def __init__(self, writer: Writer, queue: WritingQueue, limits: ServeLimits, template: str | None = None) -> None:
         config = writer.tokenizer_config
         source = template if template is not None else config.get("chat_template")
         self._template: ChatTemplate | None = None
@@ -268,23 +267,12 @@ class CompletionService(Service):
         self._special = [token.content for token in added if token.special]
         for _ in writer.write(writer.encode("a"), 1, Sampling(0)):
             pass  # the first call allocates memory, which no client should wait for
-        self.name, self.id = writer.name, writer.artifact
+        self.name, self.id, self.queue = writer.name, writer.artifact, queue
         model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "edgeformer"}
         listed = {"object": "list", "data": [model]}
         self.documents = {"/v1/models": listed, f"/v1/models/{self.name}": model}
         self.facts = {"chat": self._template is not None, **facts}
         self._writer, self._limits = writer, limits
-        self._queue = WritingQueue(writer, limits, metrics)
-
-    @property
-    def healthy(self) -> bool:
-        return self._queue.healthy
-
-    def close(self) -> None:
-        self._queue.close()
-
-    def expire(self) -> None:
-        self._queue.expire()
 
     def example(self, address: str) -> str:
         header, body = "'Content-Type: application/json'", '{"prompt": "TEXT", "stream": true}'
@@ -316,7 +304,7 @@ class CompletionService(Service):
             message = str(error).replace("--max-tokens", "max_tokens")
             param = "max_tokens" if message.startswith("max_tokens") else param
             raise RefusedError(400, message, param=param, code="context_length_exceeded") from None
-        pieces = self._queue.write(ids, max_tokens, sampling, stop)
+        pieces = self.queue.write(ids, max_tokens, sampling, stop)
         frame = _Frame(self.name, len(ids), is_chat=is_chat)
         if not content.stream:
             return JSONResponse(frame.whole(await _unless_disconnected(request, _collect(pieces))))
