@@ -16,7 +16,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -24,7 +24,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.sampling import Sampling
 from edgeformer.serve.queue import WritingQueue
-from edgeformer.serve.service import RefusedError, ServeLimits, Service, read_message
+from edgeformer.serve.service import RefusedError, RequestMessage, ServeLimits, Service, read_message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat has no such limit."""
@@ -37,17 +37,13 @@ _NEUTRAL = {
 """Keys of OpenAI's interface that are not supported → values (JSON) that change nothing."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestMessage):
     """What a stream contains besides text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = Field(None, description="end with a chunk that has the token counts")
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Request(RequestMessage):
     model: str | None = Field(None, description="the id in /v1/models")
     max_tokens: int | None = Field(None, ge=1, description="new tokens at most")
     temperature: float | None = Field(None, ge=0, le=2, description="0: always the likeliest token. Default: 1")
@@ -90,19 +86,15 @@ class CompletionRequest(_Request):
     prompt: str | list[str] = Field(description="one text")
 
 
-class TextPart(BaseModel):
+class TextPart(RequestMessage):
     """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(RequestMessage):
     """A message of a chat."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str | list[TextPart]

@@ -39,16 +39,14 @@ from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_docum
 from edgeformer.run import Location
 from edgeformer.serve.openai import CompletionService
 from edgeformer.serve.queue import BatchingQueue, WritingQueue, open_served_predictor
-from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
+from edgeformer.serve.service import Metrics, RefusedError, RequestMessage, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
 from edgeformer.tasks.scoring import pairs_problem
 from edgeformer.tasks.task import Unanswered
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(RequestMessage):
     """One text, or many; of a classifier of pairs the second texts, too."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str | None = Field(None, description="one text; alternative to texts")
     texts: list[str] | None = Field(None, min_length=1, description="many texts")
@@ -101,10 +99,8 @@ class PredictResponse(BaseModel):
     predictions: list[PredictionMessage]
 
 
-class RankRequest(BaseModel):
+class RankRequest(RequestMessage):
     """A query and the documents that are ranked for it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str
     documents: list[str] = Field(min_length=1)

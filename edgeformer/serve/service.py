@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,6 +72,12 @@ class Metrics:
         self.call_s = counter("edgeformer_call_seconds_total", "Time in the model.")
         resident = gauge("process_resident_memory_bytes", "Resident memory of the server.")
         resident.set_function(lambda: psutil.Process().memory_info().rss)
+
+
+class RequestMessage(BaseModel):
+    """A part of a request: unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class RefusedError(InputError):
