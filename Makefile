@@ -25,21 +25,21 @@ test-slow: $(VENV)/.dev
 # What claims of speed rest on, in half an hour, on a machine that does nothing else. Further arguments in BENCH:
 # make bench BENCH="--data ~/sst2 --tokenizer ~/bert/tokenizer.json --model ~/minilm"
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.bench $(BENCH)
+	$(BIN)/python -m benchmarks bench $(BENCH)
 
 # A table or figure of the papers, from training to figures: make study NAME=table6 STUDY="--data ~/data --jobs 2"
 study: $(VENV)/.train
-	$(BIN)/python -m benchmarks.studies $(NAME) $(STUDY)
+	$(BIN)/python -m benchmarks studies $(NAME) $(STUDY)
 
 # docs/results/, docs/explanation/estimating.md and the verdicts in docs/claims.yaml from the JSON in benchmarks/results.
 results: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.results_page
-	$(BIN)/python -m benchmarks.estimates
-	$(BIN)/python -m benchmarks.claims
+	$(BIN)/python -m benchmarks results_page
+	$(BIN)/python -m benchmarks estimates
+	$(BIN)/python -m benchmarks claims
 
 # What is asked of an NVIDIA card, in the order of worth, as far as MINUTES go; the same command goes on where it stopped.
 gpu-check: $(VENV)/.train
-	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks gpu --minutes $(MINUTES)
 
 # Kills before every change on the disk and at random moments, flipped bits, thousands of hostile files: hours, not in CI.
 torture: $(VENV)/.dev

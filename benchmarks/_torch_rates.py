@@ -1,4 +1,4 @@
-"""Child of floors.py and decode.py: what torch reaches at this moment, with pinned threads: THREADS ROWS WIDTH.
+"""Child of floors.py: what torch reaches at this moment, with pinned threads: THREADS ROWS WIDTH.
 
 A request is answered by operations per second of one large product in ``fp32`` and ``bf16``, and by ``bandwidth``:
 bytes per second of a copy, or of reading a matrix once for a product with a vector, whichever is more.

@@ -1,24 +1,15 @@
 """All scripts that claims of speed rest on, one after the other, in half an hour: `make bench`.
 
 The models are made first: the light recurrent encoder and the baseline, trained for a hundred steps (random and
-trained ones take the same time, but INT8 of random ones may miss its bar), and MiniLM, if its folder is named. What
-cannot run here is skipped with its reason, as is what there is no time for. A script that fails leaves
-the others alone; one that could not judge all of its bars is incomplete, and says why. Each writes its JSON below
---out, and session.json says of every one whether it ran, how long it took, or why not. Every kind of machine has a
-folder of its own in benchmarks/results/bench, so that one does not replace another; `make results` shows what their
-sessions say was done. --only adds to the session that is there, if that was of the same machine and versions, and
-begins a new one if not.
-
-Usage: python -m benchmarks.bench [--out DIR] [--data DIR] [--tokenizer FILE] [--model DIR] [--crt RUN]…
-                                  [--peers-python FILE] [--only NAME,…] [--minutes 30]
-
---data: the folder of SST-2's train.tsv, and --tokenizer the file of BERT's; without them the recipes fetch both.
---model: MiniLM's folder. --crt: trained crt_mini runs, one per seed.
+trained ones take the same time, but INT8 of random ones may miss its bar). What cannot run here is skipped with its
+reason, as is what there is no time for. A script that fails leaves the others alone; one that could not judge all of
+its bars is incomplete, and says why. Each writes its JSON below --out, and session.json says of every one whether it
+ran, how long it took, or why not. Every kind of machine has a folder of its own in benchmarks/results/bench; --only
+adds to the session that is there, if that was of the same machine and versions, and begins a new one if not.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import re
@@ -26,18 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from benchmarks.frame import RESULTS as ALL_RESULTS
+from benchmarks.frame import ROOT, run_script
 from benchmarks.judging import INCOMPLETE
+from edgeformer.artifacts.files import write_json
 from edgeformer.runtimes import library_versions
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import code_version, cpu_name, default_threads, now
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "bench"
+RESULTS = ALL_RESULTS / "bench"
 SESSION = "session.json"
 _KERNELS = {"amx_int8": "amx", "avx512_bf16": "bf16", "avx512_vnni": "vnni", "avx_vnni": "vnni", "i8mm": "i8mm"}
 """A processor's flag → what two processors of the same name may differ in."""
@@ -50,119 +45,71 @@ def kernels_here() -> list[str]:
 
 
 def machine_folder(cpu: str, kernels: Sequence[str]) -> str:
-    """A kind of machine as the name of a folder: ``amd-epyc-bf16-vnni``; virtual machines tell no more of theirs.
-
-    Args:
-        cpu: its processor's name.
-        kernels: as of :func:`kernels_here`.
-    """
+    """Return a kind of machine as the name of a folder: ``amd-epyc-bf16-vnni``; virtual machines tell no more."""
     plain = re.sub(r"\([^)]*\)|\bprocessor\b|\bcpu\b|@.*", " ", cpu, flags=re.IGNORECASE).lower()
     return "-".join([*re.findall(r"[a-z0-9]+", plain), *kernels])
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script with its standard arguments.
+    """A script with its standard arguments, in which ``{light}`` stands for the model or folder of that name.
 
-    Attributes:
-        name: of the script and its JSON.
-        arguments: ``{light}`` stands for what is called that in ``needs``.
-        needs: models and folders.
-        packages: modules that it imports beyond edgeformer's own.
-        out: its option for the JSON.
+    ``packages`` are modules that it imports beyond edgeformer's own.
     """
 
     name: str
     arguments: tuple[str, ...]
-    needs: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    out: str = "--json"
 
 
 CASES = (
-    Case("waiting", ("{light}", "--rounds", "3"), ("light",)),
-    Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "5", "--minutes", "4"), ("light", "baseline")),
-    Case("openvino_speed", ("{light}/bundle", "--rounds", "15"), ("light",), ("openvino",)),
-    Case(
-        "peers",
-        ("--model", "{model}", "--bundle", "{minilm}/bundle", "--light", "{light}/bundle",
-         "--peers-python", "{peers_python}", "--rounds", "4", "--minutes", "6"),
-        ("model", "minilm", "light"),
-    ),
-    Case("decode", ("--rounds", "4", "--minutes", "6")),
+    Case("waiting", ("{light}", "--rounds", "3")),
+    Case("floors", ("{light}/bundle", "{baseline}/bundle", "--rounds", "5", "--minutes", "4")),
     Case(
         "hugging_face_trainer",
         ("--model", "{model}", "--data", "{data}", "--rows", "3200", "--rounds", "3", "--minutes", "6"),
-        ("model", "data"),
         ("transformers",),
     ),
-    Case("crt_training_step", ("--rounds", "3")),
-    Case("predict_start", ("{light}/bundle", "--rounds", "7"), ("light",), out="--out"),
-    Case("loop_int8", ("{crt}", "--rounds", "5"), ("crt",)),
-)  # fmt: skip
-
+)
+_TRAINED = {"light": "recurrent_sst2_fast", "baseline": "baseline_sst2_fast"}
+"""Model → the recipe that it is made of."""
 _ABSENT = {
     "model": "needs MiniLM's folder: --model DIR",
     "data": "needs the folder of SST-2's train.tsv: --data DIR",
-    "crt": "needs trained crt_mini runs: --crt RUN",
 }
 
 
 @dataclass
 class Models:
-    """What the scripts are pointed at; models are made when the first script wants them.
+    """What the scripts are pointed at: paths from the command line, and models, made when a script wants them."""
 
-    Attributes:
-        given: name → paths from the command line.
-        folder: where models are made.
-        deadline: on the monotonic clock.
-    """
-
-    given: Mapping[str, list[str]]
+    given: Mapping[str, str]
     folder: Path
     deadline: float
-    _made: dict[str, str] = field(default_factory=dict)
+    _problems: dict[str, str] = field(default_factory=dict)  # model that was made → why that failed, or nothing
 
-    def paths(self, name: str) -> list[str]:
+    def path(self, name: str) -> str:
         """Where it lies. Raises LookupError with the reason why it is not there."""
         if name in self.given:
             return self.given[name]
         if name in _ABSENT:
             raise LookupError(_ABSENT[name])
-        makers: dict[str, Callable[[], None]] = {
-            "light": lambda: self._trained("light", "recurrent_sst2_fast"),
-            "baseline": lambda: self._trained("baseline", "baseline_sst2_fast"),
-            "minilm": self._imported,
-        }
-        if name not in self._made:
-            try:
-                makers[name]()
-                self._made[name] = ""
-            except LookupError as error:
-                self._made[name] = str(error)
-        if self._made[name]:
-            raise LookupError(self._made[name])
-        return [str(self.folder / name)]
+        if name not in self._problems:
+            local = [
+                word for key in ("data", "tokenizer") if key in self.given for word in (f"--{key}", self.given[key])
+            ]
+            self._problems[name] = self._edgeformer(
+                "train", _TRAINED[name], "--max-steps", "100", "--name", name, *local
+            ) or self._edgeformer("export", name, "--int8", "--keep-going")
+        if self._problems[name]:
+            raise LookupError(self._problems[name])
+        return str(self.folder / name)
 
-    def _trained(self, name: str, recipe: str) -> None:
-        local = [
-            word for key in ("data", "tokenizer") for item in self.given.get(key, []) for word in (f"--{key}", item)
-        ]
-        self._edgeformer("train", recipe, "--max-steps", "100", "--name", name, *local)
-        self._export(name)
-
-    def _imported(self) -> None:
-        self._edgeformer("import", "hf", *self.paths("model"), "--name", "minilm")
-        self._export("minilm")
-
-    def _export(self, name: str) -> None:
-        self._edgeformer("export", name, "--int8", "--keep-going")
-
-    def _edgeformer(self, *words: str) -> None:
+    def _edgeformer(self, *words: str) -> str:
+        """Run a command; return why it failed, or an empty text."""
         command = [sys.executable, "-m", "edgeformer", *words, "--artifacts", str(self.folder)]
         code, why = finished(command, self.deadline)
-        if code not in (0, INCOMPLETE):
-            raise LookupError(f"edgeformer {' '.join(words)}: {why}")
+        return "" if code in (0, INCOMPLETE) else f"edgeformer {' '.join(words)}: {why}"
 
 
 def finished(command: Sequence[str], deadline: float) -> tuple[int | None, str]:
@@ -182,13 +129,8 @@ def command_of(case: Case, models: Models, out: Path) -> list[str]:
     absent = [name for name in case.packages if importlib.util.find_spec(name) is None]
     if absent:
         raise LookupError(f"needs {', '.join(absent)}, which is not installed")
-    existing = {name: models.paths(name) for name in case.needs}
-    words = [sys.executable, "-m", f"benchmarks.{case.name}"]
-    for word in case.arguments:
-        several = next((paths for name, paths in existing.items() if word == f"{{{name}}}"), None)
-        item = {name: paths[0] for name, paths in {**models.given, **existing}.items()}
-        words += several if several is not None else [word.format(**item)]
-    return [*words, case.out, str(out)]
+    words = [re.sub(r"\{(\w+)\}", lambda match: models.path(match[1]), word) for word in case.arguments]
+    return [sys.executable, "-m", "benchmarks", case.name, *words, "--json", str(out)]
 
 
 def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
@@ -211,12 +153,7 @@ def run(case: Case, models: Models, folder: Path) -> dict[str, Any]:
 
 
 def cases_before(folder: Path, session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cases of the session in a folder; none, with a message, if it belongs to a different machine.
-
-    Args:
-        folder: of the results.
-        session: the new session, whose machine and versions must equal those of the stored one.
-    """
+    """Return the cases of the session in a folder; none, with a message, if its machine or versions are others."""
     try:
         earlier = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -227,47 +164,46 @@ def cases_before(folder: Path, session: Mapping[str, Any]) -> dict[str, Any]:
     return {} if other else dict(earlier["cases"])
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Command line; 1 where a script failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder_here = RESULTS / machine_folder(cpu_name(), kernels_here())
-    parser.add_argument("--out", type=Path, default=folder_here)
-    parser.add_argument("--data")
-    parser.add_argument("--tokenizer")
-    parser.add_argument("--model")
-    parser.add_argument("--crt", action="append", metavar="RUN")
-    parser.add_argument("--peers-python", default=sys.executable)
-    parser.add_argument("--only", help="names of scripts, with commas")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    arguments = parser.parse_args(words)
-    names = arguments.only.split(",") if arguments.only else [case.name for case in CASES]
+def main(
+    out: Path | None = None,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    model: str | None = None,
+    only: str = "",
+    minutes: float = 30.0,
+) -> int:
+    """Run the scripts; 1 where one failed.
+
+    Args:
+        out: folder of the results; default: that of this kind of machine.
+        data: the folder of SST-2's train.tsv.
+        tokenizer: the file of BERT's tokenizer; without both the recipes fetch them.
+        model: MiniLM's folder.
+        only: names of scripts, with commas.
+        minutes: for all of them.
+    """
+    cpu, kernels = cpu_name(), kernels_here()
+    folder = out or RESULTS / machine_folder(cpu, kernels)
+    names = only.split(",") if only else [case.name for case in CASES]
     if unknown := sorted(set(names) - {case.name for case in CASES}):
-        parser.error(f"--only: unknown {', '.join(unknown)}; there are {', '.join(case.name for case in CASES)}")
-    single = {name: [vars(arguments)[name]] for name in ("data", "tokenizer", "model", "peers_python")}
-    parameters = {
-        name: [str(path) for path in paths if path] for name, paths in {**single, "crt": arguments.crt or []}.items()
-    }
-    session: dict[str, Any] = {"host": cpu_name(), "kernels": kernels_here()}
-    session |= {"threads": default_threads(), "measured": now()}
-    session |= {
-        "code_version": code_version(),
-        "versions": library_versions(),
-        "minutes": arguments.minutes,
-        "cases": {},
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    session["cases"] |= cases_before(arguments.out, session) if arguments.only else {}
-    with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as folder:
-        deadline = time.monotonic() + 60 * arguments.minutes
-        models = Models({name: paths for name, paths in parameters.items() if paths}, Path(folder), deadline)
+        raise typer.BadParameter(f"--only: unknown {', '.join(unknown)}; there are {', '.join(c.name for c in CASES)}")
+    session: dict[str, Any] = {
+        "host": cpu, "kernels": kernels, "threads": default_threads(), "measured": now(),
+        "code_version": code_version(), "versions": library_versions(), "minutes": minutes, "cases": {},
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    session["cases"] |= cases_before(folder, session) if only else {}
+    given = {name: path for name, path in (("data", data), ("tokenizer", tokenizer), ("model", model)) if path}
+    with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as work:
+        models = Models(given, Path(work), time.monotonic() + 60 * minutes)
         for case in CASES:
             if case.name not in names:
                 continue
-            outcome = session["cases"][case.name] = run(case, models, arguments.out)
-            print(f"{case.name:22} {outcome['status']:8} {outcome.get('reason', '')}", flush=True)
-            (arguments.out / SESSION).write_text(json.dumps(session, indent=2) + "\n", encoding="utf-8")
-    return int(any(session["cases"].get(name, {}).get("status") == "failed" for name in names))
+            outcome = session["cases"][case.name] = run(case, models, folder)
+            write_json(folder / SESSION, session)
+            print(f"{case.name}: {outcome['status']}: {outcome.get('reason', '')}".rstrip(": "), flush=True)
+    return 1 if any(case["status"] == "failed" for case in session["cases"].values()) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from tabulate import tabulate
-
+from benchmarks.frame import markdown, run_script
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.tasks import Metric, all_tasks, get_task
@@ -30,19 +28,16 @@ def row(artifact: ArtifactManifest, complete: ArtifactManifest, metric: Metric) 
     ]
 
 
-def main() -> None:
+def main(bundle_json: Path) -> None:
     """Read the manifest, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle_json", type=Path, metavar="BUNDLE_JSON")
-    path = parser.parse_args().bundle_json
     all_tasks()  # scores are recognised by the tasks that are loaded
-    bundle = read_manifest(BundleManifest, path)
+    bundle = read_manifest(BundleManifest, bundle_json)
     complete = next(artifact for artifact in bundle.artifacts if artifact.id == "onnx-fp32")
     metric = get_task(bundle.task).metric
     columns = ["artifact", "bytes", "of FP32", "max error", "top-1", metric.name, "drift, last loop", "status"]
     rows = [row(artifact, complete, metric) for artifact in bundle.artifacts]
-    print(tabulate(rows, columns, tablefmt="github", disable_numparse=True))
+    print(markdown(columns, rows))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

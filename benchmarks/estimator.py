@@ -4,9 +4,6 @@ Makes models of several families with random weights, and times each in FP32 and
 threads, in sweeps over everything, each time by a fresh process. Then each model is left out once and estimated by a
 fit to the others. Nothing else may use the processor meanwhile.
 
-Usage: python -m benchmarks.estimator --json benchmarks/results/MACHINE/DATE-estimator.json
-           [--work artifacts/estimator] [--threads 1,2] [--foreign DIR] [--only NAME,…]
-
 Measurements are kept in --work; the same command continues where it stopped. --foreign: a folder with the unpacked
 wheels of magika and rapidocr-onnxruntime, whose ONNX files are then cases, too. `python -m benchmarks.estimates` makes
 docs/results/estimates.md of the newest record. Exit code 1 when the record misses a target.
@@ -14,8 +11,6 @@ docs/results/estimates.md of the newest record. Exit code 1 when the record miss
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +18,10 @@ from pathlib import Path
 from benchmarks.estimates.measuring import Plan
 from benchmarks.estimates.models import foreign_models, own_models
 from benchmarks.estimates.record import Row, enough, rows_of, summary, without_kind
+from benchmarks.frame import run_script, stamp
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.files import as_json, write_json
 from edgeformer.estimate.calibrate import SWEEPS
-from edgeformer.runtimes import library_versions
-from edgeformer.system.host import code_version, describe_host, now
 
 
 def say(text: str) -> None:
@@ -45,8 +39,7 @@ def record(plan: Plan) -> Row:
     figures["enough"] = enough(checked, disturbed)
     figures["wanted"]["enough"] = all(figures["enough"].values())
     return {
-        "format": "left-out-models", "measured": now(), "code_version": code_version(), "host": describe_host(),
-        "versions": library_versions(), "disturbed": disturbed, "summary": figures,
+        "format": "left-out-models", **stamp(), "disturbed": disturbed, "summary": figures,
         "doubted": summary(doubted) if doubted else None, "missing": plan.missing(),
         "without_kind": summary(without_kind(checked)) if without_kind(checked) else None,
         "families": _groups(checked, "family"), "precisions": _groups(checked, "precision"), "cases": rows,
@@ -58,34 +51,29 @@ def _groups(rows: Sequence[Row], key: str) -> Row:
     return {name: summary([row for row in rows if row[key] == name]) for name in names}
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("artifacts/estimator"))
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--foreign", type=Path)
-    parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    models = [*own_models(), *(foreign_models(arguments.foreign) if arguments.foreign else [])]
-    selected = [model for model in models if arguments.only is None or model.name in arguments.only.split(",")]
-    plan = Plan(arguments.work.resolve(), selected, tuple(map(int, arguments.threads.split(","))))
+def main(
+    work: Path = Path("artifacts/estimator"), threads: str = "1,2", foreign: Path | None = None, only: str = "",
+    json: Path | None = None,
+) -> int:  # fmt: skip
+    """Measure, fit and compare; ``only`` names models, with commas between them."""
+    models = [*own_models(), *(foreign_models(foreign) if foreign else [])]
+    selected = [model for model in models if not only or model.name in only.split(",")]
+    plan = Plan(work.resolve(), selected, tuple(map(int, threads.split(","))))
     say(f"about {plan.minutes():.0f} minutes")
-    for threads in plan.threads:
-        plan.rates(threads)
+    for count in plan.threads:
+        plan.rates(count)
     for sweep, stored in plan.measure():
         refused = f", {len(stored.timing.refused)} refused" if stored.timing.refused else ""
         disturbed = f", disturbed: {stored.timing.disturbed}" if stored.timing.disturbed else ""
         cases = f"{stored.model} {stored.artifact.id}, {stored.threads} threads: {len(stored.timing.items)} cases"
         say(f"sweep {sweep + 1} of {SWEEPS}: {cases}{refused}{disturbed}; about {plan.minutes():.0f} minutes left")
     result = record(plan)
-    print(json.dumps(result["summary"], indent=2))
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.json, result)
+    print(as_json(result["summary"]))
+    if json is not None:
+        write_json(json, result)
     parts = [part for part in (result["summary"], result["doubted"]) if part is not None]
     return 0 if all(all(part["wanted"].values()) for part in parts) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_script(main)

@@ -7,10 +7,6 @@ their speed within minutes; the higher one counts, and of each round the ratio i
 Runtime, OpenVINO and torch, whichever is the fastest, but INT8's, which are ONNX Runtime's alone; torch's are computed
 in a process of its own, with pinned threads.
 
-Usage:
-    python -m benchmarks.floors BUNDLE… [--shapes 1x16,1x128,16x64,16x128] [--rounds 8] [--minutes 9] [--threads N]
-                                        [--json FILE]
-
 A bundle made with ``edgeformer export --int8`` has INT8 for both runtimes. bfloat16 is of processors that multiply in
 it. Where OpenVINO is not installed, ONNX Runtime is measured alone; then a bar that it misses is not judged, and the
 exit code is 3.
@@ -18,13 +14,11 @@ exit code is 3.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -35,15 +29,16 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from benchmarks.frame import run_script
 from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unless
-from benchmarks.openvino_speed import opened
 from benchmarks.ways import Way, environment
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.listing import ListJob, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.measurement.artifact import Item, check_artifact, golden_calls
-from edgeformer.runtimes import default_provider, library_versions
+from edgeformer.runtimes import OpenOptions, default_provider, library_versions, requested_providers
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.openvino.session import OPENVINO
 from edgeformer.runtimes.session import Session
@@ -80,13 +75,7 @@ def seconds_of(call: Callable[[], object], calls: int = 3) -> float:
 
 
 def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDArray[Any]) -> Path:
-    """A graph of one product with constant weights, which the runtime packs beforehand.
-
-    Args:
-        operator: MatMul or MatMulInteger.
-        types: of what goes in and comes out, ONNX's numbers.
-        weights: [width, width].
-    """
+    """A graph of one product with constant weights [width, width], which the runtime packs beforehand."""
     graph = helper.make_graph(
         [helper.make_node(operator, ["x", "w"], ["y"])],
         "product",
@@ -99,13 +88,7 @@ def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDAr
 
 
 class Machine:
-    """What the processor does at best at this moment.
-
-    Args:
-        folder: for the graphs of its probes.
-        threads: of every probe.
-        stack: closes the sessions.
-    """
+    """What the processor does at best at this moment, with so many threads for every probe."""
 
     def __init__(self, folder: Path, threads: int, stack: ExitStack) -> None:
         draw = np.random.default_rng(0)
@@ -142,6 +125,22 @@ class Machine:
         for name, product in self._products:
             samples[name] = max(_OPERATIONS / seconds_of(product, _PROBES), samples.get(name, 0.0))
         return samples
+
+
+def opened(bundle: Bundle, threads: int, stack: ExitStack) -> Iterator[tuple[str, Session]]:
+    """Every way to compute the full graphs that works here; what does not is said."""
+    for artifact in bundle.built("full"):
+        if artifact.trimmed or artifact.precision not in ("fp32", "int8"):
+            continue
+        for provider in requested_providers(artifact, "all"):
+            # ONNX Runtime's INT8 is slow in OpenVINO, which has no kernel for its pattern; NNCF's takes its place.
+            if artifact.precision == "int8" and artifact.is_graph and provider.startswith("openvino"):
+                continue
+            name = f"{artifact.id} {provider}"
+            try:
+                yield name, stack.enter_context(bundle.session(artifact, OpenOptions(provider, threads)))
+            except EdgeformerError as error:
+                print(f"{name}: unavailable: {error}")
 
 
 def needed_by(bundle: Bundle, shape: tuple[int, int]) -> Needed:
@@ -208,11 +207,9 @@ def best(rows: Mapping[str, Mapping[str, float]], precision: str) -> tuple[str, 
 
 
 def bar_of(name: str, shape: str, precision: str, values: list[float], absent: Iterable[str]) -> Bar | None:
-    """The verdict on the quickest way in a precision; None where there is no bar.
+    """Return the verdict on the quickest way in a precision; None where there is no bar.
 
-    Args:
-        values: of that way, multiples of the floor by round; none: there is no way in this precision.
-        absent: ways that could not be opened: only where these are none does the quickest miss a bar for good.
+    ``values`` are that way's multiples of the floor by round; only where no way is ``absent`` does it miss for good.
     """
     target = _BARS.get((precision, shape))
     if target is None:
@@ -224,15 +221,9 @@ def bar_of(name: str, shape: str, precision: str, values: list[float], absent: I
     return bar if bar["verdict"] == MET else judged(label, values, target, at_least=False, missing=absent)
 
 
-class Asked(NamedTuple):
-    """What the command line says."""
-
-    shapes: list[str]
-    rounds: int
-    threads: int
-
-
-def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -> tuple[dict[str, Any], list[Bar]]:
+def measured(
+    bundle: Bundle, shapes: list[str], rounds: int, threads: int, machine: Machine, limit: Limit
+) -> tuple[dict[str, Any], list[Bar]]:
     """Measure every shape of one bundle with progress messages; return the results and their targets."""
     checked = check_artifact(bundle, bundle.artifact("onnx-fp32"))
     report: dict[str, Any] = {}
@@ -240,12 +231,12 @@ def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -
     why = OPENVINO.missing()
     absent = [] if why is None else [f"OpenVINO is unavailable: {why}"]
     with ExitStack() as stack:
-        sessions = dict(opened(bundle, arguments.threads, stack))
-        for shape in arguments.shapes:
+        sessions = dict(opened(bundle, threads, stack))
+        for shape in shapes:
             batch, seq = map(int, shape.split("x"))
             work = needed_by(bundle, (batch, seq))
             call = golden_calls(checked, (batch, seq), 1)[0]
-            samples = rounds_of(sessions, call, work, machine, limit.rounds(arguments.rounds))
+            samples = rounds_of(sessions, call, work, machine, limit.rounds(rounds))
             rows = rows_of(samples)
             report[shape] = {"operations": work.operations, "weight_bytes": work.weight_bytes, "ways": rows, "best": {}}
             for name, row in rows.items():
@@ -260,36 +251,31 @@ def measured(bundle: Bundle, arguments: Asked, machine: Machine, limit: Limit) -
     return report, bars
 
 
-def main() -> int:
-    """Command line; 3 where a bar was not judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundles", type=Path, nargs="+")
-    parser.add_argument("--shapes", default="1x16,1x128,16x64,16x128")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=9.0, help="of everything; what would end later is left out")
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    shapes, watch = arguments.shapes.split(","), Watch()
-    limit = Limit(arguments.minutes, len(shapes) * len(arguments.bundles))
-    limit.tell(0.5 + len(shapes) * len(arguments.bundles) * arguments.rounds * 0.07)
-    report: dict[str, Any] = {"host": cpu_name(), "threads": arguments.threads, "rounds": arguments.rounds}
+def main(
+    bundles: list[Path], shapes: str = "1x16,1x128,16x64,16x128", rounds: int = 8, minutes: float = 9.0,
+    threads: int = default_threads(), json: Path | None = None,
+) -> int:  # fmt: skip
+    """Measure; rounds that would end after ``minutes`` are left out. Return 3 where a bar was not judged."""
+    shape_list, watch = shapes.split(","), Watch()
+    limit = Limit(minutes, len(shape_list) * len(bundles))
+    limit.tell(0.5 + len(shape_list) * len(bundles) * rounds * 0.07)
+    report: dict[str, Any] = {"host": cpu_name(), "threads": threads, "rounds": rounds}
     report |= {"versions": library_versions(), "bundles": {}}
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        machine = Machine(Path(folder), arguments.threads, stack)
+        machine = Machine(Path(folder), threads, stack)
         report["rates"] = machine.rates()
-        for path in arguments.bundles:
+        for path in bundles:
             bundle = Bundle.open(path)
-            samples, group = measured(bundle, Asked(shapes, arguments.rounds, arguments.threads), machine, limit)
+            samples, group = measured(bundle, shape_list, rounds, threads, machine, limit)
             report["bundles"][bundle.name] = samples
             bars += group
-        report["conditions"] = watch.conditions(arguments.threads)
+        report["conditions"] = watch.conditions(threads)
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if json is not None:
+        write_json(json, report)
     return report_bars(report["bars"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

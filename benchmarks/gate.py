@@ -1,8 +1,5 @@
 """How often is `gate` wrong? The same file against itself, and with a planted slowdown.
 
-python -m benchmarks.gate BUNDLE --runs FILE.jsonl [--minutes 30] [--artifact onnx-int8] [--seq 64] [--same 200]
-                          [--planted 50] [--json FILE]
-
 Nothing is invented: every run measures real calls in fresh processes and judges them as `gate` does,
 latency and memory, with its defaults. A slowdown is planted by timing more of the same calls as one: eleven where the
 baseline has ten, which is 10% more work, or thirty-four for thirty-three, 3.0%. So it is known, and does not depend
@@ -15,26 +12,28 @@ At the start it says how many minutes are left. Exit code 1: all runs are there,
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import math
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json import dumps, loads
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from scipy.stats import binomtest
+
+from benchmarks.frame import run_script
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob, PairRules, compare_pair
+from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions
 from edgeformer.measurement.artifact import check_artifact, items_of
@@ -43,34 +42,26 @@ from edgeformer.runtimes import default_provider, library_versions
 from edgeformer.system.host import cpu_name, default_threads, describe_host, now
 
 MOST_ALARMS, LEAST_FOUND, MOST_MEDIAN_S = 0.05, 0.90, 60.0
-_ENOUGH = 3
-"""Runs of a case after which their own mean says how long the others will take."""
 
 Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is planted: calls that the candidate's timed unit has, to the baseline's. ``rounds``: that it needs."""
+    """What is planted: calls that the candidate's timed unit has, to the baseline's."""
 
     name: str
     baseline: int
     candidate: int
     runs: int
-    rounds: int
-
-    @property
-    def slowdown(self) -> float:
-        """That is planted."""
-        return self.candidate / self.baseline - 1
 
 
 def cases_of(same: int, planted: int) -> tuple[Case, Case, Case]:
     """The file against itself, and both slowdowns; so many runs of each."""
     return (
-        Case("the same file", 1, 1, same, 12),
-        Case("10% planted", 10, 11, planted, 10),
-        Case("3% planted", 33, 34, planted, 40),
+        Case("the same file", 1, 1, same),
+        Case("10% planted", 10, 11, planted),
+        Case("3% planted", 33, 34, planted),
     )
 
 
@@ -155,16 +146,6 @@ def judged(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     ]
 
 
-def upper_bound(hits: int, runs: int) -> float:
-    """The one-sided 95% bound on a share of which ``hits`` of ``runs`` were seen (Clopper and Pearson)."""
-    low, high = hits / runs, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        at_most = sum(math.comb(runs, k) * middle**k * (1 - middle) ** (runs - k) for k in range(hits + 1))
-        low, high = (middle, high) if at_most > 0.05 else (low, middle)
-    return high
-
-
 def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
     """The one of which the smallest share is done; None: all are."""
     done = Counter(run["case"] for run in runs)
@@ -172,48 +153,10 @@ def next_case(runs: Sequence[Run], cases: Sequence[Case]) -> Case | None:
     return min(open_cases, key=lambda case: done[case.name] / case.runs, default=None)
 
 
-def seconds_of(case: Case, runs: Sequence[Run], rounds_s: Mapping[str, float]) -> float:
-    """That a run of a case is expected to take; ``rounds_s``: case → seconds of one round, where too few runs tell."""
+def seconds_of(case: Case, runs: Sequence[Run], longest_s: float) -> float:
+    """Return the mean seconds of a case's runs; ``longest_s`` where there is none yet."""
     case_runs = [run["seconds"] for run in runs if run["case"] == case.name]
-    return statistics.mean(case_runs) if len(case_runs) >= _ENOUGH else case.rounds * rounds_s[case.name]
-
-
-def minutes_left(runs: Sequence[Run], cases: Sequence[Case], rounds_s: Mapping[str, float]) -> float:
-    """Of all runs that are missing."""
-    done = Counter(run["case"] for run in runs)
-    open_cases = {case: case.runs - done[case.name] for case in cases if case.runs > done[case.name]}
-    return sum(count * seconds_of(case, runs, rounds_s) for case, count in open_cases.items()) / 60
-
-
-def one_round_s(
-    bundle: Bundle, settings: Mapping[str, Any], cases: Sequence[Case], runs: Sequence[Run]
-) -> dict[str, float]:
-    """Seconds of one round, which is thrown away, of each case that has runs to come and too few to go by."""
-    done, results = Counter(run["case"] for run in runs), {}
-    for case in cases:
-        if done[case.name] < min(_ENOUGH, case.runs):  # else its own runs tell, or there are none to come
-            began = time.perf_counter()
-            compare_pair(pair_of(bundle, settings, case), PairRules(longest_s=0.001))
-            results[case.name] = min(time.perf_counter() - began, settings["longest_s"] / case.rounds)
-    return results
-
-
-def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What must be equal for runs to be one measurement, down to the gate's own source."""
-    options, sources = GateOptions(), sorted(Path(gate.__file__).parent.glob("*.py"))
-    return {
-        "run": bundle.manifest.run,
-        "artifact": arguments.artifact,
-        "sha256": bundle.artifact(arguments.artifact).sha256,
-        "seq": arguments.seq,
-        "threads": arguments.threads,
-        "max_slowdown": options.max_slowdown,
-        "error": options.error,
-        "longest_s": arguments.longest,
-        "processor": cpu_name(),
-        "versions": library_versions(),
-        "gate": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
-    }
+    return statistics.mean(case_runs) if case_runs else longest_s
 
 
 def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
@@ -224,11 +167,11 @@ def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
     """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(settings) + "\n")
+        write_text(path, dumps(settings) + "\n")
         return []
     text = path.read_text(encoding="utf-8").rpartition("\n")[0]
     try:
-        session, *runs = map(json.loads, text.splitlines())
+        session, *runs = map(loads, text.splitlines())
     except ValueError:
         raise ValueError(f"{path}: is no file of this script; name a different one") from None
     if other := [name for name in settings if session.get(name) != settings[name]]:
@@ -240,16 +183,13 @@ def resumed(path: Path, settings: Mapping[str, Any]) -> list[Run]:
 def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Print every case and every bar; the bars."""
     for case in cases:
-        case_runs = [run for run in runs if run["case"] == case.name]
-        if not case_runs:
-            continue
-        seconds = statistics.median(run["seconds"] for run in case_runs)
-        verdicts = dict(Counter(map(result, case_runs)))
-        print(f"{case.name}: {len(case_runs)} of {case.runs} runs, median {seconds:.0f} s: {verdicts}")
-    same = [run for run in runs if run["case"] == cases[0].name]
-    if same:
+        if case_runs := [run for run in runs if run["case"] == case.name]:
+            seconds = statistics.median(run["seconds"] for run in case_runs)
+            verdicts = dict(Counter(map(result, case_runs)))
+            print(f"{case.name}: {len(case_runs)} of {case.runs} runs, median {seconds:.0f} s: {verdicts}")
+    if same := [run for run in runs if run["case"] == cases[0].name]:
         faults = Counter(filter(None, map(fault, same)))
-        bound = upper_bound(faults.total(), len(same))
+        bound = binomtest(faults.total(), len(same), alternative="less").proportion_ci(0.95).high
         print(f"alarms: {dict(faults)}; at most {bound:.1%} of all runs with 95% confidence")
     bars = judged(runs, cases)
     for bar in bars:
@@ -259,44 +199,48 @@ def report(runs: Sequence[Run], cases: Sequence[Case]) -> list[dict[str, Any]]:
     return bars
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", help="a run or a bundle")
-    parser.add_argument("--runs", type=Path, required=True, metavar="FILE.jsonl", help="a line per run; goes on there")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no run begins that would end later")
-    parser.add_argument("--artifact", default="onnx-int8")
-    parser.add_argument("--seq", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--same", type=int, default=200, help="runs of the file against itself")
-    parser.add_argument("--planted", type=int, default=50, help="runs of each planted slowdown")
-    parser.add_argument("--longest", type=float, default=GateOptions().longest_s, help="seconds of a run")
-    parser.add_argument("--json", type=Path, help="write the settings, all runs and the bars")
-    arguments = parser.parse_args(words)
-    began, bundle = time.perf_counter(), locate(arguments.bundle, Path("artifacts")).open_bundle()
-    settings, cases = settings_of(bundle, arguments), cases_of(arguments.same, arguments.planted)
+def main(
+    bundle: str, runs: Annotated[Path, typer.Option(help="a line per run; goes on there")], minutes: float = math.inf,
+    artifact: str = "onnx-int8", seq: int = 64, threads: int = default_threads(), same: int = 200, planted: int = 50,
+    longest: float = GateOptions().longest_s, json: Path | None = None,
+) -> int:  # fmt: skip
+    """Measure a run or bundle; no run begins that would end after ``minutes``.
+
+    Args:
+        same: runs of the file against itself.
+        planted: runs of each planted slowdown.
+        longest: seconds of a run.
+    """
+    began, subject = time.perf_counter(), locate(bundle, Path("artifacts")).open_bundle()
+    options, sources = GateOptions(), sorted(Path(gate.__file__).parent.glob("*.py"))
+    settings = {  # what must be equal for runs to be one measurement, down to the gate's own source
+        "run": subject.manifest.run, "artifact": artifact, "sha256": subject.artifact(artifact).sha256, "seq": seq,
+        "threads": threads, "max_slowdown": options.max_slowdown, "error": options.error, "longest_s": longest,
+        "processor": cpu_name(), "versions": library_versions(),
+        "gate": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
+    }  # fmt: skip
+    cases = cases_of(same, planted)
     try:
-        runs = resumed(arguments.runs, settings)
+        done = resumed(runs, settings)
     except ValueError as error:
-        parser.error(str(error))
-    rounds_s = one_round_s(bundle, settings, cases, runs)
-    open_cases = minutes_left(runs, cases, rounds_s)
-    print(f"{len(runs)} runs are there; about {open_cases:.0f} minutes are left", flush=True)
-    while (case := next_case(runs, cases)) is not None:
-        if time.perf_counter() - began + seconds_of(case, runs, rounds_s) > arguments.minutes * 60:
+        raise typer.BadParameter(str(error)) from None
+    open_runs = {case: max(0, case.runs - sum(run["case"] == case.name for run in done)) for case in cases}
+    left_s = sum(count * seconds_of(case, done, longest) for case, count in open_runs.items())
+    print(f"{len(done)} runs are there; at most about {left_s / 60:.0f} minutes are left", flush=True)
+    while (case := next_case(done, cases)) is not None:
+        if time.perf_counter() - began + seconds_of(case, done, longest) > minutes * 60:
             print("the minutes are used up; call it again to go on")
             break
-        run = measured(bundle, settings, case)
-        runs.append(run)
-        with arguments.runs.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(run) + "\n")
-        print(f"{len(runs)}, {case.name}: {result(run)}, {run['seconds']:.0f} s", flush=True)
-    bars = report(runs, cases)
-    if arguments.json is not None:
-        document: dict[str, Any] = {"created": now(), "host": describe_host(), "settings": settings}
-        document |= {"bars": bars, "runs": runs}
-        write_json(arguments.json, document)
+        run = measured(subject, settings, case)
+        done.append(run)
+        with runs.open("a", encoding="utf-8") as file:
+            file.write(dumps(run) + "\n")
+        print(f"{len(done)}, {case.name}: {result(run)}, {run['seconds']:.0f} s", flush=True)
+    bars = report(done, cases)
+    if json is not None:
+        write_json(json, {"created": now(), "host": describe_host(), "settings": settings, "bars": bars, "runs": done})
     return 1 if any(bar["met"] is False for bar in bars) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

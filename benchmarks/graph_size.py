@@ -2,22 +2,18 @@
 
 Sizes do not depend on weights: the model is trained for one step on generated text. The committed tables of other days
 hold sizes of older graphs; docs/results/bundles.md shows this one too.
-
-Usage: python -m benchmarks.graph_size [--work DIR] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.estimates.models import trained_one_step
+from benchmarks.frame import run_script, stamp
+from edgeformer.artifacts.files import as_json, write_json
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes import library_versions
-from edgeformer.system.host import code_version, cpu_name, now
 
 RECIPE = "recurrent_sst2_fast"
 _DATA = (
@@ -27,30 +23,22 @@ _DATA = (
 )
 
 
-def main() -> None:
-    """Export, print and write the sizes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keep the run here")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
+def main(work: Path | None = None, json: Path | None = None) -> None:
+    """Export, print and write the sizes; ``work`` keeps the run."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.work or Path(temporary)) / RECIPE
+        folder = (work or Path(temporary)) / RECIPE
         trained_one_step(RECIPE, _DATA, folder)
         manifest = Bundle.open(folder / "bundle").manifest
         report: dict[str, Any] = {
             "recipe": RECIPE,
             "parameters": manifest.parameters,
             "size_bytes": {artifact.id: artifact.size_bytes for artifact in manifest.artifacts},
-            "host": {"cpu": cpu_name()},
-            "measured": now(),
-            "code_version": code_version(),
-            "versions": library_versions(),
+            **stamp(),
         }
-    text = json.dumps(report, indent=2) + "\n"
-    if arguments.json is not None:
-        arguments.json.write_text(text, encoding="utf-8")
-    print(text, end="")
+    if json is not None:
+        write_json(json, report)
+    print(as_json(report), end="")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -15,18 +15,13 @@ Samples per second are those of all logging windows but the first, which warms u
 would group worse than real sets do, and the first window leaves out a little of its dearest work. Padded texts all cost
 the same, so a few batches of them do.
 
-Usage: python -m benchmarks.hugging_face_trainer --model DIR --data DIR [--rows 4800] [--rounds 3] [--minutes 9]
-                                                 [--threads N] [--json FILE]
-
---model: MiniLM's folder (config.json, model.safetensors, tokenizer.json). --data: the folder of SST-2's train.tsv.
+--model is MiniLM's folder (config.json, model.safetensors, tokenizer.json). --data is the folder of SST-2's train.tsv.
 The exit code is 3 where a bar was not judged.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import os
 import statistics
 import subprocess
@@ -34,11 +29,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from json import dumps, loads
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.frame import run_script
 from benchmarks.judging import Limit, Watch, judged, report_bars, unless
 from benchmarks.ways import environment
+from edgeformer.artifacts.files import write_json
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import cpu_name, default_threads
 
@@ -66,8 +66,8 @@ def edgeformer_windows(model: Path, rows: Path, folder: Path) -> tuple[list[floa
     command = [sys.executable, "-m", "edgeformer", "train", "minilm_sst2", "--name", "one", "--artifacts", str(folder)]
     command += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    records = [json.loads(line) for line in (folder / "one" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    run = json.loads((folder / "one" / "run.json").read_text(encoding="utf-8"))
+    records = [loads(line) for line in (folder / "one" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    run = loads((folder / "one" / "run.json").read_text(encoding="utf-8"))
     return [record["samples_per_s"] for record in records if record["kind"] == "step"], run["precision"]
 
 
@@ -122,18 +122,15 @@ def trainer_windows(model: Path, rows: Path, *, grouped: bool, bf16: bool) -> li
     return clock.windows
 
 
-def child(arguments: argparse.Namespace) -> None:
+def child(way: str, model: Path, data: Path, precision: str) -> None:
     """Child process: train one way and print the result as JSON on the last line."""
-    precision = arguments.precision
-    if arguments.way == "edgeformer":
+    if way == "edgeformer":
         with tempfile.TemporaryDirectory() as folder:
-            windows, precision = edgeformer_windows(arguments.model, arguments.data, Path(folder))
+            windows, precision = edgeformer_windows(model, data, Path(folder))
     else:
-        grouped = arguments.way == "grouped"
-        windows = trainer_windows(
-            arguments.model, arguments.data, grouped=grouped, bf16=grouped and precision == "bf16"
-        )
-    print(json.dumps({"samples_per_s": samples_per_s(windows), "precision": precision}))
+        grouped = way == "grouped"
+        windows = trainer_windows(model, data, grouped=grouped, bf16=grouped and precision == "bf16")
+    print(dumps({"samples_per_s": samples_per_s(windows), "precision": precision}))
 
 
 def first_rows(data: Path, count: int, folder: Path) -> Path:
@@ -145,84 +142,55 @@ def first_rows(data: Path, count: int, folder: Path) -> Path:
     return kept
 
 
-def run_way(way: str, arguments: argparse.Namespace, rows: Path, precision: str) -> dict[str, Any]:
-    """One way, in a process with the threads that were asked for."""
-    threads = environment(arguments.threads, torch_alone=True)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.hugging_face_trainer",
-        "--way",
-        way,
-        "--model",
-        str(arguments.model),
-        "--data",
-        str(rows),
-    ]
-    command += ["--precision", precision]
-    done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
+def run_way(way: str, model: Path, rows: Path, precision: str, threads: int) -> dict[str, Any]:
+    """One way, in a process with so many threads."""
+    command = [sys.executable, "-m", "benchmarks.hugging_face_trainer", "--way", way, "--model", str(model)]
+    command += ["--data", str(rows), "--precision", precision]
+    variables = {**os.environ, **environment(threads, torch_alone=True)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{way}: {done.stderr}")
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    results: dict[str, Any] = loads(done.stdout.splitlines()[-1])
     return results
 
 
-def main() -> int:
-    """Command line; 3 where a bar was not judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=4800)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--minutes", type=float, default=9.0, help="of everything; rounds that would end later are left out"
-    )
-    parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--way", choices=_WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--precision", default="fp32", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.way:
-        child(arguments)
+def main(
+    model: Annotated[Path, typer.Option()], data: Annotated[Path, typer.Option()], rows: int = 4800, rounds: int = 3,
+    minutes: float = 9.0, threads: int = default_threads(), json: Path | None = None,
+    way: Annotated[str, typer.Option(hidden=True)] = "", precision: Annotated[str, typer.Option(hidden=True)] = "fp32",
+) -> int:  # fmt: skip
+    """Measure; rounds that would end after ``minutes`` are left out. Return 3 where a bar was not judged."""
+    if way:
+        child(way, model, data, precision)
         return 0
     # Two windows, of which the first warms up; and the recipe keeps a tenth of the rows to select by.
-    if arguments.rows < 3 * _WINDOW * _BATCH:
-        parser.error(f"--rows: at least {3 * _WINDOW * _BATCH}")
-    watch, limit = Watch(), Limit(arguments.minutes)
-    limit.tell(arguments.rounds * (1 + arguments.rows / 3300))
-    rates, precision = measured(arguments, limit)
+    if rows < 3 * _WINDOW * _BATCH:
+        raise typer.BadParameter(f"--rows: at least {3 * _WINDOW * _BATCH}")
+    watch, limit = Watch(), Limit(minutes)
+    limit.tell(rounds * (1 + rows / 3300))
+    rates: dict[str, list[float]] = {name: [] for name in _WAYS}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = first_rows(data / "train.tsv", rows, Path(folder))
+        for number in limit.rounds(rounds):
+            for name in _WAYS:
+                results = run_way(name, model, kept, precision, threads)
+                precision = results["precision"] if name == "edgeformer" else precision
+                rates[name].append(results["samples_per_s"])
+                print(f"round {number + 1}: {name:10} {results['samples_per_s']:7.1f} samples/s", flush=True)
     report: dict[str, Any] = {
-        "host": cpu_name(),
-        "threads": arguments.threads,
-        "rows": arguments.rows,
-        "precision": precision,
-    }
-    report |= {"versions": library_versions(), "samples_per_s": rates, "ratios": {}}
-    report["conditions"], bars = watch.conditions(arguments.threads), []
-    for way, bar in _BARS.items():
-        ratios = sorted(ours / other for ours, other in zip(rates["edgeformer"], rates[way], strict=True))
-        report["ratios"][way] = {"median": statistics.median(ratios), "low": ratios[0], "high": ratios[-1], "bar": bar}
-        bars.append(judged(f"edgeformer ({precision}) over Trainer, {way}", ratios, bar, at_least=True))
+        "host": cpu_name(), "threads": threads, "rows": rows, "precision": precision, "versions": library_versions(),
+        "samples_per_s": rates, "ratios": {}, "conditions": watch.conditions(threads),
+    }  # fmt: skip
+    bars = []
+    for name, bar in _BARS.items():
+        ratios = sorted(ours / other for ours, other in zip(rates["edgeformer"], rates[name], strict=True))
+        report["ratios"][name] = {"median": statistics.median(ratios), "low": ratios[0], "high": ratios[-1], "bar": bar}
+        bars.append(judged(f"edgeformer ({precision}) over Trainer, {name}", ratios, bar, at_least=True))
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if json is not None:
+        write_json(json, report)
     return report_bars(report["bars"])
 
 
-def measured(arguments: argparse.Namespace, limit: Limit) -> tuple[dict[str, list[float]], str]:
-    """Samples per second of every way by round, and the precision that edgeformer chose."""
-    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
-    precision = "fp32"
-    with tempfile.TemporaryDirectory() as folder:
-        rows = first_rows(arguments.data / "train.tsv", arguments.rows, Path(folder))
-        for number in limit.rounds(arguments.rounds):
-            for way in _WAYS:
-                results = run_way(way, arguments, rows, precision)
-                precision = results["precision"] if way == "edgeformer" else precision
-                rates[way].append(results["samples_per_s"])
-                print(f"round {number + 1}: {way:10} {results['samples_per_s']:7.1f} samples/s", flush=True)
-    return rates, precision
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

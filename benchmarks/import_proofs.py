@@ -4,22 +4,17 @@ Every model is tiny, random, and saved by transformers or sentence-transformers 
 class. ``import hf`` compares it with that library on the probe texts, as it does for every model. Language models are
 also exported as GGUF in F32, which llama.cpp answers and tokenizes, and imported from that file. The tables on
 docs/explanation/reliability.md have the largest difference of each.
-
-Usage: python -m benchmarks.import_proofs [--json FILE]
-       python -m benchmarks.import_proofs --show FILE
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from benchmarks.frame import markdown, read_record, run_script
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.data.synthetic import SENTENCES
@@ -150,7 +145,7 @@ def measure_language(kind: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(record: dict[str, Any]) -> str:
+def tables(record: dict[str, Any]) -> str:
     """Return the tables of largest differences as Markdown."""
     cells = {(row["family"], row["head"]): row for row in record["rows"]}
 
@@ -158,7 +153,7 @@ def show(record: dict[str, Any]) -> str:
         return "refused" if "refused" in row or row["reason"] else f"{row['largest_difference']:.0e}"
 
     rows = [[kind, *(cell(cells[kind, head]) for head in HEADS)] for kind in TOKENIZERS]
-    encoders = tabulate(rows, ["family", *HEADS], tablefmt="github", disable_numparse=True)
+    encoders = markdown(["family", *HEADS], rows)
     rows = []
     for row in record["language"]:
         gguf = ["refused", "–"]
@@ -171,30 +166,26 @@ def show(record: dict[str, Any]) -> str:
         "`export --gguf` in F32, llama.cpp",
         "`import gguf`, llama.cpp",
     ]
-    return f"{encoders}\n\n{tabulate(rows, headers, tablefmt='github', disable_numparse=True)}"
+    return f"{encoders}\n\n{markdown(headers, rows)}"
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the record to this file")
-    parser.add_argument("--show", type=Path, help="print the table of an earlier record")
-    arguments = parser.parse_args()
-    if arguments.show is not None:
-        print(show(json.loads(arguments.show.read_text(encoding="utf-8"))))
+def main(json: Path | None = None, show: Path | None = None) -> None:
+    """Import and export every model, and write the record; or print the tables of an earlier one."""
+    if show is not None:
+        print(tables(read_record(show)))
         return
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():
         rows = [measure(kind, head, Path(folder)) for kind in TOKENIZERS for head in HEADS]
         language = [measure_language(kind, Path(folder)) for kind in CLASSES]
     facts = {"date": now(), "code_version": code_version(), "cpu": cpu_name(), "versions": library_versions()}
     record = {**facts, "rows": rows, "language": language}
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(show(record))
+    if json is not None:
+        write_json(json, record)
+    print(tables(record))
     for row in rows:
         if row.get("refused") or row.get("reason"):
             print(f"{row['family']} {row['head']}: {row.get('refused') or row['reason']}")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

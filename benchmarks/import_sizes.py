@@ -3,21 +3,17 @@
 ALBERT calls one layer twelve times: here of the size of its base model, with random weights, on which sizes do not
 depend. MiniLM, the real one, has a layer for every call. Both are imported, and exported in FP32, FP16, INT8 and as a
 TensorRT engine for an RTX 4050 (built without a card).
-
-Usage: python benchmarks/import_sizes.py run MINILM_FOLDER JSON
-       python benchmarks/import_sizes.py table JSON
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from benchmarks.frame import markdown, read_record, run_script
+from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import library_versions
@@ -84,43 +80,31 @@ def measure(folder: Path, artifacts: Path) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    """The table of docs/results/bundles.md."""
+def table(file: Path) -> None:
+    """Print the table of docs/results/bundles.md."""
     rows = [
         [
-            name,
-            results["id"],
-            f"{results['bytes']:,}" if results["bytes"] else results["status"],
-            f"{results['weight_bytes']:,}" if results["weight_bytes"] else "–",
-            f"{model['parameters']:,}",
-            f"{results['stored_parameters']:,}" if results["stored_parameters"] else "–",
+            name, artifact["id"], f"{artifact['bytes']:,}" if artifact["bytes"] else artifact["status"],
+            f"{artifact['weight_bytes']:,}" if artifact["weight_bytes"] else "–", f"{model['parameters']:,}",
+            f"{artifact['stored_parameters']:,}" if artifact["stored_parameters"] else "–",
             f"{model['one_layer_per_call']:,}",
         ]
-        for name, model in result["models"].items()
-        for results in model["artifacts"]
-    ]
+        for name, model in read_record(file)["models"].items()
+        for artifact in model["artifacts"]
+    ]  # fmt: skip
     columns = ["model", "artifact", "bytes", "of weights", "parameters", "stored", "parameters, one layer per call"]
-    return tabulate(rows, columns, tablefmt="github", disable_numparse=True)
+    print(markdown(columns, rows))
 
 
-def main() -> None:
-    """Measure into a JSON file, or print the table of one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, dest="command")
-    run = commands.add_parser("run")
-    run.add_argument("minilm", type=Path)
-    run.add_argument("json", type=Path)
-    commands.add_parser("table").add_argument("json", type=Path)
-    arguments = parser.parse_args()
-    if arguments.command == "run":
-        with tempfile.TemporaryDirectory() as work:
-            albert = Path(work, "albert-base")
-            make_albert(albert, arguments.minilm / "tokenizer.json")
-            models = {folder.name: measure(folder, Path(work, "artifacts")) for folder in (albert, arguments.minilm)}
-        results = {"host": cpu_name(), "when": now(), "versions": library_versions(), "models": models}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print(table(json.loads(arguments.json.read_text(encoding="utf-8"))))
+def run(minilm: Path, file: Path) -> None:
+    """Import and export ALBERT and the folder of MiniLM, and write their sizes into a JSON file."""
+    with tempfile.TemporaryDirectory() as work:
+        albert = Path(work, "albert-base")
+        make_albert(albert, minilm / "tokenizer.json")
+        models = {folder.name: measure(folder, Path(work, "artifacts")) for folder in (albert, minilm)}
+    write_json(file, {"host": cpu_name(), "when": now(), "versions": library_versions(), "models": models})
+    table(file)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(run, table)

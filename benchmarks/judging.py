@@ -25,14 +25,9 @@ Bar = dict[str, Any]
 
 
 def judged(label: str, values: Sequence[float], target: float, *, at_least: bool, missing: Iterable[str] = ()) -> Bar:
-    """A bar with its verdict, which is of the median.
+    """Return a bar with its verdict, which is of the median of one figure per round.
 
-    Args:
-        what: is compared.
-        found: one figure per round.
-        wanted: the bar.
-        at_least: the figure must reach it; else it must not exceed it.
-        missing: reasons why nothing can be said.
+    ``at_least``: the figure must reach the target, else not exceed it; ``missing``: why nothing can be said.
     """
     reasons = [*missing]
     if len(values) < ROUNDS:
@@ -73,20 +68,14 @@ def report_bars(bars: Sequence[Bar]) -> int:
 class Limit:
     """So much time: no round begins that would not end within it, going by the longest so far.
 
-    Args:
-        minutes: for everything that is still to come.
-        parts: of it, one after the other, with an equal share of what is left for each.
+    ``parts`` follow one another, with an equal share of what is left for each.
     """
 
     def __init__(self, minutes: float, parts: int = 1) -> None:
         self._minutes, self._end, self._parts = minutes, time.monotonic() + 60 * minutes, parts
 
     def tell(self, minutes: float) -> None:
-        """Say how long it will take.
-
-        Args:
-            minutes: that it would take on two cores without a limit.
-        """
+        """Say how many minutes it will take, on two cores without a limit."""
         print(f"about {max(1, round(min(minutes, self._minutes)))} minutes on two quiet cores", flush=True)
 
     def rounds(self, count: int) -> Iterable[int]:
@@ -111,11 +100,7 @@ class Watch:
         self._before = _reading()
 
     def conditions(self, threads: int) -> dict[str, Any]:
-        """What was going on so far, and ``disturbed``: why figures like these could not be had again; None: they could.
-
-        Args:
-            threads: that a way computes with.
-        """
+        """Return what was going on so far, and ``disturbed``: why the figures are in doubt, or None."""
         use = used_between(self._before, _reading())
         doubts = use.warnings() or ["other processes computed while this was measured"]
         disturbed = "; ".join(doubts) if use.disturbed(usable_cores(), None) else None

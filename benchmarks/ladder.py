@@ -26,8 +26,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.fold_results import accuracies, by_model, read, spread
-from benchmarks.sst2_results import collect
+from benchmarks.sst2_results import accuracies, by_model, collect, read, spread
 from benchmarks.studies.figures import Label, place_labels
 from edgeformer.models import read_run_recipe
 from edgeformer.run import read_run

@@ -16,15 +16,10 @@ Tolerances: ``import``: that of the test (relative 1e-3, absolute 1e-7), or ``RO
 Conversions: ``OUTPUT_TOLERANCES``, the RMS error over the standard deviation, on the published inputs against the
 published outputs (the imported graph's where ONNX Runtime differs), and on the same numbers in reverse order against
 the imported graph. Graph pass: 1e-4 of the standard deviation, with against without it.
-
-Usage: python -m benchmarks.node_conformance [--every N] [--jobs 2] [--json FILE]
-       python -m benchmarks.node_conformance --show
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import re
 import tempfile
@@ -32,13 +27,12 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -47,17 +41,17 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
+from benchmarks.frame import read_record, run_script, stamp
 from edgeformer.artifacts.errors import EdgeformerError
+from edgeformer.artifacts.files import as_json, write_json
 from edgeformer.artifacts.golden import OUTPUT
 from edgeformer.artifacts.manifest import ArtifactManifest, Precision
 from edgeformer.bundle import Bundle
 from edgeformer.export import export as exporting
 from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
-from edgeformer.runtimes import library_versions
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array
-from edgeformer.system.host import code_version, cpu_name, now
 from edgeformer.tasks.tensors import OUTPUT_TOLERANCES, measure_error
 
 RESULTS = Path(__file__).parent / "results" / "cpu-2core" / "2026-11-27-node-conformance.json"
@@ -318,57 +312,37 @@ def compare_graph_pass(case: Case, bundle: Path) -> Outcome:
     return Outcome("graph pass", "passed", f"{rewritten[0]} rotations")
 
 
-def _work(connection: Connection, cases: Sequence[Case]) -> None:
-    """Run cases by number until the connection closes."""
-    warnings.simplefilter("ignore")
-    while True:
-        try:
-            number = connection.recv()
-        except EOFError:
-            return
-        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-            connection.send(run_case(cases[number], Path(folder)))
+def _run(number: int) -> list[Outcome]:
+    """Run a case of ``_CASES``, which worker processes share with their parent."""
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run_case(_CASES[number], Path(folder))
+
+
+_CASES: list[Case] = []
 
 
 def run_all(cases: Sequence[Case], jobs: int) -> list[list[Outcome]]:
     """Run all cases in worker processes; a case that ends its process counts as crashed."""
-    context = multiprocessing.get_context("fork")  # the loaded cases are shared with the workers
-    numbers: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(cases)):
-        numbers.put(number)
-    results: list[list[Outcome]] = [[] for _ in cases]
+    _CASES[:] = cases
+    context = multiprocessing.get_context("fork")
 
-    def start() -> tuple[Any, Connection]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, cases), daemon=True)
-        process.start()
-        theirs.close()
-        return process, ours
+    def run_each(numbers: Sequence[int]) -> dict[int, list[Outcome]]:
+        results, remaining = dict[int, list[Outcome]](), [*numbers]
+        while remaining:
+            with ProcessPoolExecutor(1, context) as pool:
+                try:
+                    for number in [*remaining]:
+                        results[number] = pool.submit(_run, number).result()
+                        remaining.remove(number)
+                except BrokenProcessPool:
+                    results[remaining.pop(0)] = [Outcome("import", "crashed", "the process ended")]
+        return results
 
-    workers = [start() for _ in range(jobs)]
-
-    def drive(worker: tuple[Any, Connection]) -> None:
-        process, connection = worker
-        while True:
-            try:
-                number = numbers.get_nowait()
-            except Empty:
-                break
-            try:
-                connection.send(number)
-                results[number] = connection.recv()
-            except (EOFError, OSError):
-                process.join()
-                results[number] = [Outcome("import", "crashed", f"the process ended with {process.exitcode}")]
-                process, connection = start()
-        connection.close()
-        process.join(10)
-        if process.is_alive():
-            process.terminate()
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(drive, workers))
-    return results
+    with ThreadPoolExecutor(jobs) as threads:
+        parts = threads.map(run_each, [range(first, len(cases), jobs) for first in range(jobs)])
+        found = {number: outcomes for part in parts for number, outcomes in part.items()}
+    return [found[number] for number in range(len(cases))]
 
 
 REASONS = (
@@ -462,47 +436,22 @@ def tables(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rows(cases: Sequence[Case], results: Sequence[list[Outcome]]) -> Iterator[dict[str, Any]]:
-    """Yield one row per case and path."""
-    for case, outcomes in zip(cases, results, strict=True):
-        operators = sorted({node.op_type for node in case.model.graph.node})
-        for outcome in outcomes:
-            yield {"kind": case.kind, "test": case.name, "form": case.form, "operators": operators, **asdict(outcome)}
-
-
-def main() -> None:
-    """Run, print the counts and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every n-th test")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--match", default="", help="only tests whose name contains this")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="write every outcome, for looking into it")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--show", action="store_true", help="print the tables of the committed results")
-    arguments = parser.parse_args()
-    if arguments.show:
-        print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
+def main(every: int = 1, jobs: int = 2, match: str = "", json: Path | None = None, show: bool = False) -> None:
+    """Run every n-th test whose name contains ``match``, and write the record; ``show``: print the committed tables."""
+    if show:
+        print(tables(read_record(RESULTS)))
         return
     started = time.perf_counter()
-    cases = [case for case in all_cases(arguments.every) if arguments.match in case.name]
-    results = run_all(cases, arguments.jobs)
-    table = list(rows(cases, results))
-    if arguments.rows is not None:
-        arguments.rows.write_text(json.dumps(table, indent=1), encoding="utf-8")
+    cases = [case for case in all_cases(every) if match in case.name]
+    results = run_all(cases, jobs)
     report = {
-        "measured": now(),
-        "code_version": code_version(),
-        "host": {"cpu": cpu_name()},
-        "versions": library_versions(),
-        "every": arguments.every,
-        "seconds": round(time.perf_counter() - started),
-        "graphs": len(cases),
+        **stamp(), "every": every, "seconds": round(time.perf_counter() - started), "graphs": len(cases),
         **summarize(cases, results),
-    }
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(tables(report) if arguments.every == 1 and not arguments.match else json.dumps(report, indent=1))
+    }  # fmt: skip
+    if json is not None:
+        write_json(json, report)
+    print(tables(report) if every == 1 and not match else as_json(report))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -1,14 +1,10 @@
 """Pictures of README and docs: a terminal run as SVG, and the HTML report as PNG.
 
-    python -m benchmarks.pictures terminal OUT.svg "edgeformer profile --device rtx4050"
-    python -m benchmarks.pictures report REPORT.html OUT.png
-
 Commands run in the current folder. The report needs chromium.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
@@ -19,10 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.frame import run_script
+
 WIDTH = 140  # that of tables in a pipe
 
 
-def draw_terminal(out: Path, commands: list[str]) -> None:
+def terminal(out: Path, commands: list[str]) -> None:
     """Run the commands and save what they print on stdout."""
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
@@ -35,7 +33,7 @@ def draw_terminal(out: Path, commands: list[str]) -> None:
     console.save_svg(str(out), title="edgeformer")
 
 
-def draw_report(page: Path, out: Path, height: int) -> None:
+def report(page: Path, out: Path, height: int = 900) -> None:
     """Save a screenshot of the top of a page."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -44,23 +42,5 @@ def draw_report(page: Path, out: Path, height: int) -> None:
     subprocess.run([browser, *options, f"--screenshot={out.resolve()}", page.resolve().as_uri()], check=True)
 
 
-def main() -> None:
-    """Parse the arguments and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="kind", required=True)
-    terminal = commands.add_parser("terminal")
-    terminal.add_argument("out", type=Path)
-    terminal.add_argument("commands", nargs="+")
-    report = commands.add_parser("report")
-    report.add_argument("page", type=Path)
-    report.add_argument("out", type=Path)
-    report.add_argument("--height", type=int, default=900)
-    arguments = parser.parse_args()
-    if arguments.kind == "terminal":
-        draw_terminal(arguments.out, arguments.commands)
-    else:
-        draw_report(arguments.page, arguments.out, arguments.height)
-
-
 if __name__ == "__main__":
-    main()
+    run_script(terminal, report)

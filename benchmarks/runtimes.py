@@ -1,10 +1,7 @@
 """One model in every installed runtime: memory of the opened artifact, and time of a call, all of them in turns.
 
-    python -m benchmarks.runtimes measure FILE RUN…
-    python -m benchmarks.runtimes score FILE RUN…     # accuracy on SST's test set, and differences from torch
-    python -m benchmarks.runtimes table FILE memory|latency|scores
-
-RUN: exported by edgeformer export RUN --int8 --litert --executorch --keep-going.
+``measure`` and ``score`` (accuracy on SST's test set, differences from torch) add runs to a file. A run is exported by
+ edgeformer export RUN --int8 --litert --executorch --keep-going.
 
 Weights do not change time or memory, so a run that --max-steps ended stands for a trained one in both. Every artifact
 and runtime is a process that stays open; in every round each of them computes every shape, and ratios are those of one
@@ -13,25 +10,23 @@ round. FILE keeps the runs that were measured earlier; delete one from it to mea
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
+from benchmarks.frame import markdown, read_record, run_script, stamp
 from benchmarks.ladder import edgeformer
 from benchmarks.ways import Way, environment, serve
 from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.resident import measure_resident
-from edgeformer.runtimes import OpenOptions, library_versions, provider_facts, provider_of, requested_providers
-from edgeformer.system.host import code_version, describe_host, now
+from edgeformer.runtimes import OpenOptions, provider_facts, provider_of, requested_providers
 
 SHAPES = ((1, 16), (1, 128), (16, 128))
 CALLS_S = 0.15
@@ -46,11 +41,17 @@ def candidates_of(bundle: Bundle) -> list[tuple[str, str]]:
     return [(artifact.id, provider) for artifact in artifacts for provider in requested_providers(artifact, "all")]
 
 
-def measure(file: Path, folder: Path, rounds: int, threads: list[int]) -> None:
-    """Measure one exported run, and add it to the file."""
-    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"runs": {}}
-    if folder.name in document["runs"]:
-        return
+def measure(file: Path, runs: list[Path], rounds: int = 7, threads: list[int] | None = None) -> None:
+    """Measure exported runs, and add them to the file."""
+    for folder in runs:
+        document = read_record(file, runs={})
+        if folder.name not in document["runs"]:
+            document["runs"][folder.name] = record_of(folder, rounds, threads or [1, 2])
+            write_json(file, {**document, **stamp()})
+
+
+def record_of(folder: Path, rounds: int, threads: list[int]) -> dict[str, Any]:
+    """Return sizes, memory and times of one exported run."""
     bundle = Bundle.open(folder / "bundle")
     record: dict[str, Any] = {"parameters": bundle.manifest.parameters, "artifacts": {}, "rejected": {}, "ms": {}}
     for artifact in bundle.artifacts:
@@ -90,14 +91,19 @@ def measure(file: Path, folder: Path, rounds: int, threads: list[int]) -> None:
                             ms.setdefault(key, {}).setdefault(text, []).append(way.ask(shape))
             record["ms"][str(count)] = ms
             record.setdefault("unavailable", {}).update({key: way.reason for key, way in ways.items() if way.reason})
-    document["runs"][folder.name] = record
-    document |= {"host": describe_host(), "versions": library_versions(), "code_version": code_version()}
-    write_json(file, {**document, "measured": now()})
+    return record
 
 
-def score(file: Path, folder: Path) -> None:
-    """Add the scores of one trained and exported run to the file."""
-    document = json.loads(file.read_text(encoding="utf-8"))
+def score(file: Path, runs: list[Path]) -> None:
+    """Add the scores of trained and exported runs to the file."""
+    for folder in runs:
+        document = read_record(file)
+        document["runs"][folder.name]["scores"] = scores_of(folder)
+        write_json(file, document)
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """Return the scores of one run's artifacts."""
     rows = edgeformer("evaluate", str(folder), "--artifact", "all", "--split", SET)["rows"]
     accuracies = {row["artifact"]: row for row in rows if row["exit"] is None}
     scores: dict[str, Any] = {}
@@ -109,8 +115,7 @@ def score(file: Path, folder: Path) -> None:
                 "reason": artifact.reason, "error": artifact.parity and artifact.parity.max_abs_error,
                 **{key: row.get(key) for key in ("n", "accuracy")},
             }  # fmt: skip
-    document["runs"][folder.name]["scores"] = scores
-    write_json(file, document)
+    return scores
 
 
 def child(folder: Path, name: str, provider: str, threads: int) -> None:
@@ -138,13 +143,11 @@ def child(folder: Path, name: str, provider: str, threads: int) -> None:
     serve(name, make)
 
 
-def table(document: dict[str, Any], which: str, threads: int) -> str:
-    """Return a table in Markdown."""
-    if which == "latency":
-        headers, rows = latency_rows(document, threads)
-    else:
-        headers, rows = {"memory": memory_rows, "scores": score_rows}[which](document)
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+def table(file: Path, which: str, threads: int = 1) -> None:
+    """Print a table: memory, latency (with so many threads) or scores."""
+    document = read_record(file)
+    tables = {"memory": memory_rows, "scores": score_rows, "latency": partial(latency_rows, threads=threads)}
+    print(markdown(*tables[which](document)))
 
 
 Table = tuple[list[str], list[list[str]]]
@@ -207,39 +210,5 @@ def score_rows(document: dict[str, Any]) -> Table:
     return ["model", "runtime", "precision", "accuracy", "points over FP32", "largest error of a logit"], rows
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("measure")
-    measuring.add_argument("file", type=Path)
-    measuring.add_argument("runs", type=Path, nargs="+")
-    measuring.add_argument("--rounds", type=int, default=7)
-    measuring.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    showing = commands.add_parser("table")
-    showing.add_argument("file", type=Path)
-    showing.add_argument("which", choices=["memory", "latency", "scores"])
-    showing.add_argument("--threads", type=int, default=1, help="of the table of latency")
-    scoring = commands.add_parser("score")
-    scoring.add_argument("file", type=Path)
-    scoring.add_argument("runs", type=Path, nargs="+")
-    answering = commands.add_parser("child")
-    for name, kind in (("folder", Path), ("artifact", str), ("provider", str), ("threads", int)):
-        answering.add_argument(name, type=kind)
-    arguments = parser.parse_args()
-    if arguments.command == "child":
-        child(arguments.folder, arguments.artifact, arguments.provider, arguments.threads)
-    elif arguments.command == "table":
-        document = json.loads(arguments.file.read_text(encoding="utf-8"))
-        print(table(document, arguments.which, arguments.threads))
-    elif arguments.command == "score":
-        for folder in arguments.runs:
-            score(arguments.file, folder)
-    else:
-        for folder in arguments.runs:
-            measure(arguments.file, folder, arguments.rounds, arguments.threads)
-            print(f"{folder.name}: measured", file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, score, table, child)

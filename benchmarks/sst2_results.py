@@ -1,26 +1,23 @@
-"""Collect finished SST-2 runs into one JSON, and print the table of docs/results/sst2.md from it.
+"""Records of finished SST-2 runs, which the ladder compares.
 
-Usage:
-    python benchmarks/sst2_results.py collect results.json RUN_FOLDER…
-    python benchmarks/sst2_results.py table results.json       # scores
-    python benchmarks/sst2_results.py artifacts results.json   # size, sharing, parity
+Runs whose names differ in ``-seedN`` alone are the same model.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
+from collections import defaultdict
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
-
-from tabulate import tabulate
 
 from edgeformer.artifacts.scores import EVALUATION_FILE
 from edgeformer.bundle import Bundle
 from edgeformer.run import read_run
 
-# Paper A, Table 6 (final version): accuracy on its own random split, seed unknown.
-PUBLISHED = {25_912_706: "0.9061", 10_972_162: "0.9021"}
+SETS = ("glue-dev", "sst-test")
+ARTIFACT_KEYS = {"id", "size_bytes", "status", "parity", "sharing"}
 
 
 def collect(folders: list[Path]) -> list[dict[str, Any]]:
@@ -43,74 +40,31 @@ def collect(folders: list[Path]) -> list[dict[str, Any]]:
     return records
 
 
-ARTIFACT_KEYS = {"id", "size_bytes", "status", "parity", "sharing"}
+def read(sources: list[str]) -> list[dict[str, Any]]:
+    """The runs of several files that were tested on all sets."""
+    files = [json.loads(Path(source).read_text(encoding="utf-8")) for source in sources]
+    records = [record for documents in files if isinstance(documents, list) for record in documents]
+    return [record for record in records if all(split in record["tests"] for split in SETS)]
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: one line per run and test set, the published figure beside the random split."""
-    rows = []
+def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Name without its seed → the runs of it."""
+    figures: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        for name, score in record["tests"].items():
-            published = PUBLISHED.get(record["parameters"], "") if name == "random-split" else ""
-            trained = f"{record['split']}, {record['epochs']} epochs, {record['seconds'] / 60:.1f} min"
-            values = [f"{score[key]:.4f}" for key in ("accuracy", "f1", "precision", "recall")]
-            rows.append(
-                [record["recipe"], f"{record['parameters']:,}", trained, name, f"{score['n']:,}", *values, published]
-            )
-    header = [
-        "recipe",
-        "parameters",
-        "trained on",
-        "tested on",
-        "rows",
-        "accuracy",
-        "F1",
-        "precision",
-        "recall",
-        "paper",
-    ]
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+        figures[re.sub(r"-seed\d+$", "", record["run"])].append(record)
+    return figures
 
 
-def artifacts_table(records: list[dict[str, Any]]) -> str:
-    """Markdown: size, sharing, parity and test score of every exported artifact."""
-    rows = []
-    for record in records:
-        scores = {(row["artifact"], row["split"]): row for row in record.get("evaluation", [])}
-        for artifact in record.get("artifacts", []):
-            sharing, parity = artifact["sharing"], artifact["parity"]
-            score = scores.get((artifact["id"], record["split"]))
-            rows.append(
-                [
-                    record["run"],
-                    artifact["id"],
-                    f"{artifact['size_bytes']:,}",
-                    f"{sharing['stored_parameters']:,} of {sharing['unique_parameters']:,}",
-                    f"{parity['max_abs_error']:.1e}",
-                    f"{parity['top1_agreement']:.1%}",
-                    f"{score['accuracy']:.4f}" if score else "–",
-                ]
-            )
-    header = ["run", "artifact", "bytes", "parameters stored", "max error vs torch", "top-1 agreement", "accuracy"]
-    return tabulate(rows, header, tablefmt="github", disable_numparse=True)
+def accuracies(runs: list[dict[str, Any]], artifact: str, split: str) -> list[float]:
+    """Of every run that has it, of the whole model; of its own weights as training ended with."""
+    if artifact == "torch":
+        return [run["tests"][split]["accuracy"] for run in runs if split in run["tests"]]
+    rows = [row for run in runs for row in run.get("evaluation", []) if row["exit"] is None]
+    return [row["accuracy"] for row in rows if row["artifact"] == artifact and row["split"] == split]
 
 
-def main() -> None:
-    """Command line."""
-    match sys.argv[1:]:
-        case ["collect", target, *folders] if folders:
-            records = collect([Path(folder) for folder in folders])
-            Path(target).parent.mkdir(parents=True, exist_ok=True)
-            Path(target).write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
-        case ["table", source]:
-            print(table(json.loads(Path(source).read_text(encoding="utf-8"))))
-        case ["artifacts", source]:
-            print(artifacts_table(json.loads(Path(source).read_text(encoding="utf-8"))))
-        case ["-h" | "--help"]:
-            print(__doc__)
-        case _:
-            raise SystemExit(__doc__)
-
-
-if __name__ == "__main__":
-    main()
+def spread(values: list[float]) -> str:
+    """Mean, and the standard deviation where there are several."""
+    if not values:
+        return "–"
+    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")

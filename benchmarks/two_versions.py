@@ -1,16 +1,12 @@
 """Is a version of edgeformer as fast as another? Start-up, export, profile, training and serving, interleaved A B A B.
 
-Usage: python -m benchmarks.two_versions OLD NEW --run RUN [--rounds 7] [--json FILE]
-
 OLD and NEW are checkouts that the same interpreter runs; RUN is a finished run of a classifier with a bundle. Every
 figure is the median of the rounds; a ratio above 1 says that NEW is faster. Nothing else may use the processor.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
-import json
 import os
 import shutil
 import subprocess
@@ -20,8 +16,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from json import dumps, loads
 from pathlib import Path
 from statistics import median
+from typing import Annotated
+
+import typer
+
+from benchmarks.frame import run_script
 
 TEXT = "a warm, funny and quietly moving film"
 _CLIENTS, _REQUESTS = 8, 1600
@@ -61,7 +63,7 @@ def training_step(folder: Path, checkout: Path) -> float:
     """Return the seconds of a training step, without preparing the data."""
     name = f"training-{checkout.name}"
     words = ("train", "quickstart", "--max-steps", str(_TRAINING_STEPS), "--name", name, "--json")
-    document = json.loads(edgeformer(checkout, folder, *words)[1])
+    document = loads(edgeformer(checkout, folder, *words)[1])
     shutil.rmtree(folder / "artifacts" / name)
     return float(document["seconds"]) / int(document["steps"])
 
@@ -74,12 +76,12 @@ def served_request(folder: Path, checkout: Path) -> float:
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         assert server.stdout is not None
-        address = json.loads(server.stdout.readline())["url"].removeprefix("http://").rstrip("/")
+        address = loads(server.stdout.readline())["url"].removeprefix("http://").rstrip("/")
 
         def client(requests: int) -> None:
             connection = http.client.HTTPConnection(address)
             for _ in range(requests):
-                body = json.dumps({"text": TEXT})
+                body = dumps({"text": TEXT})
                 connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
                 response = connection.getresponse()
                 response.read()
@@ -104,40 +106,34 @@ CASES: dict[str, Callable[[Path, Path], float]] = {
 }
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cases", nargs="+", help="beginnings of the names of cases; default: all")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def main(
+    old: Path, new: Path, run: Annotated[Path, typer.Option()], rounds: int = 7, cases: list[str] | None = None,
+    json: Path | None = None,
+) -> None:  # fmt: skip
+    """Compare; ``cases`` are beginnings of the names of cases, all by default."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        checkouts = {"old": arguments.old.resolve(), "new": arguments.new.resolve()}
+        checkouts = {"old": old.resolve(), "new": new.resolve()}
         for version in checkouts:  # the old version may not read a bundle of the new one
-            shutil.copytree(arguments.run, Path(temporary, version, "artifacts", "run"))
+            shutil.copytree(run, Path(temporary, version, "artifacts", "run"))
         for name, case in CASES.items():
-            if arguments.cases and not name.startswith(tuple(arguments.cases)):
+            if cases and not name.startswith(tuple(cases)):
                 continue
             versions = {version: partial(case, Path(temporary, version), path) for version, path in checkouts.items()}
             samples: dict[str, list[float]] = {version: [] for version in versions}
             for measure in versions.values():
                 measure()  # warms the file cache
-            for number in range(arguments.rounds):
+            for number in range(rounds):
                 for version in versions if number % 2 == 0 else reversed(versions):
                     samples[version].append(versions[version]())
-            old, new = median(samples["old"]), median(samples["new"])
+            old_s, new_s = median(samples["old"]), median(samples["new"])
             ratios = sorted(a / b for a, b in zip(samples["old"], samples["new"], strict=True))
-            rows.append({"case": name, "old_s": old, "new_s": new, "ratio": old / new, "ratios": ratios})
-            print(
-                f"{name:26} old {old:8.4f} s, new {new:8.4f} s: {old / new:.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+            rows.append({"case": name, "old_s": old_s, "new_s": new_s, "ratio": old_s / new_s, "ratios": ratios})
+            spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+            print(f"{name:26} old {old_s:8.4f} s, new {new_s:8.4f} s: {old_s / new_s:.3f} ({spread})", flush=True)
+    if json is not None:
+        json.write_text(dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -5,30 +5,28 @@ the same recipe take turns on the same batches, A B B A, each case in a process 
 machine slows both alike. ``padded`` is ``model.attention: sdpa``, ``unpadded`` is ``auto``. The ratio is that of the
 medians over blocks of steps; ``by_padding`` has it by share of padding, with ``--least-padding 0`` also where a batch
 has little of it, from which ``LEAST_PADDING`` in edgeformer/data/batching.py is chosen.
-
-Usage: python -m benchmarks.unpadded_training --data DIR [--minutes 9] [--threads 2] [--case NAME]…
-                                              [--set KEY=VALUE]… [--least-padding 0.25] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from functools import partial
 from itertools import chain, cycle
+from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from benchmarks.frame import run_script, stamp
 from benchmarks.ways import environment
+from edgeformer.artifacts.files import write_json
 
 CASES = ("recurrent_sst2", "baseline_sst2", "recurrent_sst2_fast", "baseline_sst2_fast")
 """Light and baseline model by the paper's protocol, then by the fast one."""
@@ -110,49 +108,38 @@ def _blocks(seconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array([part[:BLOCK].sum() for part in np.array_split(seconds[: count * BLOCK], count)])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public data")
-    parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--case", action="append", help="a recipe; default: all four")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every recipe")
-    parser.add_argument("--least-padding", type=float)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.seconds is not None:  # a child process
-        print(json.dumps(measure(arguments.case[0], arguments.data, arguments.seconds, arguments.set,
-                                 arguments.least_padding)))  # fmt: skip
+def main(
+    data: Annotated[Path, typer.Option(help="folder of the public data")], minutes: float = 9, threads: int = 2,
+    case: Annotated[list[str] | None, typer.Option(help="a recipe; default: all four")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="of every recipe")] = None,
+    least_padding: float | None = None, json: Path | None = None,
+    seconds: Annotated[float | None, typer.Option(hidden=True)] = None,
+) -> None:  # fmt: skip
+    """Compare every case in a process of its own."""
+    changes, cases = set_ or [], case or [*CASES]
+    if seconds is not None:  # a child process
+        print(dumps(measure(cases[0], data, seconds, changes, least_padding)))
         return
-    from edgeformer.system.host import cpu_name, now
-
-    cases = arguments.case or CASES
-    seconds = 60 * arguments.minutes / len(cases) - 20  # imports and data
+    seconds = 60 * minutes / len(cases) - 20  # imports and data
     results = {}
-    for case in cases:
-        words = ["--case", case, "--data", str(arguments.data), "--seconds", str(seconds)]
-        words += chain(*zip(cycle(["--set"]), arguments.set, strict=False))
-        if arguments.least_padding is not None:
-            words += ["--least-padding", str(arguments.least_padding)]
+    for name in cases:
+        words = ["--case", name, "--data", str(data), "--seconds", str(seconds)]
+        words += chain(*zip(cycle(["--set"]), changes, strict=False))
+        words += ["--least-padding", str(least_padding)] if least_padding is not None else []
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.unpadded_training", *words], check=True, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, **environment(arguments.threads, torch_alone=True)},
+            text=True, env={**os.environ, **environment(threads, torch_alone=True)},
         )  # fmt: skip
-        result = results[case] = json.loads(child.stdout.splitlines()[-1])
+        result = results[name] = loads(child.stdout.splitlines()[-1])
         ratio, speeds = result["unpadded_over_padded"], result["samples_per_s"]
         print(
-            f"{case}, {result['precision']}, {result['padding']:.0%} padding: {speeds['padded']:.0f} → "
+            f"{name}, {result['precision']}, {result['padding']:.0%} padding: {speeds['padded']:.0f} → "
             f"{speeds['unpadded']:.0f} samples/s, {ratio['median']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})",
             flush=True,
         )
-    if arguments.json is not None:
-        host = {"cpu": cpu_name(), "python": platform.python_version(), "measured": now()}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"host": host, "least_padding": arguments.least_padding, "cases": results}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if json is not None:
+        write_json(json, {**stamp(), "least_padding": least_padding, "cases": results})
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -6,15 +6,11 @@ What is left is starting processes, checking files, opening, and the report. The
 copy of the run. A command that fails ends the script; of ``profile`` alone 3 is no failure: it measured, and a budget
 of the device was not met.
 
-Usage: python -m benchmarks.waiting RUN [--rounds 5] [--minutes 9] [--artifact onnx-fp32] [--json FILE]
-
-RUN: the folder of an exported run.
+RUN is the folder of an exported run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
@@ -23,10 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
+from json import loads
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import run_script
 from benchmarks.judging import Limit, Watch, judged, report_bars, unless
+from edgeformer.artifacts.files import write_json
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import cpu_name, default_threads
 
@@ -49,47 +48,40 @@ def seconds(*arguments: str, allowed: Collection[int] = (0,)) -> tuple[float, st
 def beyond(run: Path, artifact: str) -> float:
     """Seconds of a profile of one artifact for this host, less those that its processes spent on calling it."""
     took, output = seconds("profile", str(run), "--artifact", artifact, "--device", "host", "--json", allowed=(0, 3))
-    rows = [row["conditions"] for row in json.loads(output)["rows"] if row["where"] == "host"]
+    rows = [row["conditions"] for row in loads(output)["rows"] if row["where"] == "host"]
     return took - sum(row.get(name) or 0.0 for row in rows for name in ("measuring_s", "repeated_measuring_s"))
 
 
-def main() -> int:
-    """Command line; 3 where a bar was not judged."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--minutes", type=float, default=9.0, help="of everything; rounds that would end later are left out"
-    )
-    parser.add_argument("--artifact", default="onnx-fp32")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def main(
+    run: Path, rounds: int = 5, minutes: float = 9.0, artifact: str = "onnx-fp32", json: Path | None = None
+) -> int:
+    """Measure; rounds that would end after ``minutes`` are left out. Return 3 where a bar was not judged."""
     results: dict[str, list[float]] = {name: [] for name in _BARS_S}
-    watch, limit = Watch(), Limit(arguments.minutes)
-    limit.tell(arguments.rounds * 0.8)
+    watch, limit = Watch(), Limit(minutes)
+    limit.tell(rounds * 0.8)
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / arguments.run.name
-        shutil.copytree(arguments.run, run)
+        copy = Path(folder) / run.name
+        shutil.copytree(run, copy)
         measured: dict[str, Callable[[], float]] = {
             "--help": lambda: seconds("--help")[0],
-            "export --fp16": lambda: seconds("export", str(run), "--fp16", "--replace")[0],
-            "profile beyond measuring": lambda: beyond(run, arguments.artifact),
+            "export --fp16": lambda: seconds("export", str(copy), "--fp16", "--replace")[0],
+            "profile beyond measuring": lambda: beyond(copy, artifact),
         }
         seconds("--help")
-        for _ in limit.rounds(arguments.rounds):
+        for _ in limit.rounds(rounds):
             for name, measure in measured.items():
                 results[name].append(measure())
-    report: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "run": arguments.run.name}
+    report: dict[str, Any] = {"host": cpu_name(), "threads": default_threads(), "run": run.name}
     report |= {"versions": library_versions(), "conditions": watch.conditions(default_threads()), "seconds": {}}
     for name, values in results.items():
         row = {"median": statistics.median(values), "least": min(values), "most": max(values), "bar": _BARS_S[name]}
         report["seconds"][name] = row
     bars = [judged(f"{name}, s", values, _BARS_S[name], at_least=False) for name, values in results.items()]
     report["bars"] = unless(report["conditions"]["disturbed"], bars)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if json is not None:
+        write_json(json, report)
     return report_bars(report["bars"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -30,14 +30,8 @@ def environment(threads: int, *, torch_alone: bool) -> dict[str, str]:
 class Way:
     """A child process that answers each line of JSON by one.
 
-    Args:
-        name: of the way.
-        command: that starts it. Its first line is ``{"ready": …}``, or ``{"unavailable": why}``.
-        environment: of the process, beside the parent's.
-        stack: ends it.
-
-    Attributes:
-        reason: why it cannot be measured; empty: it can.
+    The first line of ``command`` is ``{"ready": …}`` or ``{"unavailable": why}``. ``reason`` says why the way cannot be
+    measured; empty: it can. ``stack`` ends the process.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], stack: ExitStack) -> None:
@@ -79,12 +73,7 @@ class Way:
 
 
 def serve(name: str, make: Callable[[], Callable[[Any], Any]]) -> None:
-    """The child's side.
-
-    Args:
-        name: that it is ready under.
-        make: what answers requests; whatever it raises makes the way unavailable.
-    """
+    """Answer requests in the child; whatever ``make`` raises makes the way unavailable."""
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
     try:
         answer = make()

@@ -35,7 +35,7 @@ from edgeformer.artifacts.workspace import (
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, opener_of
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import lock_path
-from edgeformer.tasks import Task, TextReader, get_task, import_task
+from edgeformer.tasks import RowSource, Task, TextReader, get_task, import_task
 
 if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
@@ -170,15 +170,14 @@ class Bundle:
             ArtifactError: tokenizer or configuration are missing, changed or damaged.
             InputError: the model reads no text.
         """
-        if not self.task.reads_text:
+        if not isinstance(self.task, RowSource):
             noun, use = self.task.noun, self.task.use
             raise InputError(f"{self.folder}: is a {noun}, which does not read text; use edgeformer {use}")
         folder = artifact.companions if artifact is not None else "."
         if folder not in self._readers:
             vocabulary = self._config_number(folder, "vocab_size")
-            described = self.tokenizer_config() if self.task.writes_text else {}
             tokenizer = self._companion(folder, TOKENIZER_FILE)
-            self._readers[folder] = self.task.reader(tokenizer, self.data, vocabulary, described)
+            self._readers[folder] = self.task.reader(tokenizer, self.data, vocabulary, self.tokenizer_config)
         return self._readers[folder]
 
     def tokenizer_config(self) -> dict[str, Any]:
@@ -222,7 +221,7 @@ class Bundle:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
             InputError: the artifact cannot generate, or not from these exits; the provider is not available here.
         """
-        if artifact.role not in ("step", "decode") or not self.task.writes_text:
+        if artifact.role not in ("step", "decode") or self.task.phase != "decode":
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} has no cache of earlier tokens, so it cannot generate text; "
                 "use a decode graph or a step artifact"

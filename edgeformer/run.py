@@ -123,8 +123,7 @@ class Run:
         tokenizer = self.folder / workspace.MODEL_FOLDER / workspace.TOKENIZER_FILE
         if not tokenizer.is_file():
             raise ArtifactError(f"{self.folder}: has no trained model ({tokenizer.name}); finish its training first")
-        described = self.tokenizer_config() if self.task.writes_text else {}
-        return self.task.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size, described)
+        return self.task.rows.reader(tokenizer, self.recipe.data, self.recipe.model.vocab_size, self.tokenizer_config)
 
     def tokenizer_config(self) -> dict[str, Any]:
         """Return tokenizer_config.json, in which special tokens are texts. Raises ArtifactError if it is damaged."""

@@ -28,7 +28,6 @@ from benchmarks.claims.schema import (
 )
 from benchmarks.claims.tables import NotThere, cell, seeds
 from benchmarks.results_page.provenance import Affected, Change, origin_of, read_json, superseded, superseded_study
-from benchmarks.results_page.studies import read_table
 from edgeformer.artifacts.errors import InputError
 
 MIB = 2**20
@@ -141,8 +140,8 @@ def remarks_of(changes: Sequence[tuple[Change, Affected]]) -> list[str]:
 
 def run_keys(study: str, results: Path) -> list[str]:
     """Return the keys of the runs of a study's table."""
-    table = read_table(results / "studies" / f"{study}.json")
-    return [key for row in table["rows"] for key in row.get("keys", ())] if table is not None else []
+    table = read_json(results / "studies" / f"{study}.json")
+    return [key for row in table["rows"] for key in row.get("keys", ())]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.schema import Number, Study
-from benchmarks.results_page.studies import read_table
+from benchmarks.results_page.provenance import read_json
 from benchmarks.studies.specification import Study as Written
 from benchmarks.studies.specification import load_study as read_study
 from benchmarks.studies.specification import measure
@@ -26,17 +26,12 @@ SIZES = ("parameters", "megabytes", "size_bytes")
 
 
 def cell(source: Study, figure: str, results: Path) -> Number:
-    """A cell's mean.
-
-    Args:
-        source: which table and row.
-        figure: of its columns.
-        results: the folder of committed results.
+    """Return a cell's mean.
 
     Raises:
         NotThere: there is no such table yet, the row is not complete, or it was made of other data.
-        InputError: the study has no such row or figure, the table shows another study than the one that is written, or
-            the row's model sees what it predicts and ``source`` does not expect that; or the score is of an FP16 graph.
+        InputError: the study has no such row or figure, the row's model sees what it predicts and ``source`` does not
+            expect that, or the score is of an FP16 graph.
     """
     value = _cell(source, figure, results).get("mean")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -56,9 +51,7 @@ def _cell(source: Study, figure: str, results: Path) -> dict[str, Any]:
     path = results / file
     if not path.is_file():
         raise NotThere(f"{file} is not committed yet")
-    table = read_table(path)
-    if table is None:
-        raise InputError(f"{path}: is no table of a study")
+    table = read_json(path)
     rows = [row for row in table["rows"] if (row["run"], row["at"]) == (source.run, source.at)]
     label = f"{source.run} at {source.at!r}"
     if not rows:
@@ -91,7 +84,7 @@ def check_reference(source: Study, figure: str) -> None:
         raise InputError(f"study {source.study}: {source.run} is never shown at {source.at!r}: {', '.join(places)}")
     if source.at == "fp16" and figure not in SIZES:
         raise InputError(
-            f"study {source.study}: a CPU scores FP16 graphs in FP32; read {figure} from benchmarks.half_precision"
+            f"study {source.study}: a CPU scores FP16 graphs in FP32; read {figure} from DATE-half-precision.json"
         )
     try:
         measure(figure)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from tabulate import tabulate
 
-from benchmarks.results_page.tables import ROOT
+from benchmarks.frame import ROOT, markdown
 from edgeformer.artifacts.device import EstimateRecord
 from edgeformer.estimate import estimate
 from edgeformer.estimate.published import published_record
@@ -63,13 +62,13 @@ def page() -> str:
         f"Measured on {record['measured'][:10]}: {host['cpu']}, {host['cores']} cores. A time is the median of three "
         f"processes. Raw data: `{file.relative_to(ROOT).as_posix()}`.",
         "## By model",
-        _table(
+        markdown(
             ["model", "measured times within the estimated range"],
             [[name, f"{share:.0%}"] for name, share in summary["held_by_model"].items()],
         ),
         "## Errors",
         "log2(estimated ÷ measured): 0.2 is 15% too much, −0.2 is 13% too little.",
-        _table(_LABELS, [[f"{value:+.2f}" for value in summary["quantiles_log2"]]]),
+        markdown(_LABELS, [[f"{value:+.2f}" for value in summary["quantiles_log2"]]]),
         "## Every case",
         "*Measured* and *processes* are the median and the range of the three processes, p50 in ms.",
         _cases(record["cases"]),
@@ -101,7 +100,7 @@ def _groups(record: dict[str, Any]) -> str:
     if record["doubted"] is not None:
         groups.append(("*with unchecked operators*", record["doubted"]))
     header = ["", "cases", "median error", "worst", "within ±15%", "range holds", "widest range", "Kendall τ"]
-    return _table(header, [_line(name, figures) for name, figures in groups])
+    return markdown(header, [_line(name, figures) for name, figures in groups])
 
 
 def _outcome(figures: dict[str, Any]) -> str:
@@ -141,7 +140,7 @@ def _missing(record: dict[str, Any]) -> str:
     ]
     if not rows:
         return "No planned case is missing."
-    return "Missing cases. A case with a measured time and without an estimate counts as missed:\n\n" + _table(
+    return "Missing cases. A case with a measured time and without an estimate counts as missed:\n\n" + markdown(
         ["model", "artifact", "threads", "shape", "why"], rows
     )
 
@@ -173,8 +172,4 @@ def _cases(cases: Sequence[dict[str, Any]]) -> str:
         if case["log2"] is not None
     ]  # fmt: skip
     header = ["model", "artifact", "threads", "shape", "measured", "processes", "estimated", "range", "error"]
-    return _table(header, rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return tabulate(rows, headers=list(header), tablefmt="github", disable_numparse=True)
+    return markdown(header, rows)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.number_formats import Variant, timed
 from benchmarks.gpu.recipes import recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import InputError
 
@@ -77,13 +77,8 @@ def _rows(
 def _beside(session: Session, recipe: Any, format_: str, row: Any) -> Figures:
     """An estimated row, and the same model at its shape in torch: eager, and where that works as a CUDA graph."""
     latency = row.latency_ms
-    results = {
-        "batch": row.batch,
-        "seq": row.seq,
-        "low_ms": latency.low,
-        "p50_ms": latency.p50,
-        "high_ms": latency.high,
-    }
+    results = {"batch": row.batch, "seq": row.seq, "low_ms": latency.low, "p50_ms": latency.p50}
+    results["high_ms"] = latency.high
     ways = ("eager", "graph") if session.device == "cuda" else ("eager",)
     for way in ways:
         duration = timed(session, recipe, (row.batch, row.seq), Variant(format_, how=way))
@@ -126,8 +121,4 @@ ROW = Row(
         for place, label in ((0, "first shape"), (-1, "last shape"))
         for key, what in (("low_ms", "low, ms"), ("high_ms", "high, ms"), ("measured_over_estimated", "off by"))
     ),
-    module="estimates",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

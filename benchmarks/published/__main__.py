@@ -3,15 +3,13 @@
     python -m benchmarks.published
 
 Writes edgeformer/estimate/published.json, which ships, and benchmarks/results/published.json, of which
-docs/results/devices.md and the pages of the devices are made. Takes five minutes; --rows keeps the work of all rows.
+docs/results/devices.md and the pages of the devices are made. Takes a minute.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,13 +106,8 @@ def counted() -> tuple[list[Measurement], NDArray[np.float64], list[float], dict
         features.append(work)
         operations.append(sum(work.operations for work in works))
     published = len(usable) + sum(reasons.values()) - reasons.get(_TOO_FAST, 0)
-    counts = {
-        "published": published,
-        "usable": len(usable),
-        "rebuilt": every,
-        "of devices": len(rows),
-        "left out": reasons,
-    }
+    counts: dict[str, Any] = {"published": published, "usable": len(usable), "rebuilt": every, "of devices": len(rows)}
+    counts["left out"] = reasons
     return rows, np.array(features), operations, counts
 
 
@@ -126,16 +119,8 @@ def setting_of(row: Measurement, work: Sequence[float]) -> Setting:
 
 
 def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, help="file that keeps the work of all rows for the next time")
-    options = parser.parse_args()
-    if options.rows is not None and options.rows.is_file():
-        rows, features, operations, counts = pickle.loads(options.rows.read_bytes())
-    else:
-        rows, features, operations, counts = counted()
-        if options.rows is not None:
-            options.rows.write_bytes(pickle.dumps((rows, features, operations, counts)))
+    """Count, fit, cross-validate and write."""
+    rows, features, operations, counts = counted()
     settings = [setting_of(row, work) for row, work in zip(rows, features.tolist(), strict=True)]
     sources = [row.source for row in rows]
     ms = np.array([row.ms for row in rows])

@@ -7,16 +7,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tabulate import tabulate
 
+from benchmarks.frame import RESULTS, ROOT, markdown
 from edgeformer.artifacts.documents import load_profile, shipped_names
 
-ROOT = Path(__file__).parents[2]
-RESULT, FORMER = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("published", "published-former"))
+RESULT, FORMER = (RESULTS / f"{name}.json" for name in ("published", "published-former"))
 PICTURES = ROOT / "docs" / "results" / "pictures" / "devices"
 _WORST = 5
 
@@ -76,11 +74,6 @@ def grouped(cases: Sequence[Case], key: Callable[[Case], Any]) -> dict[Any, list
     for case in cases:
         groups.setdefault(key(case), []).append(case)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
-
-
-def markdown(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table."""
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
 
 def facts(device: str) -> Iterator[list[str]]:

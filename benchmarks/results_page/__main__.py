@@ -18,13 +18,18 @@ from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.provenance import measured
 from benchmarks.results_page.studies import picture, questions, study_pages
-from benchmarks.results_page.tables import ROOT, TABLES, printed
+from benchmarks.results_page.tables import ROOT, TABLES, closed, printed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_text
 
 FOLDER = ROOT / "docs" / "results"
 TEMPLATES = tuple(sorted(FOLDER.glob("*.md.jinja")))
 INDEX = "index.md"
+CLOSED = (
+    "cost.md", "early-exit.md", "int8.md", "language-models.md", "language-runtimes.md", "pretrained.md", "serving.md",
+    "sst2.md",
+)  # fmt: skip
+"""Pages of closed questions: their scripts are in the commit that each page names, and nothing writes them again."""
 
 
 def headline(text: str) -> str:
@@ -48,6 +53,7 @@ def pages() -> dict[str, str]:
     )
     shared: dict[str, Any] = {
         "printed": printed,
+        "closed": closed,
         "picture": picture,
         "measured": measured,
         "table": {name: build() for name, build in TABLES.items()},
@@ -62,7 +68,8 @@ def pages() -> dict[str, str]:
     by_name = {path.name.removesuffix(".jinja"): path.name for path in TEMPLATES}
     topics = {name: environment.get_template(by_name[name]).render(shared) for name in by_name if name != INDEX}
     # The index repeats the title and the headline of each page.
-    listed = {**topics, estimates.PAGE.name: estimates.page()}
+    listed = {name: (FOLDER / name).read_text(encoding="utf-8") for name in CLOSED}
+    listed |= {**topics, estimates.PAGE.name: estimates.page()}
     entries = {name: {"title": title(text), "headline": headline(text)} for name, text in listed.items()}
     index = environment.get_template(by_name[INDEX]).render(shared, page=entries)
     return {INDEX: index, **topics, **study_pages(), **machine_pages(), **device_pages()}

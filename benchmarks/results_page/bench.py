@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS, SESSION
-from benchmarks.decode import with_speedups
+from benchmarks.frame import markdown
 from benchmarks.results_page.provenance import Affected, Change, marks, superseded
-from benchmarks.results_page.tables import markdown, spread
+from benchmarks.results_page.tables import spread
 
 
 def machines(folder: Path = RESULTS) -> list[Machine]:
-    """Return every machine with results.
-
-    Args:
-        folder: of results; the results of a machine are in a folder of its own.
-    """
+    """Return every machine with results, each in a folder of its own."""
     return [Machine.read(path.parent) for path in sorted(folder.glob(f"*/{SESSION}"))]
 
 
-def targets(folder: Path = RESULTS) -> str:
-    """Return every target with the verdict of each machine."""
-    return bars(machines(folder))
+def targets() -> str:
+    """Return every target with a column of verdicts per machine."""
+    columns = machines()
+    bars = [machine.bars() for machine in columns]
+    cells = [
+        [_label(label), target, *(_verdict(of_machine.get((label, target))) for of_machine in bars)]
+        for label, target in dict.fromkeys(key for of_machine in bars for key in of_machine)
+    ]
+    return markdown(["", "target", *(machine.name for machine in columns)], cells)
 
 
-def summary(folder: Path = RESULTS) -> str:
+def summary() -> str:
     """Return how many targets of each group every machine meets, with a link to the machine's page."""
-    columns = machines(folder)
+    columns = machines()
     header = ["", *(f"[{machine.name}](machines/{machine.folder.name}.md)" for machine in columns)]
     return markdown(header, [[title, *(met(machine, name) for machine in columns)] for name, title in _GROUPS.items()])
 
@@ -43,20 +45,14 @@ def met(machine: Machine, script: str = "") -> str:
     return f"{judged.count('met')} of {len(judged)}" if judged else "not measured"
 
 
-def machine_pages(folder: Path = RESULTS) -> dict[str, str]:
+def machine_pages() -> dict[str, str]:
     """Return a page per machine by its path below docs/results."""
-    return {f"machines/{m.folder.name}.md": "\n\n".join(section(m)) + "\n" for m in machines(folder)}
+    return {f"machines/{m.folder.name}.md": "\n\n".join(section(m)) + "\n" for m in machines()}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Results of `make bench` on a machine.
-
-    Attributes:
-        folder: of its results.
-        session: content of session.json.
-        found: script → its JSON, of the scripts that ended.
-    """
+    """Results of `make bench` on a machine: content of session.json, and the JSON of each script that ended."""
 
     folder: Path
     session: dict[str, Any]
@@ -64,13 +60,10 @@ class Machine:
 
     @classmethod
     def read(cls, folder: Path) -> Machine:
-        """From its folder."""
         session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         done = [name for name, case in session["cases"].items() if case["status"] in ("done", "incomplete")]
-        files = {name: folder / f"{name}.json" for name in _PARTS if name in done}
+        files = {name: folder / f"{name}.json" for name in _TITLES if name in done}
         outcome = {k: json.loads(v.read_text(encoding="utf-8")) for k, v in files.items() if v.is_file()}
-        if "decode" in outcome:
-            outcome["decode"] = with_speedups(outcome["decode"])
         return cls(folder, session, outcome)
 
     @property
@@ -84,25 +77,18 @@ class Machine:
         day = self.session["cases"][name].get("measured", self.session["measured"])
         return superseded(f"bench/{self.folder.name}/{name}.json", day)
 
-    @property
+    def closed(self, name: str) -> str:
+        """Return the section of a former script, as it was written last."""
+        return (self.folder / f"{name}.md").read_text(encoding="utf-8").rstrip()
+
     def bars(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """(Comparison, target) → the judged bar."""
-        outcome = [
+        """Return (comparison, target) → the judged bar."""
+        bars = [
             bar | ({"superseded": True} if self.superseded(name) else {})
             for name, script in self.found.items()
             for bar in script.get("bars", [])
         ]
-        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in outcome}
-
-
-def bars(machines: Sequence[Machine]) -> str:
-    """Return a table of all targets with a column of verdicts per machine."""
-    rows = dict.fromkeys(key for machine in machines for key in machine.bars)
-    cells = [
-        [_label(label), target, *(_verdict(machine.bars.get((label, target))) for machine in machines)]
-        for label, target in rows
-    ]
-    return markdown(["", "target", *(machine.name for machine in machines)], cells)
+        return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in bars}
 
 
 def _label(comparison: str) -> str:
@@ -139,9 +125,10 @@ def section(machine: Machine) -> list[str]:
         f"{session['threads']} threads, {when}. All variants of a comparison take turns in one session; a ratio "
         f"divides medians. Code: {measured}. Raw data: `benchmarks/results/bench/{machine.folder.name}/`.",
     ]
-    for name, built in _PARTS.items():
+    for name, title in _TITLES.items():
         if name in machine.found:
-            parts += [f"## {_TITLES[name]}", built(machine.found[name]), *marks(machine.superseded(name))]
+            text = _BUILT[name](machine.found[name]) if name in _BUILT else machine.closed(name)
+            parts += [f"## {title}", text, *marks(machine.superseded(name))]
     skipped = {name: case for name, case in session["cases"].items() if name not in cases}
     reasons = [f"- `{name}`: {case['reason']}" for name, case in skipped.items()]
     return [*parts, *(["## Not measured", "\n".join(reasons)] if reasons else [])]
@@ -176,87 +163,11 @@ def _floors(session: dict[str, Any]) -> str:
     )
 
 
-def _by_shape(words: str) -> Callable[[dict[str, Any]], str]:
-    def made(session: dict[str, Any]) -> str:
-        shapes = session["shapes"]
-        ways = list(dict.fromkeys(way for rows in shapes.values() for way in rows))
-        cells = [
-            [way.rstrip(":"), *(f"{rows[way]['ratio']:.2f}×" if way in rows else "–" for rows in shapes.values())]
-            for way in ways
-        ]
-        if counted := session.get("operations"):
-            cells.append(["light, operations of its matrix products", *(f"{counted[item]:.2f}×" for item in shapes)])
-        return f"{words}\n\n" + markdown(["", *shapes], cells)
-
-    return made
-
-
-_DECODE = {
-    "all_loops_over_exit": "all loops over exit {loop}",
-    "exits_share_of_loop_ratio": "loops only (embedding and head subtracted), exit {loop}: share of the loops' ratio",
-}
-"""Key of a ratio → its words on the page."""
-
-
-def _decode(session: dict[str, Any]) -> str:
-    rows = []
-    loops = max(int(name.rpartition(" ")[2]) for name in session["ms"] if " steps, exit " in name)
-    for precision in ("fp32", "int8", "int4", "nbits8"):
-        for name, value in session.get(precision, {}).items():
-            several = {"": value} if "median" in value else value
-            for loop, ratio in several.items():
-                words = _DECODE.get(name, name.replace("_", " ")).format(loop=loop)
-                displayed = spread(ratio)
-                if name == "all_loops_over_exit":
-                    maximum = loops / int(loop)
-                    displayed = f"{displayed}, {100 * ratio['median'] / maximum:.0f}% of {maximum:.3g}"
-                rows.append([precision.upper(), words, displayed])
-        if reading := session["bandwidth"].get("torch_over_reading_weights", {}).get(precision):
-            rows.append([precision.upper(), "torch over reading the weights at the memory's rate", spread(reading)])
-    words = f"`{session['recipe']}`, one token at a context of {session['context']}:"
-    return f"{words}\n\n{markdown(['precision', 'ratio', 'measured'], rows)}"
-
-
 def _trainer(session: dict[str, Any]) -> str:
     rows = [[way, spread(row), f"{row['bar']:g}×"] for way, row in session["ratios"].items()]
     words = f"Texts per second against Hugging Face's `Trainer`, in {session['precision']}:"
     return f"{words}\n\n" + markdown(["batches of Trainer", "edgeformer ÷ Trainer", "target"], rows)
 
-
-def _training_step(session: dict[str, Any]) -> str:
-    share = session["trainer"]["outside_of_computing"]
-    return (
-        f"Plain torch takes {spread(session['plain_over_edgeformer'])} the time of edgeformer for a training step of "
-        f"`{session['recipe']}`. {100 * share:.1f}% of edgeformer's step is not computation."
-    )
-
-
-def _predict_start(session: dict[str, Any]) -> str:
-    rows = [[row["command"], f"{row['median_s']:.2f}", f"{row['beyond_import_s']:.2f}"] for row in session["rows"]]
-    return markdown(["", "s", "s beyond the import of ONNX Runtime"], rows)
-
-
-def _loops(session: dict[str, Any]) -> str:
-    from benchmarks.loop_int8 import table  # loads torch
-
-    title = (
-        "`crt_mini` in INT8, with activation scales per loop, for all loops, or computed in each call (dynamic), "
-        f"and in INT4. Perplexity of the first {session['tokens']:,} tokens of the validation text:"
-    )
-    return f"{title}\n\n{table(session)}"
-
-
-_PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "waiting": _waiting,
-    "floors": _floors,
-    "openvino_speed": _by_shape("Time ÷ time of ONNX Runtime in FP32, by batch × tokens:"),
-    "peers": _by_shape("Time ÷ time of the fastest edgeformer runtime with the same weights, by batch × tokens:"),
-    "decode": _decode,
-    "hugging_face_trainer": _trainer,
-    "crt_training_step": _training_step,
-    "predict_start": _predict_start,
-    "loop_int8": _loops,
-}
 
 _TITLES = {
     "waiting": "Time of commands",
@@ -269,8 +180,11 @@ _TITLES = {
     "predict_start": "Time to the first answer",
     "loop_int8": "Quantized loops",
 }
-"""Script → heading of its section."""
+"""Script → heading of its section. Those without a function below are closed: NAME.md has what a page says of them."""
 
+_BUILT: dict[str, Callable[[dict[str, Any]], str]] = {
+    "waiting": _waiting, "floors": _floors, "hugging_face_trainer": _trainer,
+}  # fmt: skip
 _GROUPS = {name: _TITLES[name] for name in ("waiting", "floors", "peers", "decode", "hugging_face_trainer")}
 """Scripts with targets."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 from benchmarks.claims.history import read_history
@@ -14,58 +13,17 @@ from benchmarks.results_page.studies import questions
 from benchmarks.results_page.tables import FOLDER, result
 
 
-def standard_error(score: dict[str, float]) -> float:
-    """Of the difference of two accuracies of about this one, on sets of this size."""
-    return math.sqrt(2 * score["accuracy"] * (1 - score["accuracy"]) / score["n"])
-
-
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **classifiers(), **pretrained(), **ladder(), **runtimes(), **language_runtimes(), **language_models(),
-        **bundles(), **quantization(), **leaving(), **gating(), **costs(), **memory(), **serving(), **speeds(),
-        **claims(),
-        **last_epoch(), **own_data(),
+        **ladder(), **runtimes(), **bundles(), **gating(), **memory(), **speeds(), **claims(), **last_epoch(),
+        **own_data(),
     }  # fmt: skip
 
 
 def percent(share: float) -> str:
     """Return a share as whole percent."""
     return f"{100 * share:.0f}%"
-
-
-def classifiers() -> dict[str, str]:
-    """Figures of SST-2 runs."""
-    runs = {(run["recipe"], run["split"]): run for run in result("2026-11-21-sst2")}
-    light, baseline = runs["recurrent_sst2_fast", "random-split"], runs["baseline_sst2_fast", "random-split"]
-    honest, stacked = runs["recurrent_sst2_fast", "glue-dev"]["tests"], runs["baseline_sst2_fast", "glue-dev"]["tests"]
-    return {
-        "light_sst_test": f"{honest['sst-test']['accuracy']:.4f}",
-        "baseline_sst_test": f"{stacked['sst-test']['accuracy']:.4f}",
-        "light_share": percent(light["parameters"] / baseline["parameters"]),
-        "random_split_error": f"{standard_error(light['tests']['random-split']):.4f}",
-        "glue_dev_error": f"{standard_error(honest['glue-dev']):.3f}",
-        "sst_test_error": f"{standard_error(honest['sst-test']):.3f}",
-    }
-
-
-def pretrained() -> dict[str, str]:
-    """Figures of a pretrained encoder and of its folds."""
-    runs = {run["run"]: run for run in result("2026-11-22-pretrained")}
-    small, teacher = runs["folded-further-text-seed42"], runs["minilm_sst2"]
-
-    def accuracy(start: str) -> str:
-        values = [run["tests"]["sst-test"]["accuracy"] for name, run in runs.items() if name.startswith(start)]
-        return f"{statistics.mean(values):.4f}"
-
-    rows = {row["artifact"]: row for row in result("2026-11-22-four-bits-11000")["rows"] if row["split"] == "sst-test"}
-    return {
-        "fold_share": percent(small["parameters"] / teacher["parameters"]),
-        "fold_sst_test": accuracy("folded-further-text"),
-        "teacher_sst_test": accuracy("minilm_sst2"),
-        "smallest_mb": f"{rows['int4']['bytes'] / 1e6:.1f} MB",
-        "smallest_sst_test": f"{rows['int4']['accuracy']:.4f}",
-    }
 
 
 def last_epoch() -> dict[str, str]:
@@ -138,64 +96,6 @@ def runtimes() -> dict[str, str]:
     }
 
 
-def language_runtimes() -> dict[str, str]:
-    """Ratios of ONNX Runtime to llama.cpp with one thread, and settings of the comparison."""
-    document = result("2026-11-26-language-runtimes")
-    variants = document["speed"]["threads"]["1"]
-    facts = {}
-    for bits, rival in (("INT8", "Q8_0"), ("INT4", "Q4_0")):
-        ours, theirs = variants[f"ONNX Runtime {bits}"], variants[f"llama.cpp {rival}"]
-        for kind in ("pp", "tg"):
-            ratios = (b / a for a, b in zip(ours[kind], theirs[kind], strict=True))
-            facts[f"runtimes_{bits.lower()}_{kind}"] = f"{statistics.median(ratios):.2f}"
-    return {
-        **facts,
-        "runtimes_rounds": f"{len(variants['llama.cpp Q8_0']['tg'])}",
-        "runtimes_loop_tokens": f"{document['loops'][0]['tokens']}",
-        "runtimes_cache": f"{int(document['last_level_cache'][:-1]) // 1024} MiB",
-    }
-
-
-def language_models() -> dict[str, str]:
-    """Figures of crt_mini, causal and under the published protocol."""
-    runs = {run["score_padding"]: run for run in result("2026-11-21-language")}
-    padded, causal = runs[True], runs[False]
-    padding = 1 - padded["data"]["tokens"]["validation"] / padded["validation"]["n"]
-    return {
-        "scored_padding": f"{100 * padding:.1f}%",
-        "fold_tokens": f"{result('2026-11-26-folded-decoder')['runs'][0]['validation_tokens']:,}",
-        "causal_perplexity": f"{causal['validation']['perplexity']:.1f}",
-        "void_perplexity": f"{padded['validation']['perplexity']:.1f}",
-        "void_steps": f"{padded['steps']}",
-        "causal_steps": f"{causal['steps']}",
-        "cached_speedup": f"{result('2026-11-21-decode')['uncached_over_cached']['median']:.1f}",
-    }
-
-
-def quantization() -> dict[str, str]:
-    """Figures of INT8 methods on one processor."""
-    methods = result("2026-11-21-int8-methods")["methods"]
-    return {
-        "dynamic_time": f"{methods['dynamic']['over_fp32 1x16']:.2f}",
-        "dynamic_changed": f"{methods['dynamic']['changed_answers']}",
-        "dynamic_share": percent(methods["dynamic"]["bytes"] / methods["fp32"]["bytes"]),
-    }
-
-
-def leaving() -> dict[str, str]:
-    """Figures of early exit with a guarantee."""
-    record = result("2026-11-22-exit-guarantee")
-    accuracy = record["accuracy"]
-    row = next(row for row in record["promises"] if (row["max_drop"], row["risk"]) == (0.01, 0.05))["other_half"]
-    return {
-        "exit_accuracy": ", ".join(f"{value:.4f} after loop {loop}" for loop, value in accuracy.items()),
-        "exit_held": f"{row['kept']} of {row['draws']}",
-        "exit_loops": f"{row['mean_loops']:.2f}",
-        "exit_all_loops": max(accuracy),
-        "exit_rows": f"{record['rows']:,}",
-    }
-
-
 def gating() -> dict[str, str]:
     """Figures of the gate's errors."""
     bars = {bar["bar"]: bar for bar in result("2026-11-23-gate")["bars"]}
@@ -204,14 +104,6 @@ def gating() -> dict[str, str]:
     return {
         "gate_alarms": f"{alarms['value']:g} of {alarms['of']}",
         "gate_detected": f"{detected['value']:g} of {detected['of']}",
-    }
-
-
-def costs() -> dict[str, str]:
-    """Exponents of time against size."""
-    axes = result("2026-11-23-cost-against-size")["axes"]
-    return {
-        f"{name}_exponent": f"{axis['exponents']['time']['all']:.2f}" for name, axis in axes.items() if name != "data"
     }
 
 
@@ -279,27 +171,4 @@ def bundles() -> dict[str, str]:
         "deep_scored_tokens": f"{result('2026-11-21-bundle-crt-deep')['artifacts'][0]['validation']['n']:,}",
         "step_artifact_mb": f"{deep['onnx-fp16-step']:.1f} MB",
         "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
-    }
-
-
-def serving() -> dict[str, str]:
-    """Figures of serve under load. Raises ValueError if an answer was lost or mixed up."""
-    document = result("2026-11-22-serve-load")
-    blocks, overload, stopped = document["blocks"], document["overload"], document["stopped"]
-    mixed_up = [results["mixed_up"] for results in (*blocks, overload, stopped)]
-    if any(mixed_up) or stopped["half"] or any(set(block["statuses"]) != {"200"} for block in blocks):
-        raise ValueError("serve-load: answers were lost or mixed up")
-    maximum = max(block["clients"] for block in blocks)
-    on, off = (
-        [b["requests_per_s"] for b in blocks if (b["batching"], b["clients"]) == (mode, maximum)]
-        for mode in ("on", "off")
-    )
-    return {
-        "batched_rate": f"{statistics.median(on):.0f}",
-        "batching_gain": f"{statistics.median(a / b for a, b in zip(on, off, strict=True)):.2f}",
-        "most_clients": f"{maximum}",
-        "served_to_most": f"{sum(block['statuses']['200'] for block in blocks if block['clients'] == maximum):,}",
-        "refused": f"{overload['statuses']['503']:,}",
-        "came_at_once": f"{sum(overload['statuses'].values()):,}",
-        "answered_at_stop": f"{stopped['arrived_whole']:,}",
     }

@@ -12,15 +12,14 @@ from typing import Any
 
 from pydantic import Field
 
-from benchmarks.studies.results import StudyTable, machine_of
+from benchmarks.frame import RESULTS
+from benchmarks.studies.results import StudyTable, kept_documents, machine_of
 from benchmarks.studies.specification import measure
 from edgeformer.artifacts.base import Frozen
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 CHANGES = "changes.json"
 TIMED_COLUMNS = ("latency_ms", "speedup")
-"""Columns of studies whose figures are in a times-*.json; all others are in the results of runs."""
+"""Columns of studies whose figures are of times; all others are in the results of runs."""
 _DATES = ("measured", "created", "finished", "started", "began", "when")
 _DEPTH = 4
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -97,12 +96,7 @@ def _version(text: str) -> str:
 
 
 def origin_of(documents: Sequence[Any], names: Sequence[str] = ()) -> Origin:
-    """Return what documents say of themselves.
-
-    Args:
-        documents: parsed JSON.
-        names: of their files; a day at the beginning of one is used if the document has no date.
-    """
+    """Return what documents say of themselves; the day in a file's name is used if its document has no date."""
     dates, versions, machines = list[str](), list[str](), list[str]()
     for number, document in enumerate(documents):
         fields = [*_fields(document)]
@@ -156,11 +150,7 @@ def superseded(
 ) -> list[tuple[Change, Affected]]:
     """Return the changes that a file's figures do not have: those that name it and are later than it.
 
-    Args:
-        file: below ``results``.
-        measured: when, ISO.
-        results: the folder with changes.json.
-        path: keys that lead to one figure; None: any figure of the file.
+    ``measured`` is an ISO date; ``path`` are the keys that lead to one figure, None: any figure of the file.
     """
     return [
         (change, affected)
@@ -173,17 +163,10 @@ def superseded(
 
 
 def study_documents(folder: Path, keys: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Read the results of a study's runs, and the times of their artifacts.
-
-    Args:
-        folder: of the committed results of studies.
-        keys: of the runs.
-
-    Returns:
-        The files KEY.json, and the times-*.json that are of these runs only.
-    """
-    runs = [read_json(path) for key in keys if (path := folder / f"{key}.json").is_file()]
-    times = [read_json(path) for path in sorted(folder.glob("times-*.json"))]
+    """Return the results of a study's runs by their keys, and the times that are of these runs only."""
+    documents = kept_documents(folder)
+    runs = [documents[key] for key in keys if key in documents]
+    times = [document for name, document in sorted(documents.items()) if name.startswith("times-")]
     return runs, [document for document in times if {entry["run"] for entry in document["entries"]} <= {*keys}]
 
 
@@ -199,11 +182,7 @@ def superseded_study(
 ) -> list[tuple[Change, Affected]]:
     """Return the changes that columns of a study's table do not have, each with the ``columns`` it concerns.
 
-    A column of times is as old as its oldest times-*.json, any other column as the oldest run.
-
-    Args:
-        keys: of the runs in the table.
-        results: the folder with changes.json and studies/.
+    A column of times is as old as the oldest times, any other column as the oldest run.
     """
     run_dates, time_dates = _oldest(results / "studies", tuple(keys))
     measured = {
@@ -219,12 +198,7 @@ def superseded_study(
 
 
 def study_origin(results: Path, table: StudyTable) -> str:
-    """Return date, machine and code of a study's runs and times, and which of its columns are superseded.
-
-    Args:
-        results: the folder with changes.json and studies/.
-        table: of the study.
-    """
+    """Return date, machine and code of a study's runs and times, and which of its columns are superseded."""
     keys = [*dict.fromkeys(key for row in table.rows for key in row.keys)]
     runs, times = study_documents(results / "studies", keys)
     if not runs:
@@ -250,9 +224,7 @@ def marks(results: Sequence[tuple[Change, Affected]]) -> list[str]:
 def measured(*files: str, under: Sequence[str] | None = None) -> str:
     """Return date, machine and code of files below benchmarks/results, and what has superseded them.
 
-    Args:
-        files: as the section shows them.
-        under: keys of the figures that it shows; None: all.
+    ``under`` are keys of the figures that a section shows; None: all.
     """
     documents = [read_json(RESULTS / file) for file in files]
     sentences = [str(origin_of(documents, files))]

@@ -18,7 +18,7 @@ from benchmarks.results_page.provenance import read_json, study_origin
 from benchmarks.results_page.tables import FOLDER, ROOT, printed
 from benchmarks.studies.figures import draw_study, figure_titles
 from benchmarks.studies.render import Questions, column_legend, finding_of, prose, study_body
-from benchmarks.studies.results import StudyTable
+from benchmarks.studies.results import StudyTable, kept_documents
 from benchmarks.studies.specification import load_study
 from edgeformer.artifacts.errors import MissingDependencyError
 from edgeformer.artifacts.files import write_text
@@ -30,20 +30,9 @@ DRAWN = "drawn.json"
 """Beside pictures: a digest of what they show, and their names."""
 
 
-def read_table(path: Path) -> dict[str, Any] | None:
-    """The table of a file; None where it holds something else: single runs lie beside the tables."""
-    document = read_json(path)
-    return dict(document) if "study" in document and "columns" in document else None
-
-
 def study_tables(folder: Path = STUDIES) -> dict[str, StudyTable]:
-    """Return the committed tables by the names of their studies.
-
-    Args:
-        folder: of the tables, beside files of single runs.
-    """
-    documents = filter(None, map(read_table, sorted(folder.glob("*.json"))))
-    tables = (StudyTable.model_validate(document, strict=False) for document in documents)
+    """Return the committed tables by the names of their studies; ``runs`` in the folder has the single runs."""
+    tables = (StudyTable.model_validate(read_json(path), strict=False) for path in sorted(folder.glob("*.json")))
     return {table.study: table for table in tables}
 
 
@@ -57,21 +46,16 @@ def questions(study: str) -> Questions:
 def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict[str, str]:
     """Return a page per committed study: finding, table, pictures, protocol, origin.
 
-    Args:
-        folder: of the tables, beside files of single runs.
-        pictures: where they are drawn, in a folder per study beside its page.
-
-    Raises:
-        MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
+    Raises MissingDependencyError: pictures must be drawn, and matplotlib is not installed.
     """
     pages = {}
     for name, table in study_tables(folder).items():
         study, _ = load_study(name)
         curves: dict[str, list[list[dict[str, Any]]]] = {}
         for run, keys in {row.run: row.keys for row in table.rows}.items():
-            for path in (folder / f"{key}.json" for key in keys):
-                if path.is_file() and (curve := read_json(path).get("curve")):
-                    curves.setdefault(run, []).append(curve)
+            for document in (kept_documents(folder).get(key, {}) for key in keys):
+                if document.get("curve"):
+                    curves.setdefault(run, []).append(document["curve"])
         # The words are those of the study as it is written now; the figures are those of the table.
         rows = tuple(
             row.model_copy(update=study.runs[row.run].model_dump(include={"label", "group", "note"}))
@@ -106,15 +90,10 @@ def study_pages(folder: Path = STUDIES, pictures: Path = STUDY_PICTURES) -> dict
 
 
 def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]]) -> list[str]:
-    """Names of the pictures in a folder, after drawing them where they are not those of ``shown``.
+    """Return the names of the pictures in a folder, after drawing them where they are not those of ``shown``.
 
-    Args:
-        folder: where they lie, and nothing else.
-        shown: all figures that decide how they look.
-        draw: given the folder, draws into it and returns the names.
-
-    Raises:
-        MissingDependencyError: they must be drawn, and matplotlib is not installed.
+    ``shown`` are all figures that decide how they look; ``draw`` draws into the folder and returns the names. Raises
+    MissingDependencyError: they must be drawn, and matplotlib is not installed.
     """
     digest, record = hashlib.sha256("\n".join(shown).encode()).hexdigest(), folder / DRAWN
     if record.is_file():
@@ -132,10 +111,7 @@ def drawn(folder: Path, shown: Sequence[str], draw: Callable[[Path], list[str]])
 def picture(name: str, text: str, command: str) -> str:
     """Return Markdown of a picture that ``python benchmarks/SCRIPT figure FILE …`` draws.
 
-    Args:
-        name: of its folder in docs/results/pictures.
-        text: alternative text.
-        command: with ``FILE`` where the picture's path is put, and files of benchmarks/results behind it.
+    ``name`` is that of its folder; ``command`` has ``FILE`` where the picture's path is put, and its JSON files behind.
     """
     inputs = [word for word in shlex.split(command)[2:] if word.startswith("benchmarks/")]
     shown = [command, *((ROOT / path).read_text(encoding="utf-8") for path in inputs)]

@@ -8,16 +8,15 @@ import shlex
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
+from benchmarks.frame import ROOT, markdown
+from benchmarks.studies.results import kept_documents
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2core"
 MIB, GIB = 2**20, 2**30
 
@@ -42,25 +41,15 @@ def printed(command: str) -> str:
     return output.getvalue().rstrip()
 
 
-def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
-    """One table, its cells as they are."""
-    return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
+def closed(name: str) -> str:
+    """Return a table that a former script printed, as it was printed last."""
+    return (FOLDER.parent / "closed" / f"{name}.md").read_text(encoding="utf-8").rstrip()
 
 
 def spread(value: dict[str, float], unit: str = "×") -> str:
     """A ratio, or what else has a median, with its range where that was kept."""
     range_ = f" ({value['low']:.2f}–{value['high']:.2f})" if "low" in value else ""
     return f"{value['median']:.2f}{unit}{range_}"
-
-
-def decode() -> str:
-    """What the cache and the exits buy in torch, beside paper B's figures."""
-    figures = result("2026-11-21-decode")
-    rows = [["cached against uncached, all 8 loops", spread(figures["uncached_over_cached"]), "–"]]
-    claimed = {"2": "4.0×", "4": "2.0×", "6": "1.33×"}
-    ratios = figures["last_exit_over_exit"]
-    rows += [[f"exit {n} against all 8 loops", spread(ratios[n]), claimed[n]] for n in claimed]
-    return markdown(["ratio of times", "measured", "claim of paper B"], rows)
 
 
 def light_sizes() -> str:
@@ -70,7 +59,7 @@ def light_sizes() -> str:
     trained = runs["recurrent_sst2_fast-001"]
     table = json.loads((FOLDER.parent / "studies" / "table13.json").read_text(encoding="utf-8"))
     row = next(row for row in table["rows"] if (row["run"], row["at"]) == ("light", "fp32"))
-    study = json.loads((FOLDER.parent / "studies" / f"{row['keys'][0]}.json").read_text(encoding="utf-8"))
+    study = kept_documents()[row["keys"][0]]
     methods, today = (
         result("2026-11-21-int8-methods"),
         json.loads((FOLDER.parent / "graph_size.json").read_text("utf-8")),
@@ -102,36 +91,6 @@ def drift() -> str:
     loops = max(map(len, kept.values()))
     rows = [[name, *(f"{loop['rms_error']:.1e}" for loop in figures)] for name, figures in kept.items()]
     return markdown(["artifact", *(f"loop {number + 1}" for number in range(loops))], rows)
-
-
-def int8() -> str:
-    """Methods of making INT8."""
-
-    def cells(name: str, figures: dict[str, float]) -> list[str]:
-        names = {"median": "over_fp32", "low": "low", "high": "high"}
-        times = [{key: figures[f"{name} {shape}"] for key, name in names.items()} for shape in ("1x16", "16x64")]
-        counts = [f"{figures['bytes']:,}", f"{figures['accuracy']:.4f}", f"{figures['changed_answers']}"]
-        return [name, *counts, *map(spread, times)]
-
-    header = ["method", "bytes", "accuracy", "changed answers", "time ÷ FP32, 1×16", "time ÷ FP32, 16×64"]
-    return markdown(
-        header, [cells(name, figures) for name, figures in result("2026-11-21-int8-methods")["methods"].items()]
-    )
-
-
-def guarantee() -> str:
-    """How often guarantees of early exit held, and the mean number of loops."""
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        half, source = row["other_half"], row["whole_source"]
-        kept = [f"{figures['kept']} of {figures['draws']}" for figures in (half, source)]
-        loss = f"{100 * half['mean_loss']:+.2f} / {100 * half['largest_loss']:+.2f}"
-        arguments = [f"{100 * row['max_drop']:g} points", f"{row['risk']:.0%}", f"{half['promised']}"]
-        return [*arguments, *kept, loss, f"{half['mean_loops']:.2f}"]
-
-    header = ["guarantee: at most", "risk", "splits with thresholds", "held on the other half", "held on all rows"]
-    rows = map(cells, result("2026-11-22-exit-guarantee")["promises"])
-    return markdown([*header, "points lost on the other half, mean / largest", "mean loops"], rows)
 
 
 def gate() -> str:
@@ -175,55 +134,6 @@ def plan() -> str:
     return markdown(header, map(cells, result("2026-11-23-plan-accuracy")["rows"]))
 
 
-def checkpoints() -> str:
-    """Time to save a training state, and its share of the training time by interval."""
-    rows = []
-    for row in general("checkpoint_cost")["rows"]:
-        saved = f"{row['save_s']:.2g} s ({row['least_s']:.2g}–{row['most_s']:.2g})"
-        shares = [f"{100 * row['share_by_minutes'][minutes]:.2f}%" for minutes in ("1", "10", "30")]
-        rows.append(
-            [f"`{row['recipe']}`", f"{row['parameters']:,}", f"{row['state_bytes'] / MIB:,.0f} MiB", saved, *shares]
-        )
-    header = [
-        "recipe",
-        "parameters",
-        "state",
-        "one save (range)",
-        "share, every minute",
-        "every 10 min",
-        "every 30 min",
-    ]
-    return markdown(header, rows)
-
-
-def processes() -> str:
-    """Tokens per second of one process and of two on the same cores."""
-    figures = general("several_processes")
-    rows = []
-    for name, rates in figures["tokens_per_s"].items():
-        ratios = figures["ratio"][name]
-        ratio = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-        rows.append(
-            [name, f"{statistics.median(rates):,.0f}", spread(ratio), f"{figures['largest_loss_difference'][name]:.1e}"]
-        )
-    return markdown(["training", "tokens/s", "÷ one process", "largest difference of the loss"], rows)
-
-
-def streamed() -> str:
-    """Peak memory of training on a file that is kept on disk."""
-    words = {"made": "tokenizes the file", "found": "reads the tokenized file"}
-    rows = [
-        [
-            f"{row['file_bytes'] / 1e6:,.0f} MB",
-            f"{row['rows']:,}",
-            words[row["tokens"]],
-            f"{row['peak_bytes'] / MIB:,.0f} MiB",
-        ]
-        for row in general("stream_memory")["rows"]
-    ]
-    return markdown(["training file", "rows", "run", "peak memory"], rows)
-
-
 def deployed() -> str:
     """Sizes and scores of the whole graph of three models, precision by precision."""
     rows = []
@@ -242,12 +152,4 @@ def deployed() -> str:
     return markdown(["model", "artifact", "bytes", "÷ FP32", "score"], rows)
 
 
-def general(name: str) -> Any:
-    """Return a committed JSON file of no single machine folder."""
-    return json.loads((FOLDER.parent / f"{name}.json").read_text(encoding="utf-8"))
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table
-    for table in (decode, light_sizes, drift, int8, guarantee, gate, plan, checkpoints, processes, streamed, deployed)
-}
+TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (light_sizes, drift, gate, plan, deployed)}

@@ -190,7 +190,7 @@ def jobs_of(
         if text not in prepared_data:
             try:
                 cache = artifacts / ".cache" / "tokens"
-                prepared_data[text] = get_task(recipe.task).prepare(recipe, cache, progress)
+                prepared_data[text] = get_task(recipe.task).rows.prepare(recipe, cache, progress)
             except (EdgeformerError, OSError) as error:
                 prepared_data[text] = error
         if isinstance(prepared_data[text], Exception):

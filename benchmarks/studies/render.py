@@ -16,7 +16,7 @@ from benchmarks.studies.results import Cell, StudyRow, StudyTable
 from benchmarks.studies.specification import Study, measure
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.artifacts.units import markdown, markdown_line
-from edgeformer.report.columns import DASH, Column, Columns
+from edgeformer.report.columns import DASH, Column, TableColumns
 
 _ALPHA = 0.05
 """Two means are called different where a t test gives chance less than this."""
@@ -82,7 +82,7 @@ def study_markdown(table: StudyTable) -> str:
             columns.append(Column(name, text, heading=measure(name).heading, text=text, number=True))
         if any(row.keys for row in table.rows):  # else nothing was trained
             columns.append(Column("seeds", lambda row: len(row.keys), number=True))
-        parts.append((f"{markdown_line(group)}\n\n" if group else "") + Columns(columns).markdown(rows))
+        parts.append((f"{markdown_line(group)}\n\n" if group else "") + TableColumns(columns).markdown(rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -128,7 +128,7 @@ def pairs_markdown(table: StudyTable) -> str:
         Column("p", lambda pair: f"{pair.p:.2g}", heading="p", number=True),
         Column("adjusted", lambda pair: f"{pair.adjusted:.2g}", heading="p (Holm)", number=True),
     ]  # fmt: skip
-    return Columns(columns).markdown(table.pairs)
+    return TableColumns(columns).markdown(table.pairs)
 
 
 def study_body(table: StudyTable, finding: str, pictures: Mapping[str, str]) -> list[str]:
@@ -170,7 +170,7 @@ def study_page(table: StudyTable, pictures: Mapping[str, str], template: str = "
     """
     origins = dict.fromkeys(f"- {markdown(row.run)}: {markdown(row.origin)}" for row in table.rows)
     parts = [f"# {markdown(table.title)}", f"{markdown(table.element)}. {prose(table.protocol)}"]
-    parts += [*study_body(table, table.finding, pictures), "## Columns", column_legend(table, template)]
+    parts += [*study_body(table, table.finding, pictures), "## TableColumns", column_legend(table, template)]
     return "\n\n".join([*parts, "## Where the rows are from", "\n".join(origins)]) + "\n"
 
 

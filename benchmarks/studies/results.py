@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -206,11 +207,11 @@ class Outcome:
 
 
 class Results:
-    """Results of finished runs in files, by key: of a folder of artifacts, and the committed ones."""
+    """Results of finished runs by key: files in a folder of artifacts, and the committed ones."""
 
     def __init__(self, artifacts: Path, *, committed: bool = True) -> None:
         self.folder = artifacts / "studies" / "runs"
-        self._origins = {self.folder: TRAINED, **({COMMITTED: "results in studies"} if committed else {})}
+        self._committed = kept_documents() if committed else {}
 
     def find(self, job: Job) -> StudyRun | None:
         """Return the results of the same recipe, data and revision; of two files the one with most scores.
@@ -218,12 +219,9 @@ class Results:
         Where the job's data cannot be read, results of any data count, unless there is an :meth:`ambiguity`.
         """
         if job.key is not None:
-            paths = [(folder / f"{job.key}.json", origin) for folder, origin in self._origins.items()]
-            matches = [
-                read_manifest(StudyRun, path).model_copy(update={"origin": origin})
-                for path, origin in paths
-                if path.is_file()
-            ]
+            path = self.folder / f"{job.key}.json"
+            matches = [read_manifest(StudyRun, path).model_copy(update={"origin": TRAINED})] if path.is_file() else []
+            matches += [_committed_run(job.key)] if job.key in self._committed else []
         else:
             matches = [run for run in self._runs(job) if run.recipe_sha256 == job.sha256 and not self.ambiguity(job)]
 
@@ -236,7 +234,7 @@ class Results:
     def _runs(self, job: Job) -> list[StudyRun]:
         """Return all results that may be of the job's data."""
         fingerprint = job.summary.fingerprint if job.summary is not None else None
-        runs = [run for folder, origin in self._origins.items() for run in runs_in(folder, origin)]
+        runs = [*runs_in(self.folder), *(_committed_run(name) for name in self._committed if _is_run(name))]
         return [
             run for run in runs
             if run.revision == TRAINING_REVISION and fingerprint in (None, run.data.fingerprint)
@@ -256,20 +254,44 @@ class Results:
 
     def with_data(self, job: Job) -> Job:
         """Return the job with what its data is: kept, where it can be read here; else as all earlier counts agree."""
+        name = f"data-{job.sha256}-"
         if job.summary is not None:
-            name = f"data-{job.sha256}-{job.summary.fingerprint[:16]}.json"
-            write_json(self.folder / name, job.summary.model_copy(update={"findings": ()}))
+            path = self.folder / f"{name}{job.summary.fingerprint[:16]}.json"
+            write_json(path, job.summary.model_copy(update={"findings": ()}))
             return job
-        paths = [path for folder in self._origins for path in sorted(folder.glob(f"data-{job.sha256}-*.json"))]
-        summaries = {summary.fingerprint: summary for summary in (read_manifest(DataSummary, path) for path in paths)}
+        counted = [read_manifest(DataSummary, path) for path in sorted(self.folder.glob(f"{name}*.json"))]
+        counted += [
+            DataSummary.model_validate(document, strict=False)
+            for key, document in self._committed.items()
+            if key.startswith(name)
+        ]
+        summaries = {summary.fingerprint: summary for summary in counted}
         if len(summaries) > 1:
             return replace(job, reason=_different_data([(summary, "counted") for summary in summaries.values()]))
         return replace(job, summary=next(iter(summaries.values()), None))
 
     def times(self, key: str) -> StudyTimes | None:
         """Return times by their key. Raises ArtifactError for a damaged file."""
-        paths = [folder / f"times-{key}.json" for folder in self._origins]
-        return next((read_manifest(StudyTimes, path) for path in paths if path.is_file()), None)
+        path = self.folder / f"times-{key}.json"
+        if path.is_file():
+            return read_manifest(StudyTimes, path)
+        document = self._committed.get(path.stem)
+        return StudyTimes.model_validate(document, strict=False) if document is not None else None
+
+    def commit(self, table: StudyTable, folder: Path = COMMITTED) -> None:
+        """Put a table, and the results of its runs that are not committed yet, among the committed results."""
+        known, keys = kept_documents(folder), {key for row in table.rows for key in row.keys}
+        lines = []
+        for path in sorted(self.folder.glob("*.json")):
+            document = json.loads(path.read_text(encoding="utf-8"))
+            runs = {entry["run"] for entry in document["entries"]} if path.stem.startswith("times-") else {path.stem}
+            if path.stem not in known and runs <= keys:
+                lines.append(json.dumps({"name": path.stem, **document}, ensure_ascii=False) + "\n")
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        with (folder / "runs" / f"{table.study}.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+        write_json(folder / f"{table.study}.json", table)
+        kept_documents.cache_clear()
 
 
 def _different_data(summaries: Sequence[tuple[DataSummary, str]]) -> str:
@@ -277,12 +299,29 @@ def _different_data(summaries: Sequence[tuple[DataSummary, str]]) -> str:
     return f"there are results of different data: {', '.join(texts)}; choose with --data, or move the others"
 
 
+def _is_run(name: str) -> bool:
+    return not name.startswith(("times-", "data-"))
+
+
 @cache
-def runs_in(folder: Path, origin: str) -> tuple[StudyRun, ...]:
-    """Return the results of single runs in a folder."""
+def kept_documents(folder: Path = COMMITTED) -> dict[str, dict[str, Any]]:
+    """Return the committed results of single runs, times and data by name: lines of runs/*.jsonl, a file per study."""
+    paths = sorted((folder / "runs").glob("*.jsonl"))
+    documents = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    return {document.pop("name"): document for document in documents}
+
+
+@cache
+def _committed_run(key: str) -> StudyRun:
+    return StudyRun.model_validate({**kept_documents()[key], "origin": "results in studies"}, strict=False)
+
+
+@cache
+def runs_in(folder: Path) -> tuple[StudyRun, ...]:
+    """Return the results of single runs in a folder of artifacts."""
     runs = []
     for path in sorted(folder.glob("*.json")):
-        if not path.name.startswith(("times-", "data-")):
-            with suppress(ArtifactError):  # a table, or another version; Results.find reports a damaged file by its key
-                runs.append(read_manifest(StudyRun, path).model_copy(update={"origin": origin}))
+        if _is_run(path.name):
+            with suppress(ArtifactError):  # of another version; Results.find reports a damaged file by its key
+                runs.append(read_manifest(StudyRun, path).model_copy(update={"origin": TRAINED}))
     return tuple(runs)

@@ -33,7 +33,7 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.cli.console import Terminal
 from edgeformer.cli.progress import show_progress
-from edgeformer.report.columns import Column, Columns
+from edgeformer.report.columns import Column, TableColumns
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class StudyOptions:
     jobs: int = 1  # trainings at a time
     train: bool = True  # False: nothing is trained or measured
     fresh: bool = False  # do not use the committed results
+    commit: bool = False  # put the table and its results among the committed ones
     command: str = "the same command"  # that continues the study, for the message of an interruption
 
 
@@ -101,6 +102,8 @@ def run_study(plan: Plan, options: StudyOptions, progress: Progress = SILENT) ->
         if outcome.run is not None and outcome.run.curve:
             curves.setdefault(outcome.job.row, []).append(outcome.run.curve)
     write_json(folder / "table.json", table)
+    if options.commit:
+        trainer.results.commit(table)
     titles = figure_titles(study.figures)
     pictures = {name: titles[name] for name in draw_study(folder, table, study.figures, curves)}
     write_text(folder / "README.md", study_page(table, pictures, study.finding))
@@ -143,6 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print what is missing")
     parser.add_argument("--no-train", action="store_true", help="train and measure nothing")
     parser.add_argument("--fresh", action="store_true", help="do not use the committed results")
+    parser.add_argument("--commit", action="store_true", help="add table and results to benchmarks/results/studies")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time (default: 1)")
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"), metavar="DIR", help="folder of runs")
     arguments = parser.parse_args(words)
@@ -155,11 +159,17 @@ def main(words: Sequence[str] | None = None) -> int:
             raise InputError(f"--jobs {arguments.jobs}: give 1 or more")
         command = shlex.join(["python", "-m", "benchmarks.studies", *sys.argv[1:]])
         options = StudyOptions(
-            arguments.artifacts, tuple(arguments.data), arguments.jobs, not arguments.no_train, arguments.fresh, command
+            arguments.artifacts,
+            tuple(arguments.data),
+            arguments.jobs,
+            not arguments.no_train,
+            arguments.fresh,
+            arguments.commit,
+            command,
         )
         plan = plan_study(arguments.name, options, progress)
         if arguments.dry_run:
-            columns: Columns[Outcome] = Columns([
+            columns: TableColumns[Outcome] = TableColumns([
                 Column("run", lambda outcome: outcome.job.title),
                 Column("recipe", lambda outcome: outcome.job.written.name),
                 Column("state", lambda outcome: outcome.state),

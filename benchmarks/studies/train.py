@@ -21,7 +21,7 @@ from benchmarks.studies.jobs import TRAINING_REVISION, Job, decisive
 from benchmarks.studies.paired import Right, packed
 from benchmarks.studies.results import Outcome, Results, StudyRun, StudyTimes, TimedArtifact
 from benchmarks.studies.specification import Timing
-from edgeformer.artifacts.device import Budget, Budgets
+from edgeformer.artifacts.device import Budget
 from edgeformer.artifacts.documents import load_profile, own_profiles
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
@@ -62,7 +62,7 @@ def missing_steps(job: Job, run: StudyRun, folder: Path, splits: Sequence[str]) 
     for split in splits:
         name: str | None = split
         if (TORCH, split) not in scored:  # of another row, unless it is the protocol's own test set
-            name = get_task(run.task).set_name(job.written.data, split) if split == "test" else None
+            name = get_task(run.task).rows.set_name(job.written.data, split) if split == "test" else None
         if name is None:
             continue
         for artifact in built if spec.export else []:
@@ -112,8 +112,8 @@ def right_rows(folder: Path, split: str) -> Right:
     data: Any = candidate.owner.data
     answers = np.empty((len(rows), len(data.labels)))
     with candidate.session(every_exit=False) as session:
-        for numbers in task.call_batches(rows, evaluator.options.batch, reader.vocabulary):
-            batch = task.batch(rows, numbers, reader.pad)
+        for numbers in task.rows.call_batches(rows, evaluator.options.batch, reader.vocabulary):
+            batch = task.rows.batch(rows, numbers, reader.pad)
             answers[numbers] = task.row_answers(session.run(batch), batch, candidate.owner.data)
     return task.row_figures(answers, rows, candidate.owner.data)[:, 0] > 0
 
@@ -280,7 +280,7 @@ class Trainer:
             return None
         turns: dict[tuple[str, str], list[Row | None]] = {(run.key, artifact): [] for run, artifact in graphs}
         budget = Budget(batch=timing.batch, seq=timing.seq)  # so that this shape alone is measured
-        budgets = Budgets.model_validate({"classification": budget, "language-modeling": budget})
+        budgets = dict.fromkeys(("classification", "language-modeling"), budget)
         device = load_profile("host", own_profiles(self.artifacts)).model_copy(update={"budgets": budgets})
         start, started = time.monotonic(), now()
         with bar(self.progress, f"Measuring {len(graphs)} graphs in turns", timing.rounds * len(graphs), "turns"):

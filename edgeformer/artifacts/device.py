@@ -83,19 +83,6 @@ class Budget(Frozen):
     energy_mj: Positive | None = Field(None, description="millijoules per call above idle")
 
 
-class Budgets(Frozen):
-    """One budget per task."""
-
-    classification: Budget = Budget()
-    language_modeling: Budget = Field(Budget(), alias="language-modeling")
-
-    def for_task(self, task: str) -> Budget:
-        """Return the budget of ``task`` (a recipe's ``task``), or one without limits if profiles have none for it."""
-        if task in ("classification", "multi-label-classification", "token-classification", "regression"):
-            return self.classification
-        return self.language_modeling if task == "language-modeling" else Budget()
-
-
 OperatorClass = Literal["gemm", "attention", "elementwise", "lookup", "layout"]
 """Operator classes by bottleneck: matrix products with weights; products between activations, and softmax; elementwise
 arithmetic and norms; table lookups; moving or naming data (transpose, slice, concat, reshape)."""
@@ -226,7 +213,7 @@ class DeviceProfile(Frozen):
     launch_overhead_us: Fact[float] | None = Field(None, description="microseconds between two kernels or operators")
     power: Fact[Power] | None = None
     clocks_hz: Fact[Clocks] | None = Field(None, description="absent: the same clock at every power limit")
-    budgets: Budgets = Budgets()
+    budgets: dict[str, Budget] = Field({}, description="task → its budget")
     calibration: Calibration | None = Field(None, description="written by `calibrate`; do not edit")
 
     @model_validator(mode="before")
@@ -236,6 +223,10 @@ class DeviceProfile(Frozen):
         if isinstance(calibration, dict) and _FORMER_KEYS & calibration.keys():
             return {key: value[key] for key in value if key != "calibration"}
         return value
+
+    def budget(self, *tasks: str) -> Budget:
+        """Return the budget of the first of these tasks that has one, else a budget without limits."""
+        return next((self.budgets[task] for task in tasks if task in self.budgets), Budget())
 
     @property
     def tensorrt_edition(self) -> Literal["rtx", "enterprise", "none"]:

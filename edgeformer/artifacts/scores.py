@@ -1,14 +1,13 @@
 """Scores of a model on one set: base classes of the tasks' scores, and the rows of evaluation.json.
 
-Each task defines its score in ``tasks/<task>.py``. Each of its :class:`ScoreColumn` also needs a field in
-:class:`EvaluationRow`.
+Each task defines its score in ``tasks/<task>.py``.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny
 
 from edgeformer.artifacts.base import Frozen, Recognised
 from edgeformer.artifacts.errors import ArtifactError
@@ -57,7 +56,10 @@ AnyScore = Annotated[SerializeAsAny[Score], BeforeValidator(Score.recognise)]
 
 
 class EvaluationRow(Frozen):
-    """Scores and time of one artifact on one set. The task determines which scores are present."""
+    """Scores and time of one artifact on one set. The task determines which are present, also under other names."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
 
     artifact: str = Field(description="artifact id, or `torch` for the run's own weights")
     split: str

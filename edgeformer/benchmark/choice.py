@@ -8,7 +8,7 @@ the candidates, but are never held against the device's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
@@ -25,6 +25,8 @@ from edgeformer.report import sentences
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
+from edgeformer.tasks.texts import TextTask
+from edgeformer.tasks.tokens import TokenTask
 
 CONFIDENCE = 0.95
 """Of the interval of a score."""
@@ -38,14 +40,14 @@ INSTANT_MS = 0.1
 
 @dataclass(frozen=True)
 class ChoiceOptions:
-    """Score limits and objective of a choice.
+    """Score limit and objective of a choice.
 
     Attributes:
-        bounds: a task's metric → its worst accepted score on the validation split, e.g. accuracy → 0.91.
+        min_score: worst accepted score on the validation split, in the task's metric; None: no limit.
         minimize: quantity of which the chosen artifact has least.
     """
 
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    min_score: float | None = None
     minimize: Literal["latency", "size", "memory", "energy"] = "latency"
 
 
@@ -53,19 +55,15 @@ def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
     """Check that the models of a bundle can be chosen among with these options. Call it before anything is measured.
 
     Raises:
-        InputError: a bound that is not the task's or is out of range, or a model whose scores are void.
+        InputError: a score that is out of the range of the task's metric, or a model whose scores are void.
     """
-    task = get_task(manifest.task)
+    task, score = get_task(manifest.task), options.min_score
     metric = task.metric
-    for name, bound in options.bounds.items():
-        if name != metric.name:
-            flag = next((other.metric.flag for other in all_tasks() if other.metric.name == name), name)
-            raise InputError(f"{flag}: {manifest.run!r} is a {task.noun}, which needs {metric.flag} instead")
-        if not metric.lowest <= bound <= (inf if metric.highest is None else metric.highest):
-            limits = f"at least {metric.lowest:g}"
-            if metric.highest is not None:
-                limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
-            raise InputError(f"{metric.flag} {bound:g}: must be {limits}")
+    if score is not None and not metric.lowest <= score <= (inf if metric.highest is None else metric.highest):
+        limits = f"at least {metric.lowest:g}"
+        if metric.highest is not None:
+            limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
+        raise InputError(f"--min-score {score:g}: is the {metric.accepted} of a {task.noun}; it must be {limits}")
     if manifest.leaks:
         raise InputError(
             f"--choose: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
@@ -450,9 +448,9 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     missing = sorted({*sorted(loops)[:-1]} - {artifact.exit for artifact in artifacts if artifact.role == "exit"})
     if missing:
         options[f"exit after loop{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"] = "--exit all"
-    if task.writes_text and not any(artifact.role == "decode" for artifact in artifacts):
+    if isinstance(task, TokenTask) and not any(artifact.role == "decode" for artifact in artifacts):
         options["decoding with caches"] = "--exit all"
-    if task.can_trim and not any(artifact.trimmed for artifact in artifacts):
+    if isinstance(task, TextTask) and not any(artifact.trimmed for artifact in artifacts):
         options["trimmed vocabulary"] = "--vocab-trim"
     lines = [f"{variant}: add them with edgeformer export {option}" for variant, option in options.items()]
     unbuilt = {artifact.id: artifact for artifact in artifacts if artifact.status != "built"}

@@ -39,6 +39,7 @@ from edgeformer.report import sentences
 from edgeformer.run import Location
 from edgeformer.runtimes import cannot_run
 from edgeformer.system.host import describe_host, now
+from edgeformer.tasks import RowSource
 
 _LEAST_GROWTH_BYTES = 2 * 2**20
 _DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
@@ -106,7 +107,7 @@ def gate_bundles(
             f"--against: {baseline.manifest.run!r} is a {baseline.task.noun} and {candidate.manifest.run!r} is a "
             f"{task.noun}; give two models of one task"
         )
-    if gate_options.eval_data is not None and not task.reads_text:
+    if gate_options.eval_data is not None and not isinstance(task, RowSource):
         raise InputError(
             f"--eval-data: {candidate.name} is a {task.noun}, which labelled rows cannot score; leave it out"
         )
@@ -133,7 +134,7 @@ def gate_bundles(
         ):
             if limit is None:
                 notes.append(f"not checked: {name} ({flag} off)")
-        if not task.reads_text:
+        if not isinstance(task, RowSource):
             notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
     if not checks:
         notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
@@ -212,7 +213,7 @@ def _compare_pairs(
         update = {"provider": provider if request.runtime is not None else None, **shape}
         checks.append(check.model_copy(update=update))
 
-    if options.max_score_loss is not None and new.task.reads_text:
+    if options.max_score_loss is not None and isinstance(new.task, RowSource):
         rows = common_rows(old, new, options.eval_data)
         for both in pairs:
             for provider in request.providers(both.candidate):

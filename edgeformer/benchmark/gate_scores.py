@@ -24,7 +24,8 @@ from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
 from edgeformer.tasks.metric import Array, Metric
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
-from edgeformer.tasks.task import Float64s, Task
+from edgeformer.tasks.task import Float64s, RowSource, Task
+from edgeformer.tasks.tokens import TokenTask
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
@@ -58,7 +59,7 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
     Raises:
         DataError: the file, its columns or its rows.
     """
-    task = baseline.task
+    task = baseline.task.rows
     if eval_data is not None:
         return _limit_rows(CommonRows(task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"), task)
     try:
@@ -69,7 +70,7 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
 
 def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     """Read the baseline's held-out rows that the candidate was not trained on. Raises DataError."""
-    task, recorded = baseline.task, baseline.trained_on
+    task, recorded = baseline.task.rows, baseline.trained_on
     test = task.set_name(baseline.data, "test")
     candidate_tests = {value for name, value in candidate.trained_on.items() if name not in ("train", "validation")}
     if test in recorded and recorded[test] in candidate_tests:
@@ -83,7 +84,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
             source += ", which include the candidate's validation set"
     texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
-    trained_on, size = candidate.trained_on.get("train"), 2 if task.predicts == "vectors" else 1  # texts of a row
+    trained_on, size = candidate.trained_on.get("train"), task.texts_per_row
     if trained_on is None:
         raise DataError("the bundle of the candidate does not record its training rows")
     if trained_on == recorded.get("train"):
@@ -93,8 +94,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         raise DataError("the candidate's training set is streamed and too large to search for the baseline's rows")
     training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
     is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
-    if size == 2:  # of a pair neither text
-        is_trained = np.repeat(is_trained[::2] | is_trained[1::2], 2)
+    is_trained = np.repeat(is_trained.reshape(-1, size).any(axis=1), size)  # of a pair neither text
     untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
     if not len(untrained):
         # Recorded scores do not help either: the validation rows may be among these.
@@ -105,7 +105,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
     """Read a set. Raises DataError if it is not the one of training."""
-    texts = bundle.task.set_texts(bundle.data, name)
+    texts = bundle.task.rows.set_texts(bundle.data, name)
     if texts.fingerprint() != bundle.trained_on[name]:
         raise DataError(
             f"the data of the {side} changed after its training: its {name} set differs from the recorded one"
@@ -113,21 +113,13 @@ def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
     return texts
 
 
-def _limit_rows(rows: CommonRows, task: Task) -> CommonRows:
+def _limit_rows(rows: CommonRows, task: RowSource) -> CommonRows:
     """Keep at most ``_MAX_ROWS`` rows, evenly spaced; of running text the first ``_MAX_WORDS`` words."""
-    texts, is_paired = rows.texts, task.predicts == "vectors"
-    if task.unit == "tokens":
-        words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])
-        numbers = np.arange(min(len(texts), int(np.searchsorted(words, _MAX_WORDS)) + 1))
-    else:
-        count = len(texts) // 2 if is_paired else len(texts)
-        numbers = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).astype(np.int64))
-        if is_paired:
-            numbers = np.stack([2 * numbers, 2 * numbers + 1], axis=1).reshape(-1)
+    texts = rows.texts
+    numbers = task.sampled_rows(texts, _MAX_ROWS, _MAX_WORDS)
     if len(numbers) == len(texts):
         return rows
-    source = f"{len(numbers):,} of the {len(texts):,} rows of {rows.source}"
-    return CommonRows(texts.take(numbers.astype(np.int64)), source)
+    return CommonRows(texts.take(numbers), f"{len(numbers):,} of the {len(texts):,} rows of {rows.source}")
 
 
 def score_check(
@@ -179,7 +171,7 @@ def score_check(
         lengths.append(side_lengths)
         figures.append(side_figures)
     source = rows.source
-    if task.unit == "tokens" and not np.array_equal(lengths[0], lengths[1]):
+    if isinstance(task, TokenTask) and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
         is_complete = np.ones(len(lengths[0]), dtype=bool)
         for bundle, counts in zip(sides, lengths, strict=True):
@@ -231,15 +223,15 @@ def _row_figures(
 ) -> tuple[Array, Float64s]:
     """Return tokens [n] and figures [n, k] of every row. Raises EdgeformerError."""
     task, reader = bundle.task, bundle.reader(artifact)
-    rows = task.encode_rows(bundle.data, reader, texts)
-    batches = task.call_batches(rows, min(_BATCH, max_batch_rows(artifact) or _BATCH), reader.vocabulary)
+    rows = task.rows.encode_rows(bundle.data, reader, texts)
+    batches = task.rows.call_batches(rows, min(_BATCH, max_batch_rows(artifact) or _BATCH), reader.vocabulary)
     answers: Array | None = None
     with (
         bar(progress, f"Scoring {artifact.id} of the {side}", len(rows), "rows"),
         bundle.session(artifact, OpenOptions(provider)) as session,
     ):
         for numbers in batches:
-            batch = task.batch(rows, numbers, reader.pad)
+            batch = task.rows.batch(rows, numbers, reader.pad)
             batch_answers = task.row_answers(session.run(batch), batch, bundle.data)
             if answers is None:
                 answers = np.empty((len(rows), *batch_answers.shape[1:]), dtype=batch_answers.dtype)
@@ -279,8 +271,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         status, doubt = "undecided", "may be chance"
     elif least <= limit < largest:
         doubt = "inside the interval"
-    unit = "pairs" if task.predicts == "vectors" else "rows"
-    reasons = [sentences.scored_rows(count, unit, source, changed, low, high)]
+    reasons = [sentences.scored_rows(count, task.rows.row_noun, source, changed, low, high)]
     reasons += [sentences.score_doubt(doubt, limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
@@ -306,7 +297,7 @@ def _compare_recorded(
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
     old, new = task.metric.of(first), task.metric.of(second)
     # Perplexity compares between equal tokenizers only.
-    files = [manifest.files.get(TOKENIZER_FILE) if task.unit == "tokens" else None for manifest in manifests]
+    files = [manifest.files.get(TOKENIZER_FILE) if isinstance(task, TokenTask) else None for manifest in manifests]
     labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
     fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
     is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels, files))

@@ -63,8 +63,7 @@ from edgeformer.runtimes import (
 )
 from edgeformer.runtimes.session import Kind
 from edgeformer.system.host import describe_host, now
-from edgeformer.tasks import get_task
-from edgeformer.tasks.task import max_call_tokens
+from edgeformer.tasks import RowSource, get_task
 
 __all__ = ["ProfileInterrupted", "ProfileOptions", "judge_report", "profile_bundle"]
 
@@ -356,9 +355,9 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         if name not in names:
             raise InputError(f"--artifact {name}: {path} has no such artifact; it has {', '.join(names)}")
     task = get_task(subject.task)
-    if bundle is None and not task.reads_text:
+    if bundle is None and not isinstance(task, RowSource):
         raise InputError(f"{path}: is of a {task.noun}, whose shapes only its bundle records; give it: --bundle RUN")
-    longest = max_call_tokens(task, subject.max_positions, subject.max_length)
+    longest = task.max_call_tokens(subject.max_positions, subject.max_length)
     data = bundle.data if bundle is not None else None
     requirements = requirements_of(options, device, task, longest, data, is_other_host=True)
 

@@ -21,8 +21,7 @@ from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
-from edgeformer.tasks import Task, get_task
-from edgeformer.tasks.task import max_call_tokens
+from edgeformer.tasks import Task, get_task, unknown_tasks
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -121,7 +120,7 @@ def resolve(
     if options.choose is not None:
         check_options(options.choose, manifest)
     task = get_task(manifest.task)
-    longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
+    longest_call = task.max_call_tokens(manifest.max_positions, manifest.max_length)
     requirements = requirements_of(options, device, task, longest_call, manifest.data)
     batch, seq = requirements.shape
     named_shapes = {*product(batches or (batch,), options.seqs or (seq,)), *requirements.shapes}
@@ -159,12 +158,16 @@ def resolve(
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
-    if device.budgets.for_task(task.name) == Budget():
+    if device.budget(*task.budgets) == Budget():
         note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
         memory_bytes = requirements.limit_of("memory")
         if memory_bytes is not None and options.max_memory_bytes is None:
             note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
         notes.append(note)
+    notes += [
+        f"the profile {device.name} has a budget for {name!r}, which is no task"
+        for name in unknown_tasks(device.budgets)
+    ]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(f"measured with other stopping rules than usual: {rules}")
@@ -200,7 +203,7 @@ def requirements_of(
         data: of the model's bundle; None: not available.
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
-    budget = device.budgets.for_task(task.name)
+    budget = device.budget(*task.budgets)
     shape = budget.batch, min(budget.seq, longest or budget.seq)
     is_cut = shape[1] < budget.seq
     shape_note = sentences.cut_shape((budget.batch, budget.seq), shape[1]) if is_cut else None
@@ -227,8 +230,8 @@ def requirements_of(
             limits += [Limit(quantity, of_command, named, "command") for named in shapes]
         elif of_budget is not None:
             limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))
-    if options.choose is not None:
-        limits += [Limit("score", bound) for bound in options.choose.bounds.values()]
+    if options.choose is not None and options.choose.min_score is not None:
+        limits.append(Limit("score", options.choose.min_score))
     if command_shapes != [shape]:
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
@@ -252,7 +255,8 @@ def question_of(options: ProfileOptions, artifact: str | None) -> str:
     """
     words: list[str] = []
     if options.choose is not None:
-        words += ["choose", *(f"{name}-{bound:g}" for name, bound in options.choose.bounds.items())]
+        bound = options.choose.min_score
+        words += ["choose", *([f"score-{bound:g}"] if bound is not None else [])]
         words += [f"least-{options.choose.minimize}"] if options.choose.minimize != "latency" else []
     latency_ms, memory_bytes, energy_mj = options.max_latency_ms, options.max_memory_bytes, options.max_energy_mj
     of_calls = [f"latency-{latency_ms:g}ms"] if latency_ms is not None else []

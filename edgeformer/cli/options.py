@@ -270,7 +270,7 @@ def resolve_recipe(
 
     recipe = load_recipe(name, overrides, progress.message)
     if data is not None:
-        section, notes = get_task(recipe.task).local_data(recipe.data, data)
+        section, notes = get_task(recipe.task).rows.local_data(recipe.data, data)
         recipe = recipe.model_copy(update={"data": section})
         for note in notes:
             progress.message(note)

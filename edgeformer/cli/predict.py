@@ -135,13 +135,14 @@ def command(
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
         from edgeformer.data.unlabelled import Reading
+        from edgeformer.inference.predict import predicts_vectors
         from edgeformer.inference.rank import RankOptions
         from edgeformer.run import locate
 
         location, source = locate(run or next(iter(arguments), None), artifacts), Path(file) if file != "-" else None
         owner, opening = location.open_model(), (artifact, probability, runtime)
         file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
-        single = bool(query) or owner.task.predicts == "vectors"
+        single = bool(query) or predicts_vectors(location)
         reading = Reading(owner.data.parts, file_columns, input_format, single=single)
         if query:
             options = RankOptions(query, top or 10, vectors or "float32", columns)
@@ -219,7 +220,7 @@ def _predict_file(
     from edgeformer.cli.console import say
     from edgeformer.cli.progress import show_progress
     from edgeformer.data.unlabelled import unlabelled
-    from edgeformer.inference.predict import check_answerable, open_predictor
+    from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.tasks.embedding import VectorStore, check_vector_kind
 
@@ -243,7 +244,7 @@ def _predict_file(
     # 2. What the model can answer
     owner, confidence = location.open_model(), opening[1]
     for option, is_set in {"--vectors": vectors, "--prompt": prompt, "--format npy": format_ == "npy"}.items():
-        if is_set and owner.task.predicts != "vectors":
+        if is_set and not predicts_vectors(location):
             raise InputError(f"{option}: is for vectors, and {location.name} makes none; leave it out")
     prompts: dict[str, str] = getattr(owner.data, "prompts", {})
     if prompt is not None and prompt not in prompts:

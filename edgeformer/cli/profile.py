@@ -64,35 +64,10 @@ def command(
         None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
     ),
     choose: bool = Option(False, "--choose", help="Choose the artifact to deploy: the cheapest within all limits."),
-    min_accuracy: float | None = advanced(
+    min_score: float | None = advanced(
         None,
-        metavar="SHARE",
-        help="With --choose, classifiers: lowest acceptable accuracy on the validation split (0 to 1).",
-    ),
-    max_perplexity: float | None = advanced(
-        None,
-        metavar="PPL",
-        help="With --choose, language models: highest acceptable perplexity on the validation split (1 or more).",
-    ),
-    min_similarity: float | None = advanced(
-        None,
-        metavar="RHO",
-        help="With --choose, embedding models: lowest acceptable rank correlation with the labels (0 to 1).",
-    ),
-    min_f1: float | None = advanced(
-        None,
-        metavar="F1",
-        help="With --choose, multi-label classifiers: lowest acceptable F1 on the validation split (0 to 1).",
-    ),
-    min_spearman: float | None = advanced(
-        None,
-        metavar="RHO",
-        help="With --choose, regression models: lowest acceptable rank correlation with the labels (-1 to 1).",
-    ),
-    min_cosine: float | None = advanced(
-        None,
-        metavar="COS",
-        help="With --choose, imported ONNX files: lowest acceptable cosine of outputs and FP32 outputs (-1 to 1).",
+        metavar="SCORE",
+        help="With --choose: worst accepted score on the validation split, in the metric of the model's task.",
     ),
     minimize: Minimize | None = Option(None, help="With --choose: quantity to minimize. Default: latency."),
     measured_bundle: str | None = advanced(
@@ -125,9 +100,9 @@ def command(
     --choose finds nothing within the limits.
 
     --choose compares all artifacts (precisions, exits, trimmed vocabularies), runtimes and --threads, prints the Pareto
-    front of score, latency and size, and chooses an artifact, which is then judged. The limit of the score depends on
-    the task: --min-accuracy, --max-perplexity, --min-similarity (embedding models), --min-f1 (several labels),
-    --min-spearman (regression), --min-cosine (imported ONNX files).
+    front of score, latency and size, and chooses an artifact, which is then judged. The task decides what --min-score
+    limits: the lowest accuracy, F1 (several labels, spans), rank correlation (embedding models: similarity; regression:
+    Spearman) or cosine with FP32 (imported ONNX files), and the highest perplexity (language models).
 
     --on copies the bundle to a device over SSH, installs edgeformer there in a folder of its own, verifies the bundle,
     measures it, and brings the report back. The next time only changed files are sent. After a lost connection, the
@@ -138,7 +113,7 @@ def command(
 
     Examples:
       edgeformer profile --device rtx4050 --no-host
-      edgeformer profile --device host --choose --min-accuracy 0.91 --max-size 20MiB --minimize size
+      edgeformer profile --device host --choose --min-score 0.91 --max-size 20MiB --minimize size
       edgeformer profile --on pi@raspberrypi --on local --max-latency 20ms
       edgeformer profile vad.onnx --device raspberry-pi-5 --shape input=1x512 --shape state=2x1x128 --range sr=16000
       edgeformer profile browser.json --device raspberry-pi-5
@@ -152,13 +127,10 @@ def command(
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
     from edgeformer.run import locate
-    from edgeformer.tasks import all_tasks
 
     if search:
         raise InputError("--search: is called --choose for artifacts; give --choose instead")
-    metrics = {task.metric.flag.removeprefix("--").replace("-", "_"): task.metric.name for task in all_tasks()}
-    bounds = {metrics[name]: value for name, value in context.params.items() if name in metrics and value is not None}
-    choosing = (*metrics, "minimize")
+    choosing = ("min_score", "minimize")
     limits: dict[str, Any] = {}
     for field, option, text, parse in (
         ("max_latency_ms", "--max-latency", max_latency, parse_milliseconds),
@@ -190,7 +162,7 @@ def command(
     bundle = location.open_bundle()
     choice_options = None
     if choose:
-        choice_options = ChoiceOptions(bounds, minimize or "latency")
+        choice_options = ChoiceOptions(min_score, minimize or "latency")
         check_options(choice_options, bundle.manifest)
     else:
         opt.refuse_options(context, choosing, "is an option of --choose; add --choose")

@@ -27,8 +27,12 @@ def command(
         "if it is installed.",
     ),
     no_source: bool = advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
-    min_accuracy: float | None = Option(
-        None, metavar="X", min=0.0, max=1.0, help="Smallest score on the validation rows, e.g. 0.85."
+    min_score: float | None = Option(
+        None,
+        metavar="X",
+        min=0.0,
+        max=1.0,
+        help="Lowest accepted accuracy (several labels, spans: F1), e.g. 0.85.",
     ),
     max_latency: str | None = Option(None, metavar="TIME", help="Limit of the median latency, e.g. 5ms."),
     max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
@@ -60,7 +64,7 @@ def command(
     Models are trained from the cheapest to the most expensive: a linear model, a classifier on the vectors of a
     pretrained encoder, small and light encoders with shared layers, the pretrained encoder fine-tuned, its folded form,
     and linear and light models that the best of them teaches. Each is exported in FP32, INT8 and INT4 and profiled.
-    With --min-accuracy the search ends at the first model that keeps all limits; without it, the model with the best
+    With --min-score the search ends at the first model that keeps all limits; without it, the model with the best
     score is recommended. The Pareto front of score, latency and size is printed, and drawn on one HTML page.
 
     Scores are of the validation rows; only the recommended artifact is scored on the test rows. The same command
@@ -68,7 +72,7 @@ def command(
     them; the best one is named.
 
     Examples:
-      edgeformer search reviews.csv --device raspberry-pi-5 --min-accuracy 0.85 --max-latency 20ms
+      edgeformer search reviews.csv --device raspberry-pi-5 --min-score 0.85 --max-latency 20ms
       edgeformer search tickets.csv --device host --source path/to/all-MiniLM-L6-v2 --budget 2h --all
       edgeformer search recurrent_sst2_fast --data ~/sst2 --tokenizer ~/bert/tokenizer.json --device host
     """
@@ -86,7 +90,7 @@ def command(
         from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
         from edgeformer.training.init import recipe_name
     load_profile(device, own_profiles(artifacts))  # a wrong name must not cost hours of training
-    limits = [Limit("score", min_accuracy)] if min_accuracy is not None else []
+    limits = [Limit("score", min_score)] if min_score is not None else []
     if max_latency is not None:
         limits.append(Limit("latency", opt.parse_value("--max-latency", max_latency, parse_milliseconds)))
     if max_size is not None:

@@ -53,8 +53,9 @@ from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.runtime import Calls
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
-from edgeformer.tasks import Origin, TextReader, get_task
+from edgeformer.tasks import Answerer, Origin, TextReader, get_task
 from edgeformer.tasks.scoring import Validation, open_validation
+from edgeformer.tasks.tokens import TokenTask
 
 CALIBRATION_ROWS = 300
 """NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
@@ -164,7 +165,7 @@ def trim_subject(
     Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed model in
     torch: the cost of trimming is in the validation score.
     """
-    trimmed, vocabulary = subject.task.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
+    trimmed, vocabulary = subject.task.rows.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
     special = special_ids(trimmed.tokenizer)
     new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
     new_ids[trimmed.kept] = np.arange(len(trimmed.kept))
@@ -234,7 +235,7 @@ class RunSource:
             )
         config = run.folder / MODEL_FOLDER / CONFIG_FILE
         with _reading(config):
-            facts = subject.task.bundle_facts(subject.recipe, _read_json(config))
+            facts = subject.task.rows.bundle_facts(subject.recipe, _read_json(config))
         requested = subject.exits if options.exits == "all" else options.exits
         for exit_ in requested:
             if exit_ not in subject.exits:
@@ -245,7 +246,7 @@ class RunSource:
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.writes_text else None
+        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if isinstance(subject.task, TokenTask) else None
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
@@ -369,7 +370,7 @@ class RunSource:
         """Return up to 2,000 validation texts of a language model, or built-in texts if they cannot be read."""
         if self.validations.get(False) is None:
             return [*PARAGRAPHS], "built-in texts, because the validation split cannot be read"
-        texts = self.subject.task.set_texts(self.run.settled.data, "validation").texts
+        texts = self.subject.task.rows.set_texts(self.run.settled.data, "validation").texts
         return list(map(str, texts[:2000])), "validation texts"
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
@@ -384,7 +385,7 @@ class RunSource:
     @property
     def calibration_problem(self) -> str | None:
         """Why there are no texts of the training split to calibrate with; None: they may be read."""
-        if self.subject.task.predicts is None:
+        if not isinstance(self.subject.task, Answerer):
             return f"a {self.subject.task.noun} has no labelled texts"
         is_known = self.run.manifest.data.fingerprints.get("train") is not None
         return None if is_known else "run.json does not record the training set; import the model again with --data DIR"
@@ -395,7 +396,7 @@ class RunSource:
             raise DataError(self.calibration_problem)
         data: Any = self.run.settled.data
         try:
-            texts = self.subject.task.available_sets(data).get("train")
+            texts = self.subject.task.rows.available_sets(data).get("train")
         except (InputError, MissingDependencyError) as error:
             raise DataError(f"the training split cannot be read: {error}") from None
         if texts is None or not len(texts):

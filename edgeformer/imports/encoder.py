@@ -107,7 +107,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             f"tokens, models with one output and embedding models can be imported; {AS_ONNX}"
         )
     task = get_task(task_name)
-    is_regression = task.predicts == "scores"
+    is_regression = task.name == "regression"
 
     # 2. Check the options, and complete them by what the source says.
     if options.labels is not None and (is_embedding or is_regression):
@@ -173,7 +173,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             "id2label has another number of classes than the weights"
         )
     model.eval()
-    reader = task.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
+    reader = task.rows.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
     prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
     scorer: Any = adapter.scorer(model)
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
@@ -219,8 +219,8 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
 
 def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:
     """Return the recipe that would fine-tune the model here. Raises InputError."""
-    is_embedding = task.predicts == "vectors"
-    takes_pairs = task.predicts in ("labels", "scores") and source.sizes.token_types > 1
+    is_embedding = task.name == "embedding"
+    takes_pairs = not (is_embedding or source.tags_tokens) and source.sizes.token_types > 1
     folder = Path(source.name)
     document: dict[str, Any] = {
         "name": slug,
@@ -248,18 +248,18 @@ def _prepare_encoder(
 ) -> tuple[Prepared[Encoded], str]:
     """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
     task = get_task(recipe.task)
-    sets = task.available_sets(recipe.data)
+    sets = task.rows.available_sets(recipe.data)
     if "validation" in sets:
-        rows, origin = task.encode_rows(recipe.data, reader, sets["validation"]), "from the validation set"
+        rows, origin = task.rows.encode_rows(recipe.data, reader, sets["validation"]), "from the validation set"
     else:
         texts: list[Text] = [*SENTENCES]
         if getattr(recipe.model, "pairs", False):
             texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
-        rows = task.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
+        rows = task.rows.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
         scorer: Any = adapter.scorer(model)
         with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
             logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
-        rows = task.with_answers(rows, logits, recipe.data)
+        rows = task.answerer.with_answers(rows, logits, recipe.data)
         origin = "from a built-in English text"
         if task.golden_names[1]:
             origin += ", labelled by the FP32 model, so scores on them are agreement with it"

@@ -22,7 +22,10 @@ from edgeformer.models.pretrained.source import Source
 from edgeformer.runtimes.session import Array
 from edgeformer.system.capability import installed_version
 from edgeformer.tasks import TextReader, get_task
+from edgeformer.tasks.embedding import Embedding
+from edgeformer.tasks.regression import Regression
 from edgeformer.tasks.task import Run, Unanswered
+from edgeformer.tasks.token_classification import TokenClassification
 
 _SENTENCE = "sentence-transformers"
 _LIBRARY_LENGTH = 512
@@ -56,14 +59,15 @@ def prove_encoder(
             return unproven(reason)
         texts: list[Text] = [] if "CrossEncoder" in library else [*PROBE_TEXTS]
         tokenizer = reader.tokenizer
-        if get_task(recipe.task).predicts in ("labels", "scores") and (
+        task = get_task(recipe.task)
+        if not isinstance(task, Embedding | TokenClassification) and (
             tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False)
         ):
             texts += PROBE_PAIRS
         compared = list[Compared]()
         with bar(progress, f"Comparing answers with {library}", len(references) * len(texts), "texts"):
             for prompt, reference in references.items():
-                predictor = get_task(recipe.task).predictor(reader, recipe.data)
+                predictor = task.answerer.predictor(reader, recipe.data)
                 predictor = predictor if prompt is None else replace(predictor, prompt=prompt)
                 window = predictor.read(texts)
                 outputs = predictor.run(run, window)
@@ -89,13 +93,12 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
     """Return name and version of the library, and prompt → reference; None: texts as the model answers them."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     folder, cut = str(source.folder), recipe.data.tokens_at_once
-    predicts = get_task(recipe.task).predicts
     version = installed_version(_SENTENCE)
 
     def length(limit: int | None) -> int:
         return int(cut if max_length is not None or limit is None or limit > _LIBRARY_LENGTH else limit)
 
-    if version is not None and source.is_cross_encoder and predicts == "scores":
+    if version is not None and source.is_cross_encoder and isinstance(get_task(recipe.task), Regression):
         from sentence_transformers import CrossEncoder
 
         scorer: Any = CrossEncoder(folder, device="cpu", model_kwargs={"use_safetensors": True}, **options)
@@ -125,9 +128,12 @@ def _open_transformers(
     import transformers
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    predicts, folder = get_task(recipe.task).predicts, str(source.folder)
-    head = {"vectors": "", "spans": "ForTokenClassification"}.get(str(predicts), "ForSequenceClassification")
-    auto_model: Any = getattr(transformers, f"AutoModel{head}")
+    task, folder = get_task(recipe.task), str(source.folder)
+    auto_model: Any = transformers.AutoModelForSequenceClassification
+    if isinstance(task, Embedding):
+        auto_model = transformers.AutoModel
+    elif isinstance(task, TokenClassification):
+        auto_model = transformers.AutoModelForTokenClassification
     model = auto_model.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
     cut, names = length(tokenizer.model_max_length), inspect.signature(model.forward).parameters
@@ -138,15 +144,15 @@ def _open_transformers(
                              return_tensors="pt")  # fmt: skip
         with torch.inference_mode():
             outputs = model(**{name: tensor for name, tensor in encoding.items() if name in names}, return_dict=True)
-        if predicts == "vectors":
+        if isinstance(task, Embedding):
             states = outputs.last_hidden_state[0].numpy()
             pools = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
             vector = pools[recipe.model.pooling]
             return np.asarray(vector / np.linalg.norm(vector) if recipe.model.normalize else vector)
         logits = outputs.logits[0]
-        if predicts == "spans":
+        if isinstance(task, TokenClassification):
             return np.asarray(logits.ravel())
-        if predicts == "scores":
+        if isinstance(task, Regression):
             return np.asarray(logits.sigmoid() if source.activation() == "sigmoid" else logits)
         return np.asarray(torch.cat([logits, logits.sigmoid() if is_multi_label else logits.softmax(-1)]))
 

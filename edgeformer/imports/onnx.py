@@ -338,10 +338,10 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         label2id = {name: number for number, name in enumerate(data.labels)}
         config = {"vocab_size": tokens.vocabulary, "id2label": id2label, "label2id": label2id}
         write_json(job.folder / CONFIG_FILE, {**config, "max_length": max_length, "pad_token_id": tokens.pad})
-        reader = task.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
+        reader = task.rows.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
 
         # 2. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
-        expected, predictor = _plain_answers(job, max_length, calls), task.predictor(reader, data)
+        expected, predictor = _plain_answers(job, max_length, calls), task.answerer.predictor(reader, data)
         window, library = predictor.read([*expected]), f"onnxruntime {library_versions()['onnxruntime']}"
         for rows in dict.fromkeys((calls.rows, calls.rows or 1)):
             calls = calls.model_copy(update={"rows": rows})
@@ -354,12 +354,14 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
 
         # 3. Run golden rows, and score the labelled file.
         random = np.random.default_rng(options.seed)
-        labelled: Any = task.read_file(data, reader, options.data) if options.data is not None else None
+        labelled: Any = None
+        if options.data is not None:
+            labelled = task.rows.encode_rows(data, reader, task.rows.file_texts(data, options.data))
         run, validation = fit_calls(session.run, calls), None
         if labelled is not None:
             count = min(GOLDEN_ROWS, len(labelled))
             drawn = random.choice(len(labelled), count, replace=False)
-            arrays: dict[str, Array] = dict(task.batch(labelled, drawn, reader.pad))
+            arrays: dict[str, Array] = dict(task.rows.batch(labelled, drawn, reader.pad))
             origin = f"{count} rows of {Path(str(options.data)).name}, seed {options.seed}"
         else:  # random tokens between the special tokens that texts begin and end with
             special = tokens.tokenizer.encode("").ids
@@ -372,9 +374,9 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         logits = job.run(run, arrays)["logits"]
         arrays = {"labels": logits.argmax(-1).astype(np.int64), **arrays}
         if labelled is not None:
-            meter, batches = task.meter(), task.call_batches(labelled, _BATCH, reader.vocabulary)
+            meter, batches = task.meter(), task.rows.call_batches(labelled, _BATCH, reader.vocabulary)
             with bar(job.progress, "Scoring on the labelled file", len(labelled), "rows"):
-                batch = (task.batch(labelled, numbers, reader.pad) for numbers in batches)
+                batch = (task.rows.batch(labelled, numbers, reader.pad) for numbers in batches)
                 score_batches(run, batch, meter, warm_up=False, advance=job.progress.advance)
             validation = meter.score()
     entry = job.entry.model_copy(update={"calls": calls if calls != TextCalls(pad_id=reader.pad) else None})

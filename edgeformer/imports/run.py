@@ -165,7 +165,7 @@ def write_language_run(
     plain = PlainText(tokenizer, bounds)
     if options.data is not None:
         task, reader = get_task(recipe.task), TextReader(tokenizer, plain.boundary, config.vocab_size, bounds)
-        rows = task.read_set(recipe.data, reader, "validation", Origin(as_trained=True))
+        rows = task.rows.read_set(recipe.data, reader, "validation", Origin(as_trained=True))
         golden_origin = "from the validation text"
     else:
         between = bounds.begin or (plain.boundary,)

@@ -71,7 +71,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     if options.threshold is not None and not any(candidate.can_exit_early for candidate in candidates):
         task = candidates[0].owner.task
         why = f"a {task.noun} gives no single probability to compare; leave it out"
-        if task.has_confidence:
+        if task.confidence is not None:
             why = f"only step artifacts do; write them with: {location.step_command}"
         raise InputError(f"--threshold: {', '.join(each.id for each in candidates)} cannot exit early; {why}")
     evaluator = Evaluator(options, progress)
@@ -111,20 +111,20 @@ class Evaluator:
         if not candidate.answers_with_losses:
             meter = task.meter(candidate.exits[-1:], data=owner.data)
             timing = self._run(candidate, meter, every_exit=False)
-            row = task.rows(candidate.id, set_name, meter.score(words), leaks=owner.leaks)[0]
+            row = task.evaluation_rows(candidate.id, set_name, meter.score(words), leaks=owner.leaks)[0]
             earlier_exit = candidate.artifact.exit if candidate.artifact is not None else None
             self.rows.append(row.model_copy(update={**timing, "exit": earlier_exit}))
             provider = self.rows[-1].provider
             if len(candidate.exits) <= 1:
                 return
         meter, records = self.record_exits(candidate)
-        last, *earlier = task.rows(candidate.id, set_name, meter.score(words), leaks=owner.leaks)
+        last, *earlier = task.evaluation_rows(candidate.id, set_name, meter.score(words), leaks=owner.leaks)
         if candidate.answers_with_losses:
             self.rows.append(last)
         else:
             last = last.model_copy(update={"provider": provider})
         for loop, score in meter.earlier().items():
-            (row,) = task.rows(candidate.id, set_name, score, leaks=owner.leaks)
+            (row,) = task.evaluation_rows(candidate.id, set_name, score, leaks=owner.leaks)
             earlier.append(row.model_copy(update={"exit": loop, "provider": last.provider}))
         self.rows += earlier
         if not candidate.can_exit_early:
@@ -166,12 +166,12 @@ class Evaluator:
         logits_per_row = reader.vocabulary * (len(candidate.exits) if every_exit else 1)
         losses = candidate.answers_with_losses
         max_rows = min(self.options.batch, candidate.max_rows or self.options.batch)
-        batches = task.call_batches(rows, max_rows, logits_per_row, losses=losses)
+        batches = task.rows.call_batches(rows, max_rows, logits_per_row, losses=losses)
         title = f"Scoring {candidate.id} on {self.set_name(candidate)}" + (" at every exit" if every_exit else "")
         with bar(self.progress, title, len(rows), "rows"), candidate.session(every_exit=every_exit) as session:
             if candidate.artifact is None and (losses or not every_exit):  # once, though the set may be run twice
                 self.progress.message(f"{candidate.id}: the weights of the run, computed by {session.provider}")
-            inputs = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+            inputs = (task.rows.batch(rows, numbers, reader.pad) for numbers in batches)
             warm_up = not (every_exit or losses)  # only a timed pass needs it
             seconds = score_batches(session.run, inputs, meter, warm_up=warm_up, advance=self.progress.advance)
             return {
@@ -185,7 +185,7 @@ class Evaluator:
         """Return the name of the set: the file's, or the split's."""
         if self.options.data is not None:
             return self.options.data.name
-        return candidate.owner.task.set_name(candidate.owner.data, self.options.split)
+        return candidate.owner.task.rows.set_name(candidate.owner.data, self.options.split)
 
     def labelled_rows(self, candidate: OpenableModel) -> Any:
         """Return the set as an artifact reads it: with its tokenizer, and packed as in training or row by row."""
@@ -196,12 +196,13 @@ class Evaluator:
             return self._sets[key]
         if options.data is None:
             origin = Origin(owner.trained_on, as_trained)
-            rows = owner.task.read_set(owner.data, reader, options.split, origin)
+            rows = owner.task.rows.read_set(owner.data, reader, options.split, origin)
         else:
             from edgeformer.data.sources import Columns  # scoring a split reads no files
 
             columns = Columns(options.text, options.pair, options.label, options.encoding)
-            rows = owner.task.read_file(owner.data, reader, options.data, columns, as_trained=as_trained)
+            texts = owner.task.rows.file_texts(owner.data, options.data, columns)
+            rows = owner.task.rows.encode_rows(owner.data, reader, texts, as_trained=as_trained)
             if empty := getattr(rows, "empty", 0):
                 noun = "row" if empty == 1 else "rows"
                 self.progress.message(f"{options.data}: left out {empty:,} {noun} without a text")

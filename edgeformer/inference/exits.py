@@ -26,6 +26,7 @@ from edgeformer.tasks.risk_control import (
     choose_thresholds,
     rows_needed,
 )
+from edgeformer.tasks.tokens import TokenTask
 
 _TIMED_ROWS = 300
 _MIN_TIMED_ROWS = 64
@@ -71,12 +72,12 @@ def calibrate_exits(
         raise InputError("--split train: a guarantee needs rows that the model was not trained on; use --data FILE")
     bundle = location.open_bundle()
     task, name = bundle.task, location.name
-    if task.writes_text:
+    if isinstance(task, TokenTask):
         raise InputError(
             f"{name}: is a {task.noun}, and there is no guarantee for perplexity; compare exits with: edgeformer "
             f"evaluate {location.argument}"
         )
-    if not task.has_confidence:
+    if task.confidence is None:
         raise InputError(f"{name}: is a {task.noun}, which gives no single probability for an early exit")
     if not bundle.built("step"):
         raise InputError(f"{name}: has no step artifact; write it with: {location.step_command}")
@@ -154,7 +155,7 @@ def _measure_time(
     full_graph = next((graph for graph in full_graphs if cannot_run(graph, provider) is None), None)
     rows, pad = evaluator.labelled_rows(candidate), candidate.reader().pad
     numbers = np.random.default_rng(0).permutation(len(rows))[:_TIMED_ROWS]
-    batches = [bundle.task.batch(rows, numbers[place : place + 1], pad) for place in range(len(numbers))]
+    batches = [bundle.task.rows.batch(rows, numbers[place : place + 1], pad) for place in range(len(numbers))]
     times: list[list[float]] = [[], [], []]
     options = OpenOptions(provider, in_turns=True)
     with (

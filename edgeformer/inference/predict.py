@@ -21,9 +21,9 @@ from edgeformer.report.sentences import exit_guarantee, exit_time
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
-from edgeformer.tasks import TextReader
+from edgeformer.tasks import Answerer, TextReader
 from edgeformer.tasks.metric import Arrays
-from edgeformer.tasks.scoring import TextPredictor, max_batch_rows, pairs_problem
+from edgeformer.tasks.scoring import TextPredictor, max_batch_rows
 from edgeformer.tasks.task import Answer
 
 NAME_ONE_RUNTIME = f"--runtime {ALL_RUNTIMES}: this command uses one runtime; give its name, e.g. onnxruntime"
@@ -65,7 +65,7 @@ class OpenableModel:
     @property
     def can_exit_early(self) -> bool:
         """Whether it answers at several exits with a confidence, so that rows or tokens can leave at each of them."""
-        return len(self.exits) > 1 and self.owner.task.has_confidence
+        return len(self.exits) > 1 and self.owner.task.confidence is not None
 
     @property
     def max_rows(self) -> int | None:
@@ -228,24 +228,26 @@ def open_predictor(
     elif confidence is not None:
         thresholds = dict.fromkeys(candidate.exits[:-1], float(confidence))
     max_rows = 1 if guarantee is not None and candidate.depends_on_batch else candidate.max_rows
-    answering = owner.task.predictor(candidate.reader(), owner.data, max_rows)
+    answering = owner.task.answerer.predictor(candidate.reader(), owner.data, max_rows)
     with candidate.session(thresholds=thresholds) as session:
         yield Predictor(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
 
 
 def predicts_vectors(location: Location) -> bool:
     """Return whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    return location.open_model().task.predicts == "vectors"
+    from edgeformer.tasks.embedding import Embedding
+
+    return isinstance(location.open_model().task, Embedding)
 
 
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
     """Raise InputError if the model cannot answer pairs of texts, or single texts (None: not yet known)."""
     owner = location.open_model()
     name, task = location.name, owner.task
-    if task.predicts is None:
+    if not isinstance(task, Answerer):
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
-    if confidence is not None and not task.has_confidence:
+    if confidence is not None and task.confidence is None:
         raise InputError(f"--confidence: {name} is a {task.noun}, which gives no single probability; leave it out")
-    problem = None if pairs is None else pairs_problem(task, owner.data, pairs=pairs)
+    problem = None if pairs is None else task.pairs_problem(owner.data, pairs=pairs)
     if problem is not None:
         raise InputError(f"--pair: {name}: {problem}")

@@ -24,6 +24,7 @@ from edgeformer.inference.predict import Predictor, open_predictor, predicts_vec
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
 from edgeformer.tasks.embedding import (
+    Embedding,
     QuantizationLoss,
     VectorKind,
     VectorStore,
@@ -32,7 +33,7 @@ from edgeformer.tasks.embedding import (
     similarities,
     stored_units,
 )
-from edgeformer.tasks.scoring import pairs_problem
+from edgeformer.tasks.regression import Regression
 from edgeformer.tasks.task import Answer, Float64s, Task, Unanswered
 
 
@@ -94,9 +95,10 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
             raise InputError("--query: the query is empty; give a question or words to search for")
     check_can_rank(owner.task, owner.data)
     check_vector_kind(owner.name, owner.data, options.vectors)
-    if owner.task.predicts == "scores" and options.vectors != "float32":
+    is_reranker = isinstance(owner.task, Regression)
+    if is_reranker and options.vectors != "float32":
         raise InputError(f"--vectors: {owner.name} is a reranker and computes no vectors; leave out --vectors")
-    if owner.task.predicts == "scores" and is_stream and len(options.queries) > 1:
+    if is_reranker and is_stream and len(options.queries) > 1:
         raise InputError(
             "--query: a reranker reads the documents once per query, and standard input can be read only once; "
             "give one query, or --file FILE"
@@ -105,18 +107,18 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
 
 def check_can_rank(task: Task, data: DataSection) -> None:
     """Raise InputError if a model makes neither vectors of texts nor scores of pairs."""
-    if task.predicts not in ("vectors", "scores"):
+    if not isinstance(task, Embedding | Regression):
         raise InputError(
             f"query: a {task.noun} cannot rank texts; use an embedding model, or a reranker (a model with one output "
             "that reads a query and a document)"
         )
-    if task.predicts == "scores" and (problem := pairs_problem(task, data, pairs=True)) is not None:
+    if isinstance(task, Regression) and (problem := task.pairs_problem(data, pairs=True)) is not None:
         raise InputError(f"query: {problem}")
 
 
 def scoring_inputs(task: Task, data: DataSection, query: str, documents: Sequence[str]) -> list[Text]:
     """Return what a model reads to score documents: pairs, or the query and the documents with their prompts."""
-    if task.predicts == "scores":
+    if isinstance(task, Regression):
         return [(query, document) for document in documents]
     prompts: Mapping[str, str] = getattr(data, "prompts", {})
 
@@ -175,7 +177,8 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         return answer_file(model, documents, take, progress, columns)
 
     store = VectorStore(vectors)
-    if model.answering.task.predicts == "scores":
+    is_reranker = isinstance(model.answering.task, Regression)
+    if is_reranker:
         for number, query in enumerate(queries):
             pairs = _pair_with(query, documents)
             summary = rank(model, pairs, lambda answers: np.array([[answer.score] for answer in answers]), [number])
@@ -209,7 +212,7 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         Ranking(query, [replace(document, rank=rank) for rank, document in enumerate(documents_of_query, start=1)])
         for query, documents_of_query in zip(queries, best, strict=True)
     ]
-    return RankedFile(rankings, summary, store.loss() if model.answering.task.predicts == "vectors" else None)
+    return RankedFile(rankings, summary, None if is_reranker else store.loss())
 
 
 def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:

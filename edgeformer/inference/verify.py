@@ -13,7 +13,7 @@ from typing import Any
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRecord, files_sha256, lacks_parity
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
-from edgeformer.artifacts.golden import OUTPUT, GoldenError
+from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
@@ -34,8 +34,7 @@ from edgeformer.runtimes import (
 from edgeformer.system import cuda_driver, nvidia
 from edgeformer.system.capability import cpu_flags, installed_version
 from edgeformer.system.host import code_version, cpu_name, now
-from edgeformer.tasks import Origin
-from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks import Origin, RowSource
 from edgeformer.tasks.metric import FP16_RELATIVE, out_of_tolerance
 from edgeformer.tasks.scoring import max_batch_rows, open_validation, split_calls
 
@@ -188,13 +187,7 @@ def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str |
 def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:
     """Return the score of an artifact's :meth:`Task.golden_outputs`. Raises GoldenError without right answers."""
     task, loop = bundle.task, _answering_loop(bundle, artifact)
-    if not task.reads_text:
-        return task.golden_score(loop, outputs, bundle.golden(artifact).cases(OUTPUT))
-    arrays = bundle.golden().arrays
-    reference = arrays.get(exit_logits(loop))
-    right = {name: arrays[name] for name in task.golden_names[1] if name in arrays}
-    answers = task.right_answers(right, {} if reference is None else {loop: reference})
-    return task.golden_score(loop, outputs.reshape(-1, outputs.shape[-1]), answers, None, bundle.data)
+    return task.stored_score(bundle.golden(), loop, outputs, bundle.data)
 
 
 def _answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
@@ -258,7 +251,7 @@ def _target_record(
         with bundle.session(artifact) as session:
             outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
             scores["score"] = golden_score(bundle, artifact, outputs)
-            if task.reads_text:
+            if isinstance(task, RowSource):
                 # A wrapped model has one set of labelled rows, its test set.
                 split = "validation" if bundle.manifest.wrapped is None else "test"
                 origin = Origin(bundle.trained_on)

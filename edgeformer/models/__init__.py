@@ -18,7 +18,7 @@ from edgeformer.artifacts.manifest import Precision, client_dtype
 from edgeformer.artifacts.recipe import ModelConfig, Recipe
 from edgeformer.artifacts.workspace import RECIPE_FILE
 from edgeformer.registry import Registry
-from edgeformer.tasks import all_tasks, get_task
+from edgeformer.tasks import RowSource, Task, all_tasks, get_task
 
 if TYPE_CHECKING:
     from edgeformer.models.adapter import ModelAdapter
@@ -34,7 +34,7 @@ class ModelSpec(ABC):
     """Torch-free interface of one model kind. ``config`` arguments are of its own ``config_type``.
 
     Attributes:
-        kind: value of ``model.kind`` in a recipe, whose task is one of ``tasks``.
+        kind: value of ``model.kind`` in a recipe, whose task is one of ``tasks`` or extends one.
         model_type, architecture: names in config.json.
         adapter_module: module that defines ``ADAPTER``, a ModelAdapter. It is imported on first use.
         training_type: section ``training`` of recipes; None: that of the task.
@@ -62,6 +62,10 @@ class ModelSpec(ABC):
 
         Raises InputError or ArtifactError if a file is missing or unusable.
         """
+
+    def serves(self, task: Task) -> bool:
+        """Return whether the model does a task: one of ``tasks``, or a task that extends one of them."""
+        return any(base.__dict__.get("name") in self.tasks for base in type(task).__mro__)
 
     @abstractmethod
     def loops(self, config: Any) -> int:
@@ -159,13 +163,13 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
         content["data"].pop("expected_rows", None)
 
     # What is missing is reported by the validation below.
-    tasks = {task.name: task for task in all_tasks() if task.trained}
+    tasks = {task.name: task for task in all_tasks() if isinstance(task, RowSource)}
     task_name, model = content.get("task"), content.get("model")
     if task_name is not None and task_name not in [*tasks]:
         allowed = ", ".join(map(repr, tasks))
         raise RecipeError(f"{document.where(('task',))}: task must be one of {allowed}, not {task_name!r}")
     task = tasks[task_name or next(iter(tasks))]
-    model_specs = {model_spec.kind: model_spec for model_spec in REGISTRY.all() if task.name in model_spec.tasks}
+    model_specs = {model_spec.kind: model_spec for model_spec in REGISTRY.all() if model_spec.serves(task)}
     kind = model.get("kind") if isinstance(model, dict) else None
     if kind is not None and kind not in [*model_specs]:
         where, allowed = document.where(("model", "kind")), ", ".join(map(repr, model_specs))

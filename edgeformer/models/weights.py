@@ -16,6 +16,7 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.tasks import Prepared, get_task
+from edgeformer.tasks.tokens import TokenTask
 
 WEIGHTS, GOLDEN_INPUTS = "model.safetensors", "golden_inputs.npz"
 
@@ -28,15 +29,15 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
         "model_type": model_spec.model_type,
         "architectures": [model_spec.architecture],
         **recipe.model.model_dump(mode="json", exclude={"kind"}),
-        **task.client_config(prepared, recipe),
-        **({"leaks": model_spec.leaks(recipe.model)} if task.writes_text else {}),
+        **task.rows.client_config(prepared, recipe),
+        **({"leaks": model_spec.leaks(recipe.model)} if isinstance(task, TokenTask) else {}),
     }
     write_json(folder / "config.json", config)
     write_text(folder / "tokenizer.json", prepared.tokenizer.to_str(pretty=True))
     write_json(
-        folder / "tokenizer_config.json", {**task.tokenizer_config(prepared, recipe), **prepared.tokenizer_config}
+        folder / "tokenizer_config.json", {**task.rows.tokenizer_config(prepared, recipe), **prepared.tokenizer_config}
     )
-    np.savez(folder / GOLDEN_INPUTS, **task.golden_inputs(prepared, recipe))  # type: ignore[arg-type]
+    np.savez(folder / GOLDEN_INPUTS, **task.rows.golden_inputs(prepared, recipe))  # type: ignore[arg-type]
 
 
 def load_model(run: Path) -> nn.Module:

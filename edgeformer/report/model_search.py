@@ -63,7 +63,7 @@ def recommendation(result: ModelSearch) -> str:
         closest, metric = result.search.candidates[result.search.closest], metric_named(result.search.metric)
         misses = closest.reason
         if (bound := result.search.bound) is not None and closest.score is not None and metric.is_share:
-            misses = f"misses {metric.flag} by {100 * (bound - closest.score):.1f} points; {misses}"
+            misses = f"misses --min-score by {100 * (bound - closest.score):.1f} points; {misses}"
         return f"{text} Best: {closest.artifact}: {misses}."
     return f"Recommended: {result.search.reason}."
 

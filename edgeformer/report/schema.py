@@ -16,7 +16,7 @@ from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import markdown
 from edgeformer.models import REGISTRY, recipe_type
-from edgeformer.tasks import all_tasks
+from edgeformer.tasks import RowSource, all_tasks
 
 Document = Literal["recipe", "profile", "bundle", "report"]
 Schema = dict[str, Any]
@@ -38,8 +38,8 @@ def schema_of(document: Document) -> Schema:
         mode: Literal["validation", "serialization"] = "validation" if document == "profile" else "serialization"
         schema = _MODELS[document].model_json_schema(mode=mode, by_alias=True)
     else:
-        tasks = [task for task in all_tasks() if task.trained]
-        pairs = [(task, spec) for task in tasks for spec in REGISTRY.all() if task.name in spec.tasks]
+        tasks = [task for task in all_tasks() if isinstance(task, RowSource)]
+        pairs = [(task, spec) for task in tasks for spec in REGISTRY.all() if spec.serves(task)]
         models: list[Any] = [recipe_type(task.name, spec.kind) for task, spec in pairs]
         schema = {"type": "object", **TypeAdapter(reduce(or_, models)).json_schema(mode="validation")}
         sections = schema["$defs"]

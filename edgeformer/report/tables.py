@@ -102,11 +102,6 @@ def comparable_scores(bundle: BundleManifest) -> tuple[dict[str, Score], str | N
     return golden, f"scores on the {count:,} golden inputs only: {note}"
 
 
-def _agreement(task: str) -> str:
-    """Return the heading of the agreement with FP32: embedding models have no classes."""
-    return "same nearest text" if get_task(task).predicts == "vectors" else "top-1 agreement"
-
-
 def _memory_text(measured: Sharing | ArtifactCheck | None) -> str | None:
     """Return the memory of an opened artifact; None: not measured."""
     if measured is None or measured.resident_bytes is None:
@@ -134,7 +129,7 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
             Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
             Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
             Column("max_error", "parity.max_abs_error", "error", heading),
-            Column("agreement", "parity.top1_agreement", "share", _agreement(bundle.task)),
+            Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),
             _score_column(score_column, lambda artifact: scores.get(artifact.id)),
             Column("status", mark=True),
         ]
@@ -323,7 +318,7 @@ def print_verification(verification: Verification, task: str, console: Console) 
             Column("n", "parity.n", number=True),
             Column("max error", "parity.max_abs_error", "error"),
             Column("relative", "parity.relative_error", "error"),
-            Column("agreement", "parity.top1_agreement", "share", _agreement(task)),
+            Column("agreement", "parity.top1_agreement", "share", get_task(task).agreement),
             Column("tolerance", lambda check: check.tolerance or None),
             Column("in memory", _memory_text, number=True),
             Column("status", mark=True),

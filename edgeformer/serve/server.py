@@ -41,8 +41,8 @@ from edgeformer.serve.openai import CompletionService
 from edgeformer.serve.queue import BatchingQueue, open_served_predictor
 from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
-from edgeformer.tasks.scoring import pairs_problem
 from edgeformer.tasks.task import Unanswered
+from edgeformer.tasks.tokens import TokenTask
 
 
 class PredictRequest(BaseModel):
@@ -207,7 +207,7 @@ class PredictService(Service):
             texts = content.texts or [str(content.text)]
             pairs = content.pairs if content.pair is None else [content.pair]
             rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
-            if (mismatch := pairs_problem(task, data, pairs=pairs is not None)) is not None:
+            if (mismatch := task.pairs_problem(data, pairs=pairs is not None)) is not None:
                 raise InputError(f"pairs: {mismatch}")
         if len(rows) > limits.texts:
             raise InputError(
@@ -375,7 +375,7 @@ class ServeOptions:
 def open_service(location: Location, options: ServeOptions, metrics: Metrics) -> Iterator[Service]:
     """Open the model and start its queue. Raises InputError, ArtifactError."""
     limits = options.limits
-    if location.open_model().task.writes_text:
+    if isinstance(location.open_model().task, TokenTask):
         chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
         with (
             closing(Writer(location, chosen)) as writer,

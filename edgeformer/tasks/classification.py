@@ -15,8 +15,9 @@ from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio, token_losses
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
+from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio, token_losses, top_probability
+from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction
+from edgeformer.tasks.texts import TextTask
 
 
 class ClassificationTraining(DistilledTraining, TextTraining):
@@ -100,14 +101,14 @@ class LabelPrediction(Prediction):
     loops: int | None = None
 
 
-class Classification(Task):
+class Classification(TextTask):
     """One label per text."""
 
     name = "classification"
     noun = "classifier"
     recipe_type = ClassificationRecipe
     score_type = ClassificationScore
-    metric = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy", is_share=True)
+    metric = Metric("accuracy", True, 4, 0.0, 1.0, is_share=True)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("accuracy", "accuracy", 4),
@@ -117,7 +118,7 @@ class Classification(Task):
         ScoreColumn("loss", "loss", 4),
     )
     recorded = ("f1",)
-    predicts = "labels"
+    confidence = staticmethod(top_probability)
     score_note = "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."
     golden_note = f"too few to detect a loss of {MAX_SCORE_DROP['int8']:.1%}"
 

@@ -22,7 +22,8 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task, TextReader
+from edgeformer.tasks.task import Float64s, Int64s, Prediction, TextReader
+from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -228,21 +229,24 @@ MAX_TRIMMED_DROP = {"fp32": 0.03, "pairs": 0.015}
 """Largest allowed drop with a trimmed vocabulary, by the reference of the score, at any precision."""
 
 
-class Embedding(Task):
+class Embedding(TextTask):
     """One vector per text. Models are imported with their weights, not trained."""
 
     name = "embedding"
     noun = "text embedding model"
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
-    metric = Metric("similarity", True, 4, 0.0, 1.0, "--min-similarity")
+    metric = Metric("similarity", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "pairs", None),
         ScoreColumn("similarity", "similarity", 4),
         ScoreColumn("loss", "loss", 4),
     )
-    predicts = "vectors"
-    has_confidence = False
+    budget = None
+    agreement = "same nearest text"
+    texts_per_row = 2
+    row_noun = "pairs"
+    pair_remedy = "give both texts separately"
     pipeline_tag = "sentence-similarity"
     golden_names = ("input_ids", "attention_mask"), ()
     score_note = (
@@ -254,18 +258,18 @@ class Embedding(Task):
     score_rows = staticmethod(pairs_score)
     parity = staticmethod(vector_parity)
 
-    def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress) -> Prepared[Encoded]:
+    def prepare(self, recipe: EmbeddingRecipe, cache: Path, progress: Progress, /) -> Prepared[Encoded]:
         raise InputError(
             f"{recipe.name}: embedding models are not trained here; import one: edgeformer import hf PATH, or train a "
             "recipe with task: classification"
         )
 
-    def available_sets(self, data: PairsConfig) -> dict[str, LabelledTexts]:
+    def available_sets(self, data: PairsConfig, /) -> dict[str, LabelledTexts]:
         names = [name for name in ("train",) if name in data.parts]
         names += ["validation", "test"] if data.parts.keys() - {"train"} else []
         return {name: self.set_texts(data, name) for name in names}
 
-    def set_texts(self, data: PairsConfig, name: str) -> LabelledTexts:
+    def set_texts(self, data: PairsConfig, name: str, /) -> LabelledTexts:
         """Read one set: ``train`` is texts without scores, every other set is flat pairs."""
         from edgeformer.data.prepare import read_pairs, read_texts
         from edgeformer.data.splits import IMPORTED_SETS, missing_set, unknown_set
@@ -275,10 +279,13 @@ class Embedding(Task):
             raise missing_set(name) if name in IMPORTED_SETS else unknown_set(name, [*IMPORTED_SETS, *data.parts])
         return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
-    def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None) -> LabelledTexts:
+    def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
         from edgeformer.data.prepare import pairs_file
 
         return pairs_file(path, data, columns)
+
+    def reads_pairs(self, data: PairsConfig) -> bool:
+        return False  # trained on pairs, but each text is read separately
 
     def encode_rows(
         self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,17 +11,10 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from edgeformer.artifacts.data_config import Probability, TextConfig
-from edgeformer.artifacts.golden import GoldenError
-from edgeformer.artifacts.manifest import Parity, Precision
-from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TrainingConfig
-from edgeformer.artifacts.scores import EarlyExitScore, ExitScore, Score
-from edgeformer.data.batching import IGNORED, TextRows, text_batch
-from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file
-from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.sources import Columns
-from edgeformer.data.splits import unknown_set
+from edgeformer.artifacts.scores import EarlyExitScore, EvaluationRow, ExitScore, Score
+from edgeformer.data.batching import IGNORED
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
 from edgeformer.tasks.metric import (
     Array,
@@ -30,12 +22,12 @@ from edgeformer.tasks.metric import (
     Meter,
     Metric,
     ScoreColumn,
-    as_parity,
     perplexity_of,
     token_losses,
     top_probability,
 )
-from edgeformer.tasks.task import Float64s, Int64s, Task, TextReader
+from edgeformer.tasks.task import Float64s, Int64s
+from edgeformer.tasks.tokens import TokenTask
 
 
 class LanguageTraining(DistilledTraining, TrainingConfig):
@@ -190,35 +182,22 @@ class LanguageMeter(Meter):
 MAX_PERPLEXITY_RISE: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}
 """Largest allowed relative rise of an artifact's perplexity against FP32 on the same tokens."""
 
-GOLDEN_ROWS, GOLDEN_TOKENS = 8, 64
-GOLDEN_TOP = 32
-"""Logits per golden token in golden.npz; storing all would take gigabytes."""
 
-
-class LanguageModeling(Task):
+class LanguageModeling(TokenTask):
     """The next token of a text."""
 
     name = "language-modeling"
     noun = "language model"
     recipe_type = LanguageRecipe
     score_type = LanguageScore
-    metric = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    metric = Metric("perplexity", False, 2, 1.0, None)
     columns = (
         ScoreColumn("n", "tokens", None),
         ScoreColumn("loss", "loss", 4),
         ScoreColumn("perplexity", "perplexity", 2),
         ScoreColumn("word_perplexity", "per word", 2),
     )
-    unit = "tokens"
-    writes_text = True
-    can_trim = False
-    phase = "decode"
     exit_schedule = EarlyExit()
-    pipeline_tag = "text-generation"
-    use = "generate"
-    golden_names = ("input_ids",), ("targets",)
-    length_key = "sequence_length"
-    pad_key = "boundary_token_id"
     score_note = (
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, perplexity per word does not. *By "
         "confidence*: every token exits at the first loop whose confidence reaches the threshold; loops are a mean "
@@ -226,52 +205,29 @@ class LanguageModeling(Task):
     )
     golden_note = "too few tokens to compare models"
 
-    def set_name(self, data: TextConfig, split: str, /) -> str:
-        """Return the set that ``split`` names; ``test``, if not a set, means the first test set or validation."""
-        tests = [part for part in data.parts if part not in ("train", "validation")]
-        return (tests or ["validation"])[0] if split == "test" and "test" not in tests else split
-
-    def prepare(self, recipe: LanguageRecipe, cache: Path, progress: Progress) -> Prepared[TextRows]:
-        return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
-
-    def set_texts(self, data: TextConfig, name: str) -> LabelledTexts:
-        if name not in data.parts:
-            raise unknown_set(name, ["validation", *data.parts])
-        return LabelledTexts.unlabelled([*paragraphs(data, name)])
-
-    def file_texts(self, data: TextConfig, path: Path, columns: Columns | None = None) -> LabelledTexts:
-        return LabelledTexts.unlabelled(text_file(path, data, columns))
-
-    def encode_rows(
-        self, data: TextConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
-    ) -> TextRows:
-        """Encode paragraphs: packed as in training, or one row per document for exported graphs.
-
-        Exported graphs have no input for positions, so they cannot know where a document starts in a packed row. One
-        row per document predicts the same tokens from the same context, with two exceptions: a document that crosses
-        the end of a packed row (training forgets the part in front), and a document that is longer than the model
-        reads (its rest is not in ``n``).
-        """
-        config = data if as_trained else data.model_copy(update={"mode": "paragraphs"})
-        plain = PlainText(reader.tokenizer, reader.bounds)
-        return encode_paragraphs([str(text) for text in texts.texts], config, plain)
-
-    def batch(
-        self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
-        """Return input_ids, targets and, for packed rows, positions: int64 [B, S]."""
-        return text_batch(rows, numbers, pad, pad_to=pad_to)
-
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> LanguageMeter:
         return LanguageMeter(exits, records)
 
-    def row_figures(self, answers: Array, rows: TextRows, data: TextConfig) -> Float64s:
-        """Return summed loss in nats and number of predicted tokens: [n, 2]."""
-        return np.stack([answers, rows.lengths], axis=1).astype(np.float64)
+    def record(self, score: LanguageScore) -> dict[str, float]:
+        values = {
+            **super().record(score),
+            **{f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.by_exit.items()},
+        }
+        if (early := score.early_exit) is not None:
+            values |= {"early_exit_loss": early.loss, "early_exit_mean_loops": early.mean_loops}
+        return values
 
-    def metric_of(self, figures: Float64s) -> float:
-        loss, count = figures.sum(axis=0)
-        return perplexity_of(loss / count)
+    def describe(self, score: LanguageScore) -> str:
+        exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.by_exit.items())
+        return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
+
+    def evaluation_rows(
+        self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False
+    ) -> list[EvaluationRow]:
+        (full,) = super().evaluation_rows(artifact, split, score, leaks=leaks)
+        earlier = list(score.by_exit.items())[:-1]
+        changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)
+        return [full, *(full.model_copy(update=update) for update in changes)]
 
     def lost(
         self, score: LanguageScore, reference: LanguageScore, precision: Precision, *, trimmed: bool
@@ -280,31 +236,6 @@ class LanguageModeling(Task):
         if rise <= limit:  # false for NaN
             return None
         return f"perplexity {score.perplexity:.2f} is {rise:.2%} above FP32; the limit is {limit:.1%}"
-
-    def golden_inputs(self, prepared: Prepared[TextRows], recipe: LanguageRecipe) -> dict[str, Int64s]:
-        """Return 8 evenly spaced windows of the validation text and the tokens after them; tiny texts are repeated."""
-        stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
-        if len(stream) <= length:
-            stream = np.resize(stream, length + 1)
-        starts = np.linspace(0, len(stream) - length - 1, GOLDEN_ROWS).astype(np.int64)
-        windows = stream[starts[:, None] + np.arange(length + 1)].astype(np.int64)
-        return {"input_ids": windows[:, :-1], "targets": windows[:, 1:]}
-
-    def golden_answers(self, references: Mapping[int, Array]) -> dict[str, Array]:
-        """Return the 32 largest logits of every token, log-sum-exp and standard deviation of all logits, per exit."""
-        golden: dict[str, Array] = {}
-        for loop, logits in references.items():
-            count = min(GOLDEN_TOP, logits.shape[-1])
-            top = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
-            order = np.argsort(-np.take_along_axis(logits, top, axis=-1), axis=-1, kind="stable")
-            indices = np.take_along_axis(top, order, axis=-1)
-            largest = logits.max(-1, keepdims=True)
-            log_sum = largest[..., 0] + np.log(np.exp(logits - largest).sum(-1))
-            golden[f"top_values_exit{loop}"] = np.take_along_axis(logits, indices, axis=-1)
-            golden[f"top_indices_exit{loop}"] = indices.astype(np.int64)
-            golden[f"log_sum_exp_exit{loop}"] = log_sum.astype(np.float32)
-            golden[f"logits_std_exit{loop}"] = np.asarray(logits.std())
-        return golden
 
     def golden_score(
         self, exit_: int, logits: Array, answers: Arrays, rows: Int64s | None = None, data: Any = None
@@ -316,39 +247,6 @@ class LanguageModeling(Task):
         meter = LanguageMeter((exit_,))
         meter.add_tokens({exit_: token_losses(logits[counted], targets[counted])})
         return meter.score()
-
-    def golden_parity(
-        self, golden: Arrays, logits: Array, exit_: int | None, precision: Precision, provider: str
-    ) -> Parity:
-        """Compare the largest logits and the log-sum-exp of every token with golden.npz.
-
-        A wrong logit changes one of the two, unless a small logit became even smaller. ``logits``: [n, ≤ S, V].
-        """
-        names = [f"{name}_exit{exit_}" for name in ("top_values", "top_indices", "log_sum_exp", "logits_std")]
-        missing = [name for name in names if name not in golden]
-        if missing:
-            raise GoldenError(
-                f"golden.npz has no {missing[0]!r}, because an older version wrote it; export the run again"
-            )
-        values, indices, log_sum, spread = (golden[name] for name in names)
-        count, last = logits.shape[-1], logits.shape[1]
-        if indices.shape[:1] != logits.shape[:1] or indices.shape[1] < last or indices.max() >= count:
-            raise GoldenError(f"golden.npz's tokens {indices.shape} do not fit the logits {logits.shape}")
-        values, indices, log_sum = values[:, -last:], indices[:, -last:], log_sum[:, -last:]
-        top_logits = np.take_along_axis(logits, indices, axis=-1)
-        likeliest = indices[..., 0].reshape(-1)
-        with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite are reported below
-            losses = token_losses(logits.reshape(-1, count), likeliest).reshape(log_sum.shape)
-            log_sum_error = np.abs(losses + top_logits[..., 0] - log_sum)
-            error = np.append(np.abs(top_logits - values), log_sum_error[..., None], axis=-1)
-        if not np.isfinite(logits).all():
-            error = np.full(1, np.nan)
-        return as_parity(error, float(spread), logits.argmax(-1).reshape(-1) == likeliest, precision, provider)
-
-    def card_lines(self, recipe: LanguageRecipe) -> list[str]:
-        data = recipe.data
-        length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
-        return [f"**Length:** {length}"]
 
 
 TASK = LanguageModeling()

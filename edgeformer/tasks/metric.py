@@ -28,8 +28,7 @@ class Metric:
     Attributes:
         name: key in JSON, such as ``accuracy``.
         places: decimals in a table.
-        lowest, highest: range of a limit on the metric; None: unlimited.
-        flag: option of ``profile --choose`` that sets this limit; defined in ``cli/profile.py``.
+        lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
         evaluated_on: data on which it is computed.
         is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
     """
@@ -39,9 +38,13 @@ class Metric:
     places: int
     lowest: float
     highest: float | None
-    flag: str
     evaluated_on: str = "validation"
     is_share: bool = False
+
+    @property
+    def accepted(self) -> str:
+        """What ``--min-score`` states, such as ``lowest accepted accuracy``."""
+        return f"{'lowest' if self.higher_is_better else 'highest'} accepted {self.name}"
 
     def of(self, score: Score | None) -> float | None:
         """Return the figure of a score; None for no score or one of another task."""
@@ -73,7 +76,7 @@ class Meter(ABC):
 
     @abstractmethod
     def add(self, outputs: Arrays, batch: Arrays) -> None:
-        """Count one batch from :meth:`Task.batch`.
+        """Count one batch from :meth:`RowSource.batch`.
 
         ``outputs``: ``logits``, of several exits ``logits_exitN``, or ``loss_exitN`` and ``confidence_exitN``.
         """

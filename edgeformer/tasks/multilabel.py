@@ -14,10 +14,12 @@ from typing_extensions import Self
 from edgeformer.artifacts.data_config import IN_MEMORY, DataConfig
 from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import MAX_LABELS, Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction, Task
+from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction
+from edgeformer.tasks.texts import TextTask
 
 DEFAULT_THRESHOLD = 0.5
 Threshold = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -185,14 +187,14 @@ class LabelsPrediction(Prediction):
         return {**super().as_dict(), "labels": list(self.labels)}
 
 
-class MultiLabel(Task):
+class MultiLabel(TextTask):
     """Any number of labels per text. Labels of a set are int64 [n, C] of 0 and 1."""
 
     name = "multi-label-classification"
     noun = "multi-label classifier"
     recipe_type = MultiLabelRecipe
     score_type = MultiLabelScore
-    metric = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
+    metric = Metric("f1", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("f1", "F1", 4),
@@ -203,8 +205,6 @@ class MultiLabel(Task):
         ScoreColumn("loss", "loss", 4),
     )
     recorded = ("macro_f1",)
-    predicts = "labels"
-    has_confidence = False
     score_note = (
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that are best on the "
         "validation set. All right: rows with all labels correct."
@@ -213,6 +213,21 @@ class MultiLabel(Task):
 
     def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
         return score(logits, labels, data.labels, data.thresholds)
+
+    def settled(self, recipe: MultiLabelRecipe, validation: MultiLabelScore) -> MultiLabelRecipe:
+        """Return the recipe with the label thresholds that were best on the validation set, if it states none."""
+        if recipe.data.thresholds is not None:
+            return recipe
+        data = recipe.data.model_copy(update={"thresholds": validation.thresholds})
+        return recipe.model_copy(update={"data": data})
+
+    def answer_config(self, data: MultiLabelData) -> dict[str, object]:
+        return {"problem_type": "multi_label_classification", "thresholds": data.effective_thresholds}
+
+    def card_lines(self, recipe: MultiLabelRecipe) -> list[str]:
+        thresholds = recipe.data.effective_thresholds.items()
+        limits = ", ".join(f"{markdown(label)} {threshold:.3f}" for label, threshold in thresholds)
+        return [*super().card_lines(recipe), f"**Assigned from probability:** {limits}"]
 
     def with_answers(self, rows: Encoded, logits: Array, data: MultiLabelData) -> Encoded:
         return replace(rows, labels=(logits > 0).astype(np.int64))  # a probability above 0.5

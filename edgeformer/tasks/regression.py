@@ -19,7 +19,8 @@ from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import SCORE_UNIT, Text
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
-from edgeformer.tasks.task import GOLDEN_ROWS, Float64s, Int64s, Prediction, Task
+from edgeformer.tasks.task import Float64s, Int64s, Prediction
+from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -174,14 +175,14 @@ class ScorePrediction(Prediction):
     score: float
 
 
-class Regression(Task):
+class Regression(TextTask):
     """One number per text or pair. Labels of a set are millionths, int64 [n]; of queries and documents [n, 2]."""
 
     name = "regression"
     noun = "regression model"
     recipe_type = RegressionRecipe
     score_type = RegressionScore
-    metric = Metric("spearman", True, 4, -1.0, 1.0, "--min-spearman")
+    metric = Metric("spearman", True, 4, -1.0, 1.0)
     columns = (
         ScoreColumn("n", "rows", None),
         ScoreColumn("spearman", "Spearman", 4),
@@ -193,8 +194,6 @@ class Regression(Task):
         ScoreColumn("loss", "loss", 4),
     )
     recorded = ("rmse",)
-    predicts = "scores"
-    has_confidence = False
     score_note = (
         f"Correlations are of the model's scores with the numbers of the rows. nDCG@{TOP} and MRR@{TOP} are means over "
         "the queries, if rows are queries and documents. Loss is the mean squared error."

@@ -23,9 +23,7 @@ from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader,
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
-
-SCORED_TOKENS = 2048
-"""Validation tokens on which artifacts of a task that counts tokens are scored: enough to detect a change of 2%."""
+    from edgeformer.tasks.texts import TextTask
 
 BATCH_ROWS, BATCH_TOKENS = 32, 4096
 """Limits of one call for texts. On CPUs larger batches are no faster and need more memory."""
@@ -80,7 +78,7 @@ def answer_rows(
 def score_batches(
     run: Run, batches: Iterable[Arrays], meter: Meter, *, warm_up: bool, advance: Callable[[int], None]
 ) -> float:
-    """Add a model's answers to batches from :meth:`Task.batch` to ``meter``. Return seconds in the model alone.
+    """Add a model's answers to batches from :meth:`RowSource.batch` to ``meter``. Return seconds in the model alone.
 
     Args:
         warm_up: run the first batch once more, untimed and not counted.
@@ -104,18 +102,16 @@ def open_validation(
 ) -> tuple[Validation | None, str | None]:
     """Read the validation (or another) split and return a function that scores an artifact on it, or why it cannot."""
     try:
-        rows = task.read_set(data, reader, split, origin)
+        rows = task.rows.read_set(data, reader, split, origin)
     except (DataError, InputError, MissingDependencyError) as error:
         return None, f"the validation split cannot be read: {error}"
-    count = len(rows)
-    if task.unit == "tokens":
-        count = min(count, int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
-    batches = task.call_batches(rows, 32, reader.vocabulary, first=count)
+    count = task.rows.judged_rows(rows)
+    batches = task.rows.call_batches(rows, 32, reader.vocabulary, first=count)
 
     def validate(run: Run, loop: int) -> Score:
         meter = task.meter((loop,), data=data)
         with bar(progress, "Scoring on the validation split", count, "rows"):
-            arrays = (task.batch(rows, numbers, reader.pad) for numbers in batches)
+            arrays = (task.rows.batch(rows, numbers, reader.pad) for numbers in batches)
             score_batches(run, arrays, meter, warm_up=False, advance=progress.advance)
         return meter.score()
 
@@ -162,25 +158,6 @@ def fit_calls(run: Run, calls: TextCalls) -> Run:
     return split_calls(run_fitted, calls.rows)
 
 
-def reads_pairs(task: Task, data: DataSection) -> bool | None:
-    """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
-    if task.predicts not in ("labels", "scores"):
-        return False  # embedding models are trained on pairs, but read each text separately
-    has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
-    return has_pair.pop() if len(has_pair) == 1 else None
-
-
-def pairs_problem(task: Task, data: DataSection, *, pairs: bool) -> str | None:
-    """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
-    if reads_pairs(task, data) in (None, pairs):
-        return None
-    if not pairs:
-        return f"this {task.noun} reads pairs of texts; add the second text of each pair"
-    if task.predicts not in ("labels", "scores"):
-        return f"this {task.noun} reads single texts; give both texts separately"
-    return f"this {task.noun} reads single texts; leave out the second texts"
-
-
 @dataclass(frozen=True)
 class EncodedTexts:
     """Texts, and the rows of the m texts that are not empty.
@@ -222,7 +199,7 @@ class TextPredictor:
     ``answered``: inputs of a row that the model has answered, which tell its failure from that of a text.
     """
 
-    task: Task
+    task: TextTask
     reader: TextReader
     data: DataSection
     max_rows: int | None = None

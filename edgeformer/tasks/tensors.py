@@ -137,36 +137,61 @@ def agreement(outputs: Arrays, reference: Arrays) -> float | None:
     return min(shares, default=None)
 
 
-class Tensors(Task):
+class TensorTask(Task):
     """Any named inputs and outputs. The reference is the graph in FP32."""
 
     name = "tensors"
     noun = "graph without a tokenizer"
     recipe_type = Recipe
     score_type = TensorScore
-    metric = Metric("cosine", True, 4, -1.0, 1.0, "--min-cosine", "golden inputs")
+    metric = Metric("cosine", True, 4, -1.0, 1.0, "golden inputs")
     columns = (
         ScoreColumn("n", "calls", None),
         ScoreColumn("cosine", "cosine with FP32", 4),
         ScoreColumn("loss", "RMS error", 4),
     )
     unit = "calls"
-    trained = False
-    reads_text = False
-    can_trim = False
     pipeline_tag = "other"
     use = "profile"
     golden_names = (), ()
     score_note = "Agreement of the worst output with the FP32 graph on the golden inputs."
     golden_note = "agreement with the FP32 outputs"
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise InputError(f"a {self.noun} has no texts and labels to score; use profile, verify or export")
+    def _has_no_rows(self, *_: Any, **__: Any) -> NoReturn:
+        raise InputError(f"a {self.noun} has no rows to score")
 
-    prepare = local_data = set_name = read_set = read_file = set_texts = file_texts = encode_rows = reader = _refuse
-    available_sets = batch = weight = example = evaluation_rows = call_batches = _refuse
-    score_rows = meter = criterion = record = describe = rows = _refuse
-    golden_inputs = golden_answers = client_config = tokenizer_config = bundle_facts = card_lines = _refuse
+    meter = row_answers = row_figures = metric_of = _has_no_rows
+
+    def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
+        return None  # parity limits the error
+
+    def axes(self, data: TensorData) -> Axes:
+        return {name: tuple(axis.takes or "" for axis in axes) for name, axes in data.inputs.items()}
+
+    def fit_shape(self, data: TensorData, batch: int, seq: int) -> tuple[int, int]:
+        return (
+            batch if data.takes("batch") else data.size_of("batch") or 1,
+            seq if data.takes("seq") else data.size_of("seq") or 1,
+        )
+
+    def shape_notes(self, data: TensorData) -> list[str]:
+        letters = {"batch": "B", "seq": "S"}
+        shapes = {
+            name: ", ".join(letters.get(axis.takes or "", str(axis.size)) for axis in axes)
+            for name, axes in data.inputs.items()
+        }
+        inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
+        legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
+        note = (
+            f" ({', '.join(legend)} of a row)"
+            if legend
+            else "; all sizes are fixed, so --batch and --seq have no effect"
+        )
+        return [f"inputs: {inputs}{note}"]
+
+    def input_shapes(self, data: TensorData, batch: int, seq: int) -> dict[str, tuple[int, ...]]:
+        sizes = {"batch": batch, "seq": seq}
+        return {name: tuple(sizes.get(a.takes or "", a.size) for a in axes) for name, axes in data.inputs.items()}
 
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
         """Make ``count`` inputs of one shape: each begins with another golden call, if there are enough."""
@@ -214,6 +239,9 @@ class Tensors(Task):
         n = len(next(iter(answers.values())))
         return TensorScore(n=n, loss=loss, cosine=min(cosines))
 
+    def stored_score(self, golden: Golden, exit_: int, outputs: Arrays, data: Any) -> TensorScore:
+        return self.golden_score(exit_, outputs, golden.cases(OUTPUT))
+
     def golden_parity(
         self, golden: Arrays, logits: Arrays, exit_: int | None, precision: Precision, provider: str
     ) -> Parity:
@@ -251,4 +279,4 @@ class Tensors(Task):
         )
 
 
-TASK = Tensors()
+TASK = TensorTask()

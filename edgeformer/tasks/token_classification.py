@@ -32,10 +32,10 @@ from edgeformer.tasks.task import (
     Int64s,
     Prediction,
     Run,
-    Task,
     TextReader,
     Unanswered,
 )
+from edgeformer.tasks.texts import TextTask
 
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
@@ -206,14 +206,14 @@ class TokenPredictor(TextPredictor):
         return answers
 
 
-class TokenClassification(Task):
+class TokenClassification(TextTask):
     """Labelled spans in a text, from a class for every token."""
 
     name = "token-classification"
     noun = "token classifier"
     recipe_type = TokenRecipe
     score_type = SpanScore
-    metric = Metric("f1", True, 4, 0.0, 1.0, "--min-f1")
+    metric = Metric("f1", True, 4, 0.0, 1.0)
     columns = (
         ScoreColumn("n", "spans", None),
         ScoreColumn("f1", "F1", 4),
@@ -224,8 +224,7 @@ class TokenClassification(Task):
     )
     recorded = ("macro_f1",)
     unit = "spans"
-    predicts = "spans"
-    has_confidence = False
+    pair_remedy = "give both texts separately"
     pipeline_tag = "token-classification"
     golden_names = ("input_ids", "attention_mask"), ("targets",)
     score_note = (
@@ -242,11 +241,14 @@ class TokenClassification(Task):
     def answer_config(self, data: SpanData) -> dict[str, object]:
         return {"problem_type": None}  # Hugging Face's problem types are of models with one answer per text
 
-    def file_texts(self, data: SpanData, path: Path, columns: Columns | None = None) -> LabelledTexts:
+    def file_texts(self, data: SpanData, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
         from edgeformer.data.sources import SPANS
 
         known = data if data.parts else data.model_copy(update={"parts": {"test": (SPANS,)}})
         return super().file_texts(known, path, columns)
+
+    def reads_pairs(self, data: SpanData) -> bool:
+        return False
 
     def encode_rows(
         self, data: SpanData, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False

@@ -551,7 +551,7 @@ class RunRecord:
         rows = [
             row
             for name, score in {"validation": validation, **tests}.items()
-            for row in objective.task.rows("torch", name, score, leaks=manifest.leaks)
+            for row in objective.task.evaluation_rows("torch", name, score, leaks=manifest.leaks)
         ]
         merge_rows(self.folder, rows)
         update = {

@@ -33,8 +33,7 @@ from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, 
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
-from edgeformer.tasks.scoring import reads_pairs
-from edgeformer.tasks.task import max_call_tokens
+from edgeformer.tasks import Answerer, RowSource
 from edgeformer.web.manifest import (
     SITE_FILE,
     LeftOut,
@@ -94,7 +93,7 @@ def publish(
     for _, seq in options.shapes:
         if longest is not None and seq > longest:
             raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
-    judged = max_call_tokens(bundle.task, longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    judged = bundle.task.max_call_tokens(longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
     defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
     with lock_path(output):
         remove_leftovers(output)
@@ -120,7 +119,7 @@ def _select_artifacts(
     bundle: Bundle, options: PageOptions, artifact: str | None
 ) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
     """Return the artifacts of the page, and why the others are left out: a browser cannot run them in one call."""
-    if not bundle.task.reads_text:
+    if not isinstance(bundle.task, RowSource):
         raise InputError(f"{bundle.name}: is a {bundle.task.noun}, and a page needs a model that reads text")
     if bundle.leaks and not options.allow_leak:
         raise InputError(
@@ -183,7 +182,7 @@ class _PageBuilder:
             bounds = bundle.reader().bounds
             assert bounds is not None
             writing = PageWriting(boundary=bounds.boundary, begin=bounds.begin, ends=bounds.ends)
-        answers = task.predicts in ("labels", "spans")
+        answers = bool(manifest.labels)
         reads = answers or writing is not None
         thresholds: Any = task.answer_config(bundle.data).get("thresholds")
         # 2. Libraries
@@ -249,7 +248,7 @@ class _PageBuilder:
             labels=manifest.labels if answers else None,
             pieces=getattr(bundle.data, "pieces", None),
             thresholds=thresholds if answers else None,
-            pairs=reads_pairs(task, bundle.data) is True,
+            pairs=isinstance(task, Answerer) and task.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
             writing=writing,
             readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},

@@ -35,7 +35,7 @@ def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     )
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
     limits = requirements(size=600, latency=20.0)
-    result = run(manifest, rows, limits, ChoiceOptions({"accuracy": 0.9}))
+    result = run(manifest, rows, limits, ChoiceOptions(0.9))
     assert picked(result) == ("good", 2)
     assert result.reason == (
         "good: smallest latency (5.00 ms) of 2 that have accuracy ≥ 0.9 and break no limit; next: exact, 9.00 ms. "
@@ -53,7 +53,7 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
     small_sample = accuracy(393 / 422).model_copy(update={"n": 422})
     below = accuracy(390 / 422).model_copy(update={"n": 422})
     manifest = bundle(artifact("near", validation=small_sample), artifact("below", validation=below))
-    result = run(manifest, [row("near"), row("below", 1.0)], options=ChoiceOptions({"accuracy": 0.93}))
+    result = run(manifest, [row("near"), row("below", 1.0)], options=ChoiceOptions(0.93))
     near, under = result.candidates
     assert (near.score_rows, near.bound_inside, near.feasible) == (422, True, True)
     assert (near.score_low, near.score_high) == (pytest.approx(0.90279, abs=1e-4), pytest.approx(0.95350, abs=1e-4))
@@ -65,13 +65,13 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
 
 
 def test_a_bound_outside_the_score_interval_is_decided() -> None:
-    clear = run(bundle(artifact("model")), [row("model")], options=ChoiceOptions({"accuracy": 0.8}))
+    clear = run(bundle(artifact("model")), [row("model")], options=ChoiceOptions(0.8))
     assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
     assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95% interval 0.8797 to 0.9179")
     free = run(bundle(artifact("model")), [row("model")])
     assert free.candidates[0].bound_inside is None and "interval" not in free.reason
     language = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling")
-    (other,) = run(language, [row("model")], options=ChoiceOptions({"perplexity": 25.0})).candidates
+    (other,) = run(language, [row("model")], options=ChoiceOptions(25.0)).candidates
     assert (other.score_rows, other.score_low, other.bound_inside) == (None, None, None), "perplexity is no share"
 
 
@@ -168,7 +168,7 @@ def test_an_engine_scored_on_its_target_can_be_picked() -> None:
     facts: dict[str, Any] = {"format": "tensorrt-rtx", "precision": "fp16", "validation": None, "parity": open_}
     manifest = bundle(artifact("model"), artifact("engine", **facts), artifact("decode", role="decode", **facts))
     rows = [row("model"), row("engine", 0.1)]
-    options = ChoiceOptions({"accuracy": 0.9})
+    options = ChoiceOptions(0.9)
     assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
     in_bundle = TargetRecord(
         artifact="engine",
@@ -213,7 +213,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         row("decode", 3.0, phase="decode"),
         row("half-decode", 2.0, phase="decode"),
     ]
-    result = run(manifest, rows, limits, ChoiceOptions({"perplexity": 25.0}))
+    result = run(manifest, rows, limits, ChoiceOptions(25.0))
     assert picked(result) == ("decode", 2)
     assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in result.candidates] == [
         ("full", 20.0, None, 50.0),
@@ -228,11 +228,9 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
 @pytest.mark.parametrize(
     ("options", "task", "expected"),
     [
-        (ChoiceOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
-        (ChoiceOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
-        (ChoiceOptions({"accuracy": 91.0}), "classification", "0.91 is 91%"),
-        (ChoiceOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
-        (ChoiceOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
+        (ChoiceOptions(91.0), "classification", "lowest accepted accuracy of a classifier; .* 0 to 1 .0.91 is 91%"),
+        (ChoiceOptions(0.5), "language-modeling", "highest accepted perplexity of .* must be at least 1"),
+        (ChoiceOptions(float("nan")), "language-modeling", "must be at least 1"),
     ],
 )
 def test_unusable_bounds_are_refused(options: ChoiceOptions, task: str, expected: str) -> None:

@@ -55,7 +55,7 @@ def one_row_more(baseline: Bundle, tmp_path: Path) -> Bundle:
     source = json.loads(baseline.manifest.model_dump_json())["data"]["parts"]["train"][0]
     data = {"parts": {"train": [{**source, "rows": source["rows"] + 1}]}}
     bundle = changed(baseline.folder, tmp_path / "more", data=data)
-    prints = {name: bundle.task.set_texts(bundle.data, name).fingerprint() for name in bundle.trained_on}
+    prints = {name: bundle.task.rows.set_texts(bundle.data, name).fingerprint() for name in bundle.trained_on}
     assert all(prints[name] != baseline.trained_on[name] for name in prints)
     shutil.rmtree(bundle.folder)
     return changed(baseline.folder, tmp_path / "more", data=data, data_fingerprints=prints)
@@ -101,8 +101,8 @@ def test_with_one_row_more_the_baselines_rows_are_scored_without_those_that_the_
 ) -> None:
     check = score_of(one_row_more, baseline)
     data: Any = baseline.data
-    mine = {name: baseline.task.set_texts(data, name) for name in ("validation", "random-split")}
-    trained_on = {comparison_key(text) for text in one_row_more.task.set_texts(one_row_more.data, "train").texts}
+    mine = {name: baseline.task.rows.set_texts(data, name) for name in ("validation", "random-split")}
+    trained_on = {comparison_key(text) for text in one_row_more.task.rows.set_texts(one_row_more.data, "train").texts}
     kept = [text for texts in mine.values() for text in texts.texts if comparison_key(text) not in trained_on]
     everything = sum(map(len, mine.values()))
     assert 0 < len(kept) < everything and check.rows == len(kept)
@@ -201,8 +201,8 @@ def test_a_language_model_is_scored_by_perplexity_and_a_decode_graph_as_its_full
 def test_perplexities_of_other_tokens_are_compared_per_word(running_text: Path, tmp_path: Path) -> None:
     """Cut to fewer tokens, rows are other rows: those that neither cuts are compared, by their words."""
     bundle, cut = Bundle.open(LANGUAGE), 28
-    lengths = bundle.task.encode_rows(
-        bundle.data, bundle.reader(), bundle.task.file_texts(bundle.data, running_text)
+    lengths = bundle.task.rows.encode_rows(
+        bundle.data, bundle.reader(), bundle.task.rows.file_texts(bundle.data, running_text)
     ).lengths
     shorter = changed(LANGUAGE, tmp_path / "short", data={"sequence_length": cut}, max_length=cut)
     check = score_of(shorter, bundle, running_text)

@@ -37,9 +37,9 @@ def refused(
 @pytest.mark.parametrize(
     ("command", "options", "expected"),
     [
-        ("profile", ["--choose", "--max-perplexity", "20"], "classifier, which needs --min-accuracy instead"),
-        ("profile", ["--choose", "--min-accuracy", "91"], "0.91 is 91%"),
-        ("profile", ["--min-accuracy", "0.9"], "--min-accuracy: is an option of --choose; add --choose"),
+        ("profile", ["--choose", "--min-accuracy", "0.9"], "No such option"),
+        ("profile", ["--choose", "--min-score", "91"], "0.91 is 91%"),
+        ("profile", ["--min-score", "0.9"], "--min-score: is an option of --choose; add --choose"),
         ("profile", ["--minimize", "size"], "--minimize: is an option of --choose; add --choose"),
         ("profile", ["--choose", "--minimize", "price"], "price"),
         ("profile", ["--search"], "give --choose instead"),

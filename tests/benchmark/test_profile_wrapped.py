@@ -104,9 +104,7 @@ def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:
 
 def test_search_by_how_close_the_outputs_are(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.embedding())
-    report = profiled(
-        bundle, batches=(1,), seqs=(5,), runtime="onnxruntime", choose=ChoiceOptions({"cosine": 0.99}, "size")
-    )
+    report = profiled(bundle, batches=(1,), seqs=(5,), runtime="onnxruntime", choose=ChoiceOptions(0.99, "size"))
     assert report.search is not None and report.search.pick == 0 and report.search.metric == "cosine"
     assert report.search.not_in_bundle[0] == "FP16 graphs: add them with edgeformer export --fp16"
 
@@ -141,7 +139,7 @@ def test_the_command_takes_any_file(
     [
         (["theirs/net.onnx", "--shape", "y=1"], "no such input"),
         (["bundle", "--shape", "x=1"], "--shape: is for an ONNX file"),
-        (["theirs/net.onnx", "--choose", "--min-accuracy", "0.9"], "which needs --min-cosine instead"),
+        (["theirs/net.onnx", "--choose", "--min-score", "2"], "lowest accepted cosine of a graph"),
         (["theirs/gone.onnx"], "no run 'theirs/gone.onnx'"),
     ],
 )

@@ -14,7 +14,6 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.benchmark.profile import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
-from edgeformer.tasks import all_tasks
 from tests.cli.in_process import Edgeformer, in_process
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
@@ -174,8 +173,7 @@ def test_the_command(write: Write, tmp_path: Path, edgeformer: Edgeformer) -> No
     failed = edgeformer(*command, "--max-latency", "1ms", "--json", code=3)
     assert json.loads(failed)["verdict"]["status"] == "fail"
     assert list(tmp_path.iterdir()) == [tmp_path / "browser.json"]
-    searching: list[tuple[str, ...]] = [(task.metric.flag, "0") for task in all_tasks()]
-    searching += [("--minimize", "size"), ("--allow-leak",)]
+    searching = (("--min-score", "0"), ("--minimize", "size"), ("--allow-leak",))
     for option in (("--batch", "1"), ("--strict",), ("--choose",), ("--shape", "x=1"), *searching):
         assert f"{option[0]}: browser.json is a report, so nothing is measured" in edgeformer(*command, *option, code=2)
     edgeformer("profile", "browser.json", code=2)

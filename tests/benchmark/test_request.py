@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.device import Budget, DeviceProfile
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
@@ -16,6 +16,7 @@ from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.limits import Limit
 from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
 from edgeformer.bundle import Bundle
+from edgeformer.tasks import all_tasks, get_task
 from tests.runtimes.tiny_bundle import artifact_of, write_bundle, write_manifest
 
 CPU, RTX, PI = load_profile("host"), load_profile("rtx4050"), load_profile("raspberry-pi-5")
@@ -39,6 +40,19 @@ def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> No
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
     assert request.shapes == ((1, 128),)
     assert (request.requirements.shape, request.requirements.shape_note) == ((1, 128), None)
+
+
+def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: BundleManifest) -> None:
+    labels = RTX.budgets["classification"]
+    own = RTX.model_copy(update={"budgets": {"regression": labels.model_copy(update={"seq": 16}), "typo": labels}})
+    assert resolve(ProfileOptions(), RTX, manifest).requirements.limit_of("latency") == labels.latency_p50_ms
+    assert [RTX.budget(*task.budgets) == labels for task in all_tasks()] == [
+        task.name not in ("embedding", "language-modeling", "tensors") for task in all_tasks()
+    ]
+    assert own.budget(*get_task("regression").budgets).seq == 16
+    assert own.budget(*get_task("classification").budgets) == Budget()
+    notes = resolve(ProfileOptions(), own, manifest).notes
+    assert "the profile rtx4050 has a budget for 'typo', which is no task" in notes
 
 
 def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
@@ -139,7 +153,7 @@ def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> 
         ({}, ""),
         ({"strict": True, "threads": (1, 2)}, ""),  # the same question, measured in another way
         ({"artifacts": ("onnx-int8",)}, "onnx-int8"),
-        ({"choose": ChoiceOptions({"accuracy": 0.9}, "size")}, "choose-accuracy-0.9-least-size"),
+        ({"choose": ChoiceOptions(0.9, "size")}, "choose-score-0.9-least-size"),
         ({"max_latency_ms": 2.0, "seqs": (16, 64), "batches": None}, "latency-2ms-seq-16-64"),
         ({"max_size_bytes": 30 * 2**20, "artifacts": ("model",)}, "size-30.0MiB-model"),
         ({"artifacts": ("../../x",)}, ".._.._x"),

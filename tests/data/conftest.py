@@ -58,10 +58,10 @@ def file_sources(path: Path, **settings: Any) -> list[dict[str, Any]]:
 def read_set(data: Any, tokenizer: Tokenizer, split: str, trained_on: dict[str, str] | None = None) -> Any:
     """Encode one set of a classifier's or language model's data."""
     task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
-    return task.read_set(data, TextReader(tokenizer, 0, 0), split, Origin(trained_on or {}, as_trained=True))
+    return task.rows.read_set(data, TextReader(tokenizer, 0, 0), split, Origin(trained_on or {}, as_trained=True))
 
 
 def read_file(data: Any, tokenizer: Tokenizer, path: Path) -> Any:
     """Encode a file for a classifier or language model."""
     task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
-    return task.read_file(data, TextReader(tokenizer, 0, 0), path, as_trained=True)
+    return task.rows.encode_rows(data, TextReader(tokenizer, 0, 0), task.rows.file_texts(data, path), as_trained=True)

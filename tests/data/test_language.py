@@ -131,7 +131,7 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
     assert read_set(language.data, data.tokenizer, "test").words > data.tests["test"].words
     for tests, expected in ((("b", "test"), "test"), (("b", "a"), "b"), ((), "validation")):
         parts = {name: [{"kind": "synthetic-reviews", "rows": 5}] for name in ("train", "validation", *tests)}
-        assert get_task("language-modeling").set_name(recipe(parts).data, "test") == expected
+        assert get_task("language-modeling").rows.set_name(recipe(parts).data, "test") == expected
 
 
 def test_sets_without_long_paragraphs_are_refused(tmp_path):

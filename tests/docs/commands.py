@@ -58,7 +58,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer profile --device host --batch 1,8 --seq 16,128 --threads 1,2 --max-latency 10ms": _MEASURES,
     "edgeformer profile quickstart --device host --publish rows.csv": _MEASURES,
     "edgeformer profile quickstart --on pi@raspberrypi --publish rows.csv": _MACHINE,
-    "edgeformer profile --device rtx4050 --choose --min-accuracy 0.91 --max-size 20MiB --minimize size": _MEASURES,
+    "edgeformer profile --device rtx4050 --choose --min-score 0.91 --max-size 20MiB --minimize size": _MEASURES,
     "edgeformer train reviews.yaml --set data.stream=true --set data.rows.validation=5000 --set data.rows.test=5000": (
         "needs a large file; tests/training/test_training_memory.py trains such a recipe on a small one"
     ),
@@ -117,7 +117,7 @@ NOT_RUN: dict[str, str] = {
     "edgeformer export detector --fp16 --int8 --trt --target rtx4050": (
         "needs that file; tests/export/test_graph_source.py exports others"
     ),
-    "edgeformer profile detector --device rtx4050 --choose --min-cosine 0.999 --minimize size": _MEASURES,
+    "edgeformer profile detector --device rtx4050 --choose --min-score 0.999 --minimize size": _MEASURES,
     "edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv": (
         "needs that file; tests/export/test_graph_source.py wraps another classifier"
     ),

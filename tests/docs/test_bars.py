@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch
 
-from benchmarks import _torch_routes, judging
-from benchmarks._torch_routes import tune
+from benchmarks import judging
 from benchmarks.judging import INCOMPLETE, MET, NOT_JUDGED, NOT_MET, Limit, Watch, judged, report_bars, unless
 from edgeformer.measurement.conditions import CpuReading
 
@@ -61,38 +59,3 @@ def test_rounds_end_before_the_time_is_over_and_parts_share_it(monkeypatch: pyte
     assert rounds(limit, 70) == 4  # 280 of 300 seconds
     assert rounds(limit, 50) == 6  # 300 of the 320 that are left
     assert rounds(limit, 99) == 1, "the first is always done"
-
-
-class Small(torch.nn.Module):
-    """The parts of a CRT that a token's products are counted by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.trm, self.head = (
-            torch.nn.Linear(8, 8, bias=False),
-            torch.nn.Linear(8, 4),
-            torch.nn.Linear(4, 9),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.trm(self.attention(x)))
-        return result
-
-
-def test_torch_is_told_nothing_that_costs_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Small()
-    rows = torch.randn(1, 1, 8), torch.randn(1, 3, 8), torch.randn(2, 1, 8)
-    expected = [model(row) for row in rows]
-
-    def rounded(layers: list[torch.nn.Linear]) -> None:
-        for layer in layers:
-            layer.forward = lambda x, layer=layer: torch.zeros(*x.shape[:-1], layer.out_features)  # type: ignore
-
-    exact = {name: _torch_routes.ROUTES[name] for name in ("highest", "product with a vector")}
-    monkeypatch.setattr(_torch_routes, "ROUTES", {**exact, "a fast one": rounded})
-    results = tune(model, 1e-5)
-    assert results["routes"]["a fast one"]["error"] == 1
-    assert results["chosen"] in exact
-    exact["product with a vector"]([model.attention, model.trm, model.head])
-    for row, result in zip(rows, expected, strict=True):
-        torch.testing.assert_close(model(row), result, atol=1e-5, rtol=1e-5)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import SCRIPTS as SCRIPTS_LISTED
+from benchmarks.__main__ import main
 from tests.docs.document import ROOT
 
 SCRIPTS = [path for folder in ("", "gpu") for path in sorted((ROOT / "benchmarks" / folder).glob("*.py"))]
-README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 
 
 def imported(source: str) -> Iterator[tuple[str, str]]:
@@ -72,19 +73,22 @@ def test_what_another_package_lacks_is_no_wrong_name(monkeypatch: pytest.MonkeyP
     assert missing("from edgeformer.models.weights import load_model") == ([], ["torch"])
 
 
-def test_the_table_has_every_script() -> None:
-    children = {
-        "_peer.py",
-        "_decode.py",
-        "_named_runs.py",
-        "_torch_rates.py",
-        "_torch_routes.py",
-        "judging.py",
-        "ways.py",
-        "__init__.py",
-        "__main__.py",
-        "session.py",
-        "timing.py",
-    }
-    children |= {"recipes.py", "rows.py", "tables.py"}
-    assert [script.name for script in SCRIPTS if script.name not in children and f"`{script.name}`" not in README] == []
+def test_the_list_has_every_script() -> None:
+    folder = ROOT / "benchmarks"
+    files = [*folder.glob("[a-z]*.py"), *folder.glob("*/__main__.py")]
+    started = {file for file in files if 'if __name__ == "__main__":' in file.read_text(encoding="utf-8")}
+    assert {file.stem if file.parent == folder else file.parent.name for file in started} == SCRIPTS_LISTED.keys()
+    keys = {"question", "machine", "target", "results", "page", "resume"}
+    for name, script in SCRIPTS_LISTED.items():
+        assert {"question", "machine"} <= script.keys() <= keys
+        assert "page" not in script or (ROOT / "docs" / script["page"]).is_file(), name
+
+
+def test_a_script_is_run_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    assert "waiting " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no benchmark 'nothing'; there are bench"):
+        main(["nothing"])
+    with pytest.raises(SystemExit) as stop:
+        main(["waiting", "--help"])
+    assert stop.value.code == 0 and capsys.readouterr().out.startswith("question  how long")

@@ -1,20 +1,13 @@
-"""What the benchmarks of speed compare with: the processor's floor, and other people's ways."""
+"""What the benchmarks of speed compare with: the processor's floor."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks import _peer, crt_training_step
 from benchmarks.floors import floor_s, needed_by
 from edgeformer.bundle import Bundle
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.docs.document import ROOT
 
 
@@ -30,21 +23,3 @@ def test_the_floor_reads_the_weights_of_a_loop_once() -> None:
     slow_memory = {"fp32": 1e30, "int8": 1e30, "bandwidth": 1e6}
     assert floor_s(needed, slow_memory, "fp32") == pytest.approx(needed.weight_bytes / 1e6)
     assert floor_s(needed, slow_memory, "int8") == pytest.approx(needed.weight_bytes / 4e6)
-
-
-def test_peers_in_openvino_compute_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left to itself it takes bfloat16 where the processor has it."""
-    opened: list[dict[str, Any]] = []
-    stand_in = SimpleNamespace(SentenceTransformer=lambda path, **options: opened.append(options))
-    monkeypatch.setitem(sys.modules, "sentence_transformers", stand_in)
-    _peer.sentence_transformers(Path("model"), 2, "openvino")
-    (options,) = opened
-    assert options["model_kwargs"]["ov_config"] == {"INFERENCE_NUM_THREADS": "2", "INFERENCE_PRECISION_HINT": "f32"}
-
-
-@pytest.mark.slow
-def test_the_two_training_steps_of_a_crt_compute_the_same(small_language_recipe: LanguageRecipe) -> None:
-    results = crt_training_step.measure(small_language_recipe, "fp32", rounds=1, steps=1)
-    assert results["relative_difference_of_gradients"] < 1e-4
-    assert all(spread["low"] > 0 for spread in (*results["process_ms"].values(), *results["wall_ms"].values()))
-    assert results["trainer"]["ms_per_step"] > 0 and results["trainer"]["outside_of_computing"] < 1

@@ -112,8 +112,8 @@ def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
 def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, tmp_path: Path) -> None:
     """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
     baseline = Bundle.open(encoder / "bundle")
-    assert baseline.task.set_texts(baseline.data, "train").fingerprint() == baseline.trained_on["train"]
-    test_texts = baseline.task.set_texts(baseline.data, "test")
+    assert baseline.task.rows.set_texts(baseline.data, "train").fingerprint() == baseline.trained_on["train"]
+    test_texts = baseline.task.rows.set_texts(baseline.data, "test")
     (tmp_path / "train.txt").write_text(f"{test_texts.texts[0]}\n{test_texts.texts[7]}\n", encoding="utf-8")
     (tmp_path / "test.tsv").write_text("sentence1\tsentence2\tscore\na b\tb\t1\nc\td\t2\n", encoding="utf-8")
     document = json.loads(baseline.manifest.model_dump_json())
@@ -125,7 +125,7 @@ def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, t
     for _ in range(2):  # with the fingerprints of its own sets
         seal(candidate, type(baseline.manifest).model_validate_json(json.dumps(document), strict=False))
         opened = Bundle.open(candidate)
-        sets = opened.task.available_sets(opened.data)
+        sets = opened.task.rows.available_sets(opened.data)
         document["data_fingerprints"] = {name: texts.fingerprint() for name, texts in sets.items()}
     rows = common_rows(baseline, opened, None)
     assert isinstance(rows, CommonRows), rows

@@ -69,7 +69,7 @@ def test_a_text_begins_as_transformers_begins_it(kind: str, tmp_path: Path) -> N
         assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
     # Perplexity: every row begins so, and predicts all tokens behind it and the end.
     task, data = opened.task, opened.recipe.data
-    rows = task.encode_rows(data, opened.reader(), LabelledTexts.unlabelled([*PARAGRAPHS[:3]]))
+    rows = task.rows.encode_rows(data, opened.reader(), LabelledTexts.unlabelled([*PARAGRAPHS[:3]]))
     expected_rows = [[*tokenizer(text).input_ids, boundary][: data.sequence_length + 1] for text in PARAGRAPHS[:3]]
     assert [rows.ids[a:b].tolist() for a, b in zip(rows.offsets, rows.offsets[1:], strict=False)] == expected_rows
     golden = np.load(run / "model" / "golden_inputs.npz")["input_ids"]

@@ -124,7 +124,7 @@ finally:
 
 
 def test_an_answer_imports_only_what_it_needs() -> None:
-    """`benchmarks/predict_start.py` measures the time that imports take."""
+    """Imports take most of the time until the first answer."""
     arguments = ["predict", str(CLASSIFIER / "bundle"), "a fine film", "--json"]
     result = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["predictions"][0]["text"] == "a fine film"

@@ -84,7 +84,7 @@ def run(unscored_run: Path, tmp_path: Path) -> Path:
 
 def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Choice]:
     """Search for the fastest artifact with an accuracy; return the report and its search."""
-    choice = ChoiceOptions({"accuracy": accuracy})
+    choice = ChoiceOptions(accuracy)
     options = ProfileOptions(
         batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), choose=choice
     )  # fmt: skip

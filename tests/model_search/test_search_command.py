@@ -29,7 +29,7 @@ def write_tickets(path: Path, seed: int = 0) -> None:
 def test_a_linear_model_is_found_and_kept(tmp_path: Path) -> None:
     write_tickets(tmp_path / "tickets.csv")
     command = ("search", "tickets.csv", "--device", "raspberry-pi-5", "--models", "linear", "--json")
-    result = json.loads(edgeformer(*command, "--min-accuracy", "0.8", cwd=tmp_path).out)
+    result = json.loads(edgeformer(*command, "--min-score", "0.8", cwd=tmp_path).out)
     candidates = [candidate["artifact"] for candidate in result["search"]["candidates"]]
     assert "linear/onnx-fp32" in candidates and candidates[result["search"]["pick"]].startswith("linear/")
     (test,) = result["tests"]

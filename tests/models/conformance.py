@@ -39,6 +39,7 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.early_exit import exit_logits
+from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.plan.memory import predict_peak
 from edgeformer.training.plan.plan import count_offline
 
@@ -58,7 +59,7 @@ class Case:
         torch.manual_seed(0)
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         self.adapter = self.model_spec.adapter
-        self.prepared: Prepared = self.task.prepare(recipe, folder, Progress())
+        self.prepared: Prepared = self.task.rows.prepare(recipe, folder, Progress())
         if isinstance(self.adapter, FittedAdapter):
             self.recipe, self.model = self.adapter.sized(recipe, self.prepared)
             self.model.eval()
@@ -68,7 +69,7 @@ class Case:
             for parameter in self.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         self.exits, self.input_names = Exits(self.model).exits, self.task.golden_names[0]
-        self.golden = self.task.golden_inputs(self.prepared, recipe)
+        self.golden = self.task.rows.golden_inputs(self.prepared, recipe)
 
     def inputs(self, rows: int | None = None, length: int | None = None) -> dict[str, NDArray[np.int64]]:
         """Return golden inputs of the graphs, cut to a number of rows and tokens."""
@@ -170,7 +171,7 @@ def check_loss(case: Case) -> None:
     """The loss is a finite sum over rows with a gradient for every parameter, and a gradient step lowers it."""
     model = copy.deepcopy(case.model)
     loss = case.adapter.loss(model, case.recipe, case.prepared)
-    arrays = case.task.batch(case.prepared.train, np.arange(4), case.prepared.pad)
+    arrays = case.task.rows.batch(case.prepared.train, np.arange(4), case.prepared.pad)
 
     def loss_of(rows: slice) -> Losses:
         return loss(model, as_tensors({name: array[rows] for name, array in arrays.items()}))
@@ -337,13 +338,13 @@ def check_round_trip(case: Case, run: Path) -> None:
     for precision in ("fp32", "int8"):
         client = spec.client_config(config, precision)  # type: ignore[arg-type]
         assert json.loads(json.dumps(client)) == client and client["vocab_size"] == model.vocab_size
-        if not case.task.writes_text:
+        if not isinstance(case.task, TokenTask):
             assert client["iterations"] == spec.loops(model)
 
 
 def check_trimming(case: Case) -> None:
     """A smaller token table gives bit-identical outputs, or the model refuses to be trimmed."""
-    if not case.task.can_trim or isinstance(case.adapter, FittedAdapter):
+    if isinstance(case.task, TokenTask) or isinstance(case.adapter, FittedAdapter):
         with pytest.raises(InputError, match="--vocab-trim"):
             case.adapter.trim(case.model, torch.arange(3))
         return
@@ -365,7 +366,7 @@ def check_trimming(case: Case) -> None:
 
 def check_decoding(case: Case, folder: Path) -> None:
     """Decoding token by token, in torch and in the decode graph, equals the full text, or the model refuses."""
-    if not case.task.writes_text:
+    if not isinstance(case.task, TokenTask):
         assert case.adapter.causality(case.model) is None
         with pytest.raises(InputError):
             case.adapter.decoder(case.model)

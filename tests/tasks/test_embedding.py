@@ -128,7 +128,7 @@ def test_vectors_that_rank_nothing_are_refused(tmp_path: Path, nan_rows: int) ->
         assert "cosines are not finite, all equal" in str(TASK.lost(score, reference, "int8", trimmed=False))
     write_json(tmp_path / "score.json", score)
     assert Score.recognise(json.loads((tmp_path / "score.json").read_text(encoding="utf-8"))) == score
-    merge_rows(tmp_path, TASK.rows("torch", "test", score))
+    merge_rows(tmp_path, TASK.evaluation_rows("torch", "test", score))
     assert read_evaluation(tmp_path).rows[0].similarity == 0.0
     nan = score.model_copy(update={"similarity": float("nan")})
     assert TASK.lost(nan, full, "int8", trimmed=False) and TASK.lost(full, nan, "int8", trimmed=False)
@@ -170,13 +170,13 @@ def test_files_need_pairs_with_detectable_columns(tmp_path: Path) -> None:
     path, no_sources = tmp_path / "pairs.tsv", PairsConfig(parts={}, max_length=16)
     path.write_text("text\tscore\na\t1\nb\t2\n", encoding="utf-8")
     with pytest.raises(DataError, match="has no pairs; it needs the columns sentence1, sentence2 and score"):
-        TASK.read_file(no_sources, READER, path)
+        TASK.file_texts(no_sources, path)
     path.write_text(PAIRS.replace("sentence1\tsentence2\tscore", "left\tright\tclose"), encoding="utf-8")
     source = {"kind": "file", "path": "gone.tsv", "text": "left", "text_pair": "right", "label": "close"}
     data = PairsConfig.model_validate({"parts": {"test": [source]}, "max_length": 16})
-    assert TASK.read_file(data, READER, path).labels[0] == 4_250_000
+    assert TASK.file_texts(data, path).labels[0] == 4_250_000
     with pytest.raises(DataError, match="no text column"):
-        TASK.read_file(no_sources, READER, path)
+        TASK.file_texts(no_sources, path)
 
 
 def test_trimming_is_measured_on_other_text(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeformer.cli import profile
+from edgeformer.tasks import all_tasks
 from edgeformer.tasks.classification import ClassificationScore
 from edgeformer.tasks.metric import (
     FP16_RELATIVE,
@@ -21,12 +23,17 @@ from edgeformer.tasks.metric import (
     top_probability,
 )
 
-ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0, "--min-accuracy")
+ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0)
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
 
 
+def test_the_help_says_what_min_score_limits() -> None:
+    assert ACCURACY.accepted == "lowest accepted accuracy"
+    assert all(task.metric.name in str(profile.command.__doc__).lower() for task in all_tasks())
+
+
 def test_figures_of_a_score_are_formatted_for_tables() -> None:
-    perplexity = Metric("perplexity", False, 2, 1.0, None, "--max-perplexity")
+    perplexity = Metric("perplexity", False, 2, 1.0, None)
     assert (ACCURACY.of(SCORE), ACCURACY.of(None), perplexity.of(SCORE)) == (0.5, None, None)
     assert (ACCURACY.text(0.87654), ACCURACY.text(None), perplexity.text(12345.678)) == ("0.8765", "–", "12,345.68")
     columns = ScoreColumn("loss", "loss", 3), ScoreColumn("n", "rows", None)

@@ -122,4 +122,4 @@ def test_damaged_golden_calls_are_refused(arrays: Any, message: str) -> None:
 
 def test_training_is_refused() -> None:
     with pytest.raises(InputError, match="has no texts and labels to score"):
-        TASK.prepare(None, Path(), None)
+        TASK.rows.prepare(None, Path(), None)

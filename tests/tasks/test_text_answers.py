@@ -11,7 +11,6 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
 from edgeformer.tasks import get_task
-from edgeformer.tasks.scoring import pairs_problem, reads_pairs
 
 OLD = Path(__file__).parents[1] / "old_format"
 SINGLE = FileSource(kind="file", path="x")
@@ -30,10 +29,10 @@ def data_of(*sources: Source) -> DataSection:
 )
 def test_training_data_decides_whether_a_model_reads_pairs(sources: tuple[Source, ...], expected: bool | None) -> None:
     task, data = get_task("classification"), data_of(*sources)
-    assert reads_pairs(task, data) is expected
+    assert task.answerer.reads_pairs(data) is expected
     for pairs in (False, True):
-        assert (pairs_problem(task, data, pairs=pairs) is None) is (expected in (None, pairs))
-    assert reads_pairs(get_task("embedding"), data) is False
+        assert (task.answerer.pairs_problem(data, pairs=pairs) is None) is (expected in (None, pairs))
+    assert get_task("embedding").answerer.reads_pairs(data) is False
 
 
 def test_predict_refuses_texts_that_the_model_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

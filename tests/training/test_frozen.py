@@ -213,7 +213,7 @@ def test_real_encoder(data_folder: Path, minilm: Path, tmp_path: Path, monkeypat
     assert score.accuracy > 0.6
     export(run, ExportOptions(int8=True))
     student: Any = load_recipe("linear_sst2", [data, f"training.teacher={run}"])
-    prepared = get_task(student.task).prepare(student, tmp_path / "cache", SILENT)
+    prepared = get_task(student.task).rows.prepare(student, tmp_path / "cache", SILENT)
     assert len(prepared.train) > 300
     taught = train(student, TrainOptions(tmp_path, name="student"))
     assert read_run(taught).status == "finished"

@@ -80,7 +80,7 @@ def test_student_learns_from_texts_without_labels(
     expected = batch["teacher_logits"].numpy()
     with np.load(stored, allow_pickle=False) as arrays:
         assert len(arrays["keys"]) == len(np.unique(arrays["keys"])) <= len(rows)
-    first_text = next(iter(get_task(recipe.task).prepare(recipe, tmp_path, SILENT).train_texts()))
+    first_text = next(iter(get_task(recipe.task).rows.prepare(recipe, tmp_path, SILENT).train_texts()))
     with torch.inference_mode():
         ids = torch.tensor([Tokenizer.from_file(str(teacher / "model/tokenizer.json")).encode(first_text).ids])
         torch.testing.assert_close(load_model(teacher)(ids)[0], batch["teacher_logits"][0], atol=1e-4, rtol=0)

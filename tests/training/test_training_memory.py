@@ -19,7 +19,7 @@ from edgeformer.models import load_recipe
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.language_loss import chunked_loss, full_loss
 from edgeformer.run import read_run
-from edgeformer.tasks import task as task_module
+from edgeformer.tasks import texts, tokens
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training.init import DraftOptions, draft
@@ -48,8 +48,8 @@ def language_recipe(*overrides: str) -> LanguageRecipe:
 def little_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation batches so small that the peak is in training even for tiny models."""
     monkeypatch.setattr(memory, "_VALIDATION_PEAKS", {})
-    monkeypatch.setattr(task_module, "EVALUATION_TOKENS", 1)
-    monkeypatch.setattr(task_module, "EVALUATION_ROWS", 1)
+    monkeypatch.setattr(tokens, "EVALUATION_TOKENS", 1)
+    monkeypatch.setattr(texts, "EVALUATION_ROWS", 1)
 
 
 class RealTraining(nn.Module):

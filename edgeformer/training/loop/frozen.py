@@ -139,7 +139,8 @@ class FrozenStart:
             )
         vectors, labels = self._read(self._prepared.train, progress)
         validation_vectors, validation_labels = self._read(validation, progress)
-        task, best, weights = get_task(self._recipe.task), (np.inf, np.inf), None
+        best, weights = (np.inf, np.inf), None
+        task: Any = get_task(self._recipe.task)  # a classifier of texts
         message = ""
         with bar(progress, "Fitting the head", len(STRENGTHS), "values"):
             for strength in STRENGTHS:

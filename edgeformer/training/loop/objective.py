@@ -28,6 +28,7 @@ from edgeformer.models.adapter import FittedAdapter, run_scorer
 from edgeformer.models.distillation import Batch, Losses
 from edgeformer.models.segments import SDPA, Segments
 from edgeformer.tasks import Prepared, get_task
+from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.frozen import CPU, FrozenStart
 from edgeformer.training.loop.teacher import Teacher
@@ -60,7 +61,7 @@ class Objective:
     ) -> None:
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
-        self.per_token = self.task.unit == "tokens"  # what the loss is a mean of
+        self.per_token = isinstance(self.task, TokenTask)  # what the loss is a mean of
         set_seed(recipe.seed)
         self.model = adapter.build(recipe)
         fresh = () if is_resumed else adapter.start(self.model, recipe)
@@ -80,7 +81,7 @@ class Objective:
         has_teacher = getattr(recipe.training, "teacher", None) is not None
         # Logits for every token would not fit: the loss of a language model computes them batch by batch.
         teacher = Teacher(recipe, device) if has_teacher and not self.per_token else None
-        self.prepared: Prepared = self.task.prepare(recipe, cache, progress)
+        self.prepared: Prepared = self.task.rows.prepare(recipe, cache, progress)
         logits = teacher.logits(self.prepared, cache, progress) if teacher is not None else None
         # Without the texts, which would stay in memory.
         self.prepared = replace(self.prepared, train_texts=None, teacher_logits=logits)
@@ -124,8 +125,8 @@ class Objective:
         ``pinned``: copy to a card out of page-locked memory, without waiting.
         """
         loaded, numbers = self.prepared.train.loaded(rows)
-        arrays = self.task.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
-        weight, use = self.task.weight(arrays), self.attention
+        arrays = self.task.rows.batch(loaded, numbers, self.prepared.pad, pad_to=self._pad_to)
+        weight, use = self.task.rows.weight(arrays), self.attention
         if use.unpadded:
             arrays = concatenate(arrays) if use.used == SDPA else concatenate(arrays, 0)
         if (lengths := self._compiled_lengths) is not None:
@@ -168,12 +169,12 @@ class Objective:
             rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
             scorer = self.model_spec.adapter.scorer(model).eval()
             meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
-            batches = ordered_batches(rows.lengths, self.task.evaluation_rows(int(rows.lengths.max(initial=1))))
+            batches = ordered_batches(rows.lengths, self.task.rows.rows_at_once(int(rows.lengths.max(initial=1))))
             first, started = 0, time.perf_counter()
             while first < len(batches):
                 # A process without a batch computes the last one: all must gather the shards of the weights.
                 numbers = batches[min(first + rank, len(batches) - 1)]
-                arrays = self.task.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
+                arrays = self.task.rows.batch(rows, numbers, self.prepared.pad, pad_to=self._pad_to)
                 outputs = run_scorer(scorer, _to_tensors(arrays, device))
                 answers = {key: output.cpu().numpy() for key, output in outputs.items()}
                 scored = [(answers, arrays)] if processes is None else processes.gather((answers, arrays))

@@ -33,6 +33,7 @@ from edgeformer.models.adapter import FitSize, run_scorer
 from edgeformer.models.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
+from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.optimizer import (
     BF16_CAPABILITY,
     StaticGradientTable,
@@ -55,7 +56,7 @@ _HEAP_GAPS, _HEAP_GAPS_HALF = 0.7, 1.2
 _FIT_RESERVE_BYTES = 96 << 20
 """Rows, tokenizer, and what SciPy copies: a fit of SST-2 took 194 MiB beyond the libraries, of which 106 predicted."""
 _MEMORY_PER_FILE_BYTE = 2
-"""Least bytes in memory per byte of a data file: text and tokens. benchmarks/stream_memory.py --in-memory measured 2.2
+"""Least bytes in memory per byte of a data file: text and tokens. Measured at commit 9a33755b: 2.2
 for a classifier's rows of 1 KB cut to 256 tokens, 7 to 9 for a language model's."""
 
 
@@ -186,7 +187,7 @@ def _trace_step(
     ledger = MemoryLedger([*weights, *existing])
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
-    arrays = task.example(recipe, recipe.training.batch_size)
+    arrays = task.rows.example(recipe, recipe.training.batch_size)
     use, longest = choose_attention(recipe, device_kind, precision, BF16_CAPABILITY), recipe.data.tokens_at_once
     if use.used != SDPA:  # rows of full length, of one document each
         arrays.pop("positions", None)
@@ -196,7 +197,7 @@ def _trace_step(
         batch: dict[str, Any] = example_tensors(arrays)
         if use.used != SDPA:
             segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
-            batch["positions" if task.unit == "tokens" else "attention_mask"] = segments
+            batch["positions" if isinstance(task, TokenTask) else "attention_mask"] = segments
         with counter:
             total = loss(model, batch).total
     with ledger.recording("temporary"):
@@ -269,7 +270,7 @@ def predict_peak(
             model = adapter.build(recipe).eval()
             validation = MemoryLedger([*model.parameters(), *model.buffers()])
             with validation.recording("activations"), torch.no_grad():
-                batch = example_tensors(task.example(recipe, task.evaluation_rows(recipe.data.tokens_at_once)))
+                batch = example_tensors(task.rows.example(recipe, task.rows.rows_at_once(recipe.data.tokens_at_once)))
                 run_scorer(adapter.scorer(model), batch)
             _VALIDATION_PEAKS[key] = validation.all.worst
         traced = [ledger.all.worst, _VALIDATION_PEAKS[key]]

@@ -1,0 +1,261 @@
+"""Tasks of models that read text: their data and files; and those of models that answer whole texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
+from edgeformer.artifacts.errors import ArtifactError
+from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, GoldenError
+from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.progress import Progress
+from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.units import markdown
+from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
+from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.tokenization import cuts_left, load_tokenizer, special_ids
+from edgeformer.tasks.early_exit import ExitRecords, exit_logits
+from edgeformer.tasks.metric import Array, Arrays, Meter, RowsMeter
+from edgeformer.tasks.scoring import TextPredictor
+from edgeformer.tasks.task import (
+    MAX_SCORE_DROP,
+    MAX_TRIMMED_SCORE_DROP,
+    Answerer,
+    Int64s,
+    Prediction,
+    RowSource,
+    Run,
+    Task,
+    TextReader,
+)
+
+if TYPE_CHECKING:
+    from edgeformer.data.sources import Columns
+    from edgeformer.data.trimming import Keeping, Trimmed
+
+GOLDEN_ROWS = 64
+EVALUATION_ROWS = 128
+
+
+class ReadingTask(Task, RowSource):
+    """Data of models that read text, and their logits on the golden inputs."""
+
+    @property
+    def rows(self) -> RowSource:
+        return self
+
+    def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
+        types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()
+        inputs = golden.inputs((*self.golden_names[0], *types))
+        step = max_rows or len(golden)
+        pieces = []
+        for start in range(0, len(golden), step):
+            outputs = run({name: array[start : start + step] for name, array in inputs.items()})
+            if "logits" not in outputs:
+                names = ", ".join(outputs) or "none"
+                raise ArtifactError(f"has no output `logits`, but {names}; export the run again")
+            pieces.append(outputs["logits"])
+        return np.concatenate(pieces)
+
+    def stored_score(self, golden: Golden, exit_: int, outputs: Array, data: Any) -> Score:
+        right = {name: golden.arrays[name] for name in self.golden_names[1] if name in golden.arrays}
+        reference = golden.arrays.get(exit_logits(exit_))
+        answers = self.right_answers(right, {} if reference is None else {exit_: reference})
+        return self.golden_score(exit_, outputs.reshape(-1, outputs.shape[-1]), answers, None, data)
+
+    def golden_parity(
+        self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        name = "logits" if exit_ is None else exit_logits(exit_)
+        if name not in golden:
+            raise GoldenError(f"golden.npz has no {name!r}, because an older version wrote it; export the run again")
+        if golden[name].shape != logits.shape:
+            raise GoldenError(
+                f"golden.npz has logits {golden[name].shape}, but the artifact computes {logits.shape}; export the "
+                "run again"
+            )
+        return self.parity(logits, golden[name], precision, provider)
+
+    def class_names(self, data: Any) -> tuple[str, ...]:
+        """Return the names of the model's outputs, in order; empty: they have none."""
+        return tuple(getattr(data, "labels", ()))
+
+    def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        config: dict[str, object] = {}
+        if labels := self.class_names(recipe.data):
+            config["id2label"] = {str(number): label for number, label in enumerate(labels)}
+            config["label2id"] = {label: number for number, label in enumerate(labels)}
+        lengths = {"max_length": recipe.data.tokens_at_once, "pad_token_id": prepared.pad}
+        return {**config, **lengths, **self.answer_config(recipe.data)}
+
+    def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": recipe.data.tokens_at_once,
+            "model_input_names": [*self.input_names(recipe.model)],
+            **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
+            "pad_token": token_of(special.pad),
+            "unk_token": token_of(special.unk),
+            "cls_token": token_of(special.cls),
+        }
+
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        labels = self.class_names(recipe.data)
+        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config["pad_token_id"])}
+        return {**({"labels": labels} if labels else {}), **facts}
+
+
+class TextTask(ReadingTask, Answerer):
+    """A model that answers whole texts. The defaults are those of one row of numbers for each labelled text."""
+
+    budget: ClassVar[str | None] = "classification"
+    pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
+
+    score_rows: Callable[..., Score]
+    """Score outputs [n, …] of rows with labels [n, …] and a data section."""
+
+    @property
+    def answerer(self) -> Answerer:
+        return self
+
+    def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
+        from edgeformer.data.prepare import prepare
+
+        return prepare(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
+
+    def set_texts(self, data: Any, name: str, /) -> LabelledTexts:
+        from edgeformer.data.prepare import set_texts
+
+        return set_texts(data, name)
+
+    def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
+        from edgeformer.data.prepare import file_texts
+
+        return file_texts(path, data, columns)
+
+    def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
+        size = self.texts_per_row
+        count = len(texts) // size
+        rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
+        return (size * rows[:, None] + np.arange(size)).reshape(-1)
+
+    def reader(
+        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
+    ) -> TextReader:
+        config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
+        cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
+        loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
+        return TextReader(loaded, special_ids(loaded).pad, vocabulary)
+
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
+        return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
+
+    def trim(
+        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
+    ) -> tuple[Trimmed, Vocabulary]:
+        from edgeformer.data.trimming import trim_to_training
+
+        return trim_to_training(data, tokenizer, trained_on, keeping)
+
+    def batch(
+        self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
+    ) -> dict[str, Int64s]:
+        return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
+
+    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
+        length = recipe.data.tokens_at_once
+        offsets = length * np.arange(rows + 1, dtype=np.int64)
+        encoded = Encoded(np.zeros(rows * length, dtype=np.int32), offsets, np.zeros(rows, dtype=np.int64), 0)
+        return self.batch(decode_labels(encoded, recipe.data), np.arange(rows), 0)
+
+    def rows_at_once(self, longest: int) -> int:
+        return EVALUATION_ROWS
+
+    def call_batches(
+        self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        return ordered_batches(rows.lengths[:first], max_rows)
+
+    def golden_rows(self, rows: Any, seed: int) -> NDArray[np.integer]:
+        """Draw the numbers of validation rows for the golden inputs; by default of 64."""
+        return np.random.default_rng(seed).choice(len(rows), min(GOLDEN_ROWS, len(rows)), replace=False)
+
+    def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
+        rows = prepared.validation
+        batch = self.batch(rows, self.golden_rows(rows, recipe.seed), prepared.pad)
+        batch.setdefault(TOKEN_TYPES, np.zeros_like(batch["input_ids"]))
+        return {name: batch[name] for name in (*self.input_names(recipe.model), *self.golden_names[1])}
+
+    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
+        records = records if self.confidence is not None else None
+        return RowsMeter(lambda logits, labels: self.score_rows(logits, labels, data), exits, records)
+
+    def row_answers(self, outputs: Arrays, batch: Arrays, data: Any) -> Array:
+        return outputs["logits"]
+
+    def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
+        # A drop of one row in n is always allowed, as noise.
+        value = getattr(score, self.metric.name)
+        drop = getattr(reference, self.metric.name) - value
+        limit = max(MAX_TRIMMED_SCORE_DROP if trimmed else MAX_SCORE_DROP[precision], 1.5 / max(1, reference.n))
+        if drop <= limit:
+            return None
+        on = f"{score.n:,} {self.unit}"
+        return f"{self.heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
+
+    def golden_score(
+        self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
+    ) -> Score:
+        return self.score_rows(logits, answers["labels"] if rows is None else answers["labels"][rows], data)
+
+    def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
+        return TextPredictor(self, reader, data, max_rows)
+
+    def predictions(
+        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
+    ) -> Sequence[Prediction]:
+        """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
+
+        ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].
+        """
+        raise NotImplementedError
+
+    def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
+        return replace(rows, labels=logits.argmax(axis=-1).astype(np.int64))
+
+    def reads_pairs(self, data: Any) -> bool | None:
+        has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
+        return has_pair.pop() if len(has_pair) == 1 else None
+
+    def pairs_problem(self, data: Any, *, pairs: bool) -> str | None:
+        if self.reads_pairs(data) in (None, pairs):
+            return None
+        if pairs:
+            return f"this {self.noun} reads single texts; {self.pair_remedy}"
+        return f"this {self.noun} reads pairs of texts; add the second text of each pair"
+
+    def max_call_tokens(self, max_positions: int | None, max_length: int | None) -> int | None:
+        return min((length for length in (max_positions, max_length) if length is not None), default=None)
+
+    def card_lines(self, recipe: Any) -> list[str]:
+        data: DataConfig = recipe.data
+        lines = [f"**Labels:** {', '.join(map(markdown, data.labels))}; at most {data.max_length} tokens"]
+        omitted = [f"some rows of a source of part {part}" for part in data.parts if data.sampled(part)]
+        for key in ("longest", "shortest"):
+            if (share := getattr(data, key)) is not None:
+                omitted.append(f"the {key} {share:.4g} of the texts, by words")
+        if data.balance is not None:
+            omitted.append(f"equal numbers of each {data.balance.replace('-and-', ' of each ')}")
+        omitted += [f"of the {name} set {amount:,}" for name, amount in data.rows.items()]
+        if omitted:
+            lines.append(f"**Only some rows:** {markdown('; '.join(omitted))}")
+        return lines

@@ -1,0 +1,82 @@
+"""The promise to whoever adds a task: one file, and every step works with it (``tests/fakes/reference_task``)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgeformer
+from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.scores import read_evaluation
+from edgeformer.benchmark.choice import ChoiceOptions, check_options
+from edgeformer.benchmark.gate_result import GateCheck
+from edgeformer.benchmark.gate_scores import compare_figures
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.run import Run, locate
+from edgeformer.tasks import get_task
+from tests.fakes.install import HERE, installed
+from tests.tasks.tiny import train_tiny
+
+RATINGS = ("bad", "fair", "good", "great")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ratings() -> Iterator[None]:
+    with installed("reference_task"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a trained run with a bundle."""
+    folder, choose = tmp_path_factory.mktemp("ratings"), random.Random(0)
+    rows = [(rating, f"the {choose.choice(('soup', 'room'))} was {rating}") for rating in RATINGS for _ in range(60)]
+    lines = [f"{rating}\t{text} {number}" for number, (rating, text) in enumerate(rows)]
+    (folder / "rated.tsv").write_text("label\ttext\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    source = {"kind": "file", "path": str(folder / "rated.tsv")}
+    run = train_tiny(
+        folder, "ratings", {"parts": {"train": [source]}, "labels": [*RATINGS], "max_length": 16}, epochs=6
+    )
+    edgeformer.open(run).export(int8=True)
+    return run
+
+
+def test_the_package_is_one_file() -> None:
+    files = [path for path in (HERE / "reference_task").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert [path.name for path in files if ".dist-info" not in path.parent.name] == ["edgeformer_ratings.py"]
+
+
+def test_training_export_and_prediction(trained: Path) -> None:
+    run, bundle = Run.open(trained), edgeformer.open(trained)
+    assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
+    record = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert "val_distance" in record
+    assert [answer.label for answer in bundle.predict(["the room was bad 7", "the soup was great 7"])] == [
+        "bad",
+        "great",
+    ]
+    location = locate(str(trained), trained.parent)
+    artifacts = location.open_bundle().built()
+    assert {artifact.precision for artifact in artifacts} == {"fp32", "int8"}
+    assert all(run.task.metric.of(artifact.validation) is not None for artifact in artifacts)
+    rows = evaluate(location, EvaluateOptions(artifact="all")).rows
+    assert all(row.distance < 0.1 for row in rows)
+    assert {row.distance for row in read_evaluation(trained).rows} == {row.distance for row in rows}
+
+
+def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:
+    bundle = locate(str(trained), trained.parent).open_bundle()
+    check_options(ChoiceOptions(min_score=0.3), bundle.manifest)
+    with pytest.raises(InputError, match="--min-score -1: is the largest accepted distance of a rating model"):
+        check_options(ChoiceOptions(min_score=-1.0), bundle.manifest)
+    task, check = get_task("ratings"), GateCheck(name="score", artifact="a", status="undecided", limit=0.1)
+    rows = bundle.task.rows.read_set(bundle.data, bundle.reader(), "test", edgeformer.tasks.Origin())
+    with bundle.session(bundle.built("full")[0]) as session:
+        batch = task.rows.batch(rows, range(len(rows)), bundle.reader().pad)
+        figures = task.row_figures(task.row_answers(session.run(batch), batch, bundle.data), rows, bundle.data)
+    compared = compare_figures(task, check, figures, figures, "the test set")
+    assert (compared.status, compared.change) == ("pass", 0.0)
