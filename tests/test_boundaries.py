@@ -28,10 +28,7 @@ FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats}
 CIRCLES = [
     {"data.source_folder", "data.tokenization"},
     {"tasks.scoring", "tasks.task"},
-    {
-        "runtimes.decoder", "runtimes.onnxruntime.providers", "runtimes.onnxruntime.session", "runtimes.runtime",
-    },
-]  # fmt: skip
+]
 """Files that import each other, some of them inside of functions, and are still to be separated."""
 READERS = {
     "read_manifest", "read_text", "read_bytes", "load", "loads", "open", "model_validate_json", "write_json",

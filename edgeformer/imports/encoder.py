@@ -94,6 +94,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             f"{source.folder / CONFIG_FILE}: is a {head}, and only embedding models, classifiers of "
             f"texts or tokens and models with one output can be imported; {AS_ONNX}"
         )
+
+    # 1. Choose the task.
     is_embedding = source.pooling is not None or not (source.classifies or source.tags_tokens)
     outputs = len(source.labels) or source.sizes.num_labels or 2
     problem_type = str(source.config.get("problem_type") or "single_label_classification")
@@ -106,6 +108,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         )
     task = get_task(task_name)
     is_regression = task.name == "regression"
+
+    # 2. Check the options, and complete them by what the source says.
     if options.labels is not None and (is_embedding or is_regression):
         article = "an" if is_embedding else "a"
         raise InputError(f"--labels: {source.name} is {article} {task.noun} and has no labels; leave it out")
@@ -134,6 +138,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             f"{source.name}: default_prompt_name of config_sentence_transformers.json is not supported for a "
             f"{task.noun}; remove the key, and put the prompt in front of your texts"
         )
+
+    # 3. Describe data and model in a recipe.
     data, notes = imported_data(options.data, labels, max_length, SPANS if source.tags_tokens else None)
     if source.tags_tokens and labels is not None:
         if "O" not in labels:
@@ -155,6 +161,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         data["pools_prompt"] = source.pools_prompt or not data["prompts"]
         data["similarity"] = source.settings.similarity_fn_name or "cosine"
     recipe = _encoder_recipe(slug, source, options, task, data)
+
+    # 4. Load the model, and prove its answers.
     adapter = model_spec_of(recipe).adapter
     model = adapter.build(recipe)
     missing = adapter.start(model, recipe)
@@ -173,6 +181,8 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
             source, recipe, reader, session.run, progress, max_length=options.max_length,
             allow_difference=options.unproven,
         )  # fmt: skip
+
+    # 5. Write the run.
     for note in (*notes, *_encoder_notes(source, options, labels)):
         progress.message(note)
     if proof.reason is not None:

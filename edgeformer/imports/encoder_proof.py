@@ -22,10 +22,7 @@ from edgeformer.models.pretrained.source import Source
 from edgeformer.runtimes.session import Array
 from edgeformer.system.capability import installed_version
 from edgeformer.tasks import TextReader, get_task
-from edgeformer.tasks.embedding import Embedding
-from edgeformer.tasks.regression import Regression
 from edgeformer.tasks.task import Run, Unanswered
-from edgeformer.tasks.token_classification import TokenClassification
 
 _SENTENCE = "sentence-transformers"
 _LIBRARY_LENGTH = 512
@@ -60,7 +57,7 @@ def prove_encoder(
         texts: list[Text] = [] if "CrossEncoder" in library else [*PROBE_TEXTS]
         tokenizer = reader.tokenizer
         task = get_task(recipe.task)
-        if not isinstance(task, Embedding | TokenClassification) and (
+        if task.name not in ("embedding", "token-classification") and (
             tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False)
         ):
             texts += PROBE_PAIRS
@@ -98,7 +95,7 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
     def length(limit: int | None) -> int:
         return int(cut if max_length is not None or limit is None or limit > _LIBRARY_LENGTH else limit)
 
-    if version is not None and source.is_cross_encoder and isinstance(get_task(recipe.task), Regression):
+    if version is not None and source.is_cross_encoder and recipe.task == "regression":
         from sentence_transformers import CrossEncoder
 
         scorer: Any = CrossEncoder(folder, device="cpu", model_kwargs={"use_safetensors": True}, **options)
@@ -128,12 +125,9 @@ def _open_transformers(
     import transformers
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    task, folder = get_task(recipe.task), str(source.folder)
-    auto_model: Any = transformers.AutoModelForSequenceClassification
-    if isinstance(task, Embedding):
-        auto_model = transformers.AutoModel
-    elif isinstance(task, TokenClassification):
-        auto_model = transformers.AutoModelForTokenClassification
+    task, folder = recipe.task, str(source.folder)
+    heads = {"embedding": "", "token-classification": "ForTokenClassification"}
+    auto_model: Any = getattr(transformers, f"AutoModel{heads.get(task, 'ForSequenceClassification')}")
     model = auto_model.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
     cut, names = length(tokenizer.model_max_length), inspect.signature(model.forward).parameters
@@ -144,15 +138,15 @@ def _open_transformers(
                              return_tensors="pt")  # fmt: skip
         with torch.inference_mode():
             outputs = model(**{name: tensor for name, tensor in encoding.items() if name in names}, return_dict=True)
-        if isinstance(task, Embedding):
+        if task == "embedding":
             states = outputs.last_hidden_state[0].numpy()
             pools = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
             vector = pools[recipe.model.pooling]
             return np.asarray(vector / np.linalg.norm(vector) if recipe.model.normalize else vector)
         logits = outputs.logits[0]
-        if isinstance(task, TokenClassification):
+        if task == "token-classification":
             return np.asarray(logits.ravel())
-        if isinstance(task, Regression):
+        if task == "regression":
             return np.asarray(logits.sigmoid() if source.activation() == "sigmoid" else logits)
         return np.asarray(torch.cat([logits, logits.sigmoid() if is_multi_label else logits.softmax(-1)]))
 

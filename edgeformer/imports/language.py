@@ -75,6 +75,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     path = folder / CONFIG_FILE
     document: dict[str, Any] = read_object(path)
     architecture = next(ARCHITECTURES[name] for name in document["architectures"] if name in ARCHITECTURES)
+
+    # 1. Read the sizes, and refuse what is not computed.
     try:
         sizes = language_keys.LanguageFile.model_validate({**language_keys.DEFAULTS.get(architecture, {}), **document})
     except ValidationError as error:
@@ -97,6 +99,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
         qk_norm=architecture == "qwen3", max_positions=sizes.max_position_embeddings,
         rope_theta=float(sizes.rope.get("rope_theta") or sizes.rope_theta or 10_000.0), norm_eps=sizes.rms_norm_eps,
     )  # fmt: skip
+
+    # 2. Read the weights, under llama.cpp's names.
     files = sorted(folder.glob(WEIGHTS)) or sorted(folder.glob("model-*.safetensors"))
     if not files:
         raise InputError(f"{folder}: has no safetensors, the only format that is read; save it with save_pretrained")
@@ -128,6 +132,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
         config = config.model_copy(update={"tied": is_tied})
         renamed |= {} if is_tied else {"output.weight": head}
     model = _model(config, renamed, str(folder))
+
+    # 3. Read the tokenizer, and the tokens around a text.
     name = Path(source).resolve().name if Path(source).is_dir() else source.rsplit("/", 1)[-1]
     generation_path = folder / "generation_config.json"
     generation = read_object(generation_path) if generation_path.is_file() else {"eos_token_id": sizes.eos_token_id}
@@ -149,6 +155,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     ends = generation.get("eos_token_id")
     described[BEGIN_IDS] = tokenizer.encode("a").ids[: len(begin)]
     described[END_IDS] = [ends] if isinstance(ends, int) else [*(ends or ())]
+
+    # 4. Prove the answers, and write the run.
     plain = PlainText(tokenizer, TextBounds.of(tokenizer, described))
     proof = prove_by_transformers(folder, model, plain, allow=options.unproven, progress=progress)
     return _write(model, name, options, progress, sha256=weights_sha256(folder), tokenizer=tokenizer,
@@ -189,6 +197,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
         raise InputError(f"{path}: has the architecture {architecture[:40]}; supported are {supported}")
     if (parts := int(fields.get("split.count", 1))) > 1:
         raise InputError(f"{path}: is one of {parts} parts; join them: llama-gguf-split --merge FIRST OUT")
+
+    # 1. Read the sizes.
     # Keys are taken out when they are used; what is left is refused below if it could change an answer.
     values = {re.sub(rf"^({architecture}|tokenizer\.ggml)\.", "", name): value for name, value in fields.items()}
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
@@ -211,6 +221,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
         "attention.value_length": (config.head_width,), "rope.dimension_count": (config.head_width,),
         "vocab_size": (config.vocab_size,),
     }  # fmt: skip
+
+    # 2. Dequantise the weights.
     weights = {}
     for tensor in reader.tensors:
         try:
@@ -230,6 +242,8 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     if (factors := weights.get("rope_freqs.weight")) is not None and bool((factors == 1).all()):
         del weights["rope_freqs.weight"]
     model = _model(config, weights, str(path))
+
+    # 3. Build the tokenizer, and read the tokens around a text.
     kind, splits = values.pop("model", None), str(values.pop("pre", None))
     splits = _SAME_SPLITS.get(splits, splits)
     if kind == "llama" and _BYTE not in values.get("token_type", ()):
@@ -251,10 +265,14 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
         tokenizer.post_processor = processors.TemplateProcessing(
             [f"{begin}:0", "$A:0"], None, [(begin, numbers["bos"])]
         )
+
+    # 4. Refuse keys that could change an answer.
     for key in (key for key in values if not key.startswith(language_keys.NEUTRAL_GGUF_KEYS)):
         if values[key] not in allowed.get(key, ()):
             reason = f"{key} = {str(values[key])[:40]} asks for what edgeformer does not compute; use another model"
             raise InputError(f"{path}: {reason}")
+
+    # 5. Prove the answers, and write the run.
     with contextlib.ExitStack() as stack:
         llama, problem = None, XLLAMACPP.missing()
         if problem is None:

@@ -69,7 +69,7 @@ class CoreMLSession(Graph):
             raise ArtifactError(f"{path}: cannot be opened by Core ML ({reason_of(error)}); {REMEDY}") from None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        feed = self.feed(self._model, inputs, same_shape=True)
+        feed = self.prepare_feed(self._model, inputs, same_shape=True)
         try:
             results = self._model.predict({name: array.astype(np.int32) for name, array in feed.items()})
         except Exception as error:

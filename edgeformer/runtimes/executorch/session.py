@@ -128,7 +128,7 @@ class ExecuTorchSession(Graph):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         import torch
 
-        feed = self.feed(self._method, inputs, same_shape=True)
+        feed = self.prepare_feed(self._method, inputs, same_shape=True)
         if self._pool_number != _pool_number:  # another session has replaced the pool of threads
             self._load()
         try:

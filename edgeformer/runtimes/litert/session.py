@@ -128,7 +128,7 @@ class LiteRTSession(Graph):
         return tuple(sorted(self._rows))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        feed = self.feed(self._model, inputs, same_shape=True)
+        feed = self.prepare_feed(self._model, inputs, same_shape=True)
         count, tokens = next(iter(feed.values())).shape
         length = next((length for length in self.lengths if length >= tokens), None)
         if length is None:

@@ -80,7 +80,7 @@ class OnnxSession(Graph):
         self._run_options.log_severity_level = _SILENT
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        feed = self.feed(self._session, inputs)
+        feed = self.prepare_feed(self._session, inputs)
         try:
             if self._cache_device is None:
                 outputs = self._session.run(self._outputs, feed, self._run_options)

@@ -115,7 +115,7 @@ class OpenVINOSession(Graph):
             self._settings[name.lower()] = value
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        feed = self.feed(self._request, inputs)
+        feed = self.prepare_feed(self._request, inputs)
         sizes: dict[str, int] = {}  # dynamic axis → size in this call
         for name, array in feed.items():
             for axis, size in zip(self.inputs[name].axes, array.shape, strict=True):

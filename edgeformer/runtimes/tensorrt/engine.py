@@ -126,12 +126,16 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     log = tensorrt_log(trt)
     log.clear()
     start_s = time.perf_counter()
+
+    # 1. Parse the graph.
     builder = trt.Builder(log)
     # TensorRT 11 and tensorrt-rtx have strongly typed networks only.
     typing_is_optional = format_ == "tensorrt" and trt.__version__.startswith("10.")
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
     network = builder.create_network(flags)
     _parse(trt.OnnxParser(network, log), network, graph)
+
+    # 2. Set precision, device and shapes.
     config = builder.create_builder_config()
     # The layers' types are read from this; it does not change the engine's size.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -156,6 +160,8 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         shapes[tensor.name] = job.shapes.get(tensor.name) or tuple(zip(*sizes, strict=True))
         profile.set_shape(tensor.name, *shapes[tensor.name])
     config.add_optimization_profile(profile)
+
+    # 3. Build, and write the engine.
     config.progress_monitor = monitor = _progress_monitor(trt, job.progress)
     label = f"Building the {format_} engine of {graph.name}"
     with bar(job.progress, label, None, "steps"):
@@ -167,6 +173,8 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     seconds = time.perf_counter() - start_s
     with replacing(file) as temporary:
         temporary.write_bytes(memoryview(content))
+
+    # 4. Read what was built from the log.
     layers = read_listing(log.listing)
     totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
     engine = EngineBuild(

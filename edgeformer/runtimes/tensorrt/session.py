@@ -191,7 +191,7 @@ class TensorRTSession(Graph):
 
         At the end, memory of caches that nobody took is returned; the stream must be synchronised by then.
         """
-        feed = self.feed(self._cuda, inputs)
+        feed = self.prepare_feed(self._cuda, inputs)
         assert self._cuda is not None
         cuda = self._cuda
         cuda.make_current()
