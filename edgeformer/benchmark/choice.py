@@ -182,10 +182,12 @@ def combine_choices(
             objections, unknown = [candidate.reason] if candidate.reason else [], [*candidate.unknown]
             objections += [refused[model]] if model in refused else []
             usable += [] if objections else [len(candidates)]
-            figures = {name: _cost(candidate, name) for name in ("size", "latency")}
-            if figures["latency"].basis == "measured":  # by its median
-                figures["latency"] = Figure(candidate.latency_ms)
-            figures["score"] = Figure(candidate.score)
+            figures = {"score": Figure(candidate.score), "size": Figure(candidate.size_bytes)}
+            latency_ms = candidate.latency_ms
+            figures["latency"] = Figure(latency_ms)  # by its median
+            if candidate.latency_status == "estimated":
+                ends = candidate.low_ms or latency_ms, candidate.high_ms or latency_ms
+                figures["latency"] = Figure(latency_ms, "estimated", *ends)
             for limit in sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity)):
                 figure = figures[limit.quantity]
                 is_score = limit.quantity == "score"
