@@ -314,7 +314,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         search=choice,
         left_out=left_out,
         question=request.question,
-        profile=device.model_copy(update={"calibration": None}),
+        profile=device,
         subject=Subject.of(manifest, request.artifacts),
     )
     return seal_report(report)
@@ -395,7 +395,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "verdict": verdict,
         "search": None,
         "notes": (*report.notes, *notes),
-        "profile": device.model_copy(update={"calibration": None}),
+        "profile": device,
         "judged_from": str(path),
     }
     return seal_report(report.model_copy(update=update))
