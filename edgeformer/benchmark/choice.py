@@ -175,6 +175,7 @@ def combine_choices(
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
     bound = next((limit.limit for limit in limits if limit.quantity == "score"), None)
+    # 1. Hold the candidates of all models against the limits.
     candidates: list[Candidate] = []
     usable: list[int] = []
     for model, choice in choices.items():
@@ -208,6 +209,7 @@ def combine_choices(
                 "unknown": tuple(unknown),
             }
             candidates.append(candidate.model_copy(update=changes))
+    # 2. Pick among them; without a limit of the score among those of the best model.
     bases = {choice.basis for choice in choices.values()}
     combined = first.model_copy(
         update={

@@ -152,6 +152,7 @@ def score_check(
     def undecided(reason: str) -> GateCheck:
         return check.model_copy(update={"reason": reason})
 
+    # 1. Rows, artifacts and texts that both can be scored on.
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
@@ -167,6 +168,7 @@ def score_check(
         texts = rows.texts, _candidate_texts(baseline, candidate, rows)
     except InputError as error:
         return undecided(str(error))
+    # 2. Answer them with both.
     lengths: list[Array] = []
     figures: list[Float64s] = []
     for side, bundle, artifact, side_texts in zip(_SIDES, sides, scored, texts, strict=True):
@@ -178,6 +180,7 @@ def score_check(
             return check.model_copy(update={"status": status, "reason": f"the {side} cannot be scored: {error}"})
         lengths.append(side_lengths)
         figures.append(side_figures)
+    # 3. Compare row by row.
     source = rows.source
     if task.unit == "tokens" and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.

@@ -117,6 +117,7 @@ def profile_bundle(
         InputError: an unknown artifact, a shape that the model cannot take, or ``no_host`` for this host.
         ProfileInterrupted: Ctrl-C; it has a report of what was measured before.
     """
+    # 1. What is measured, and on which device.
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
     items = {
@@ -131,6 +132,7 @@ def profile_bundle(
     if target.present and options.no_host:
         raise InputError(f"--no-host: {device.title} is this host, so nothing would be left; leave the option out")
     try:
+        # 2. Check all files; estimate an absent device, and judge it before anything is measured.
         checked = [check_artifact(bundle, artifact) for artifact in measured_artifacts]
         estimated: dict[str, list[Row]] = {}
         if not target.present:
@@ -142,6 +144,7 @@ def profile_bundle(
                 return report
             on_estimates(report)
             notes.clear()
+        # 3. Measure; what this host cannot measure of the device is estimated.
         rows: list[Row] = []
         device_rows: list[Row] = []
         for files in checked:
@@ -329,6 +332,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         ArtifactError: the report is missing, damaged or edited, or is of other files.
         InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
     """
+    # 1. Read the report, and check that it is of the bundle and of the device.
     report = read_report(path)
     subject = recorded = report.subject
     if bundle is not None:
@@ -362,6 +366,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     data = bundle.data if bundle is not None else None
     requirements = requirements_of(options, device, task, longest, data, is_other_host=True)
 
+    # 2. The rows of each artifact that stand for the device.
     whole_texts = [name for name, artifact in subject.artifacts.items() if artifact.role in ("full", "exit")]
     judged: list[Row] = []
     for name in dict.fromkeys(options.artifacts or names):
@@ -383,6 +388,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     for row in judged:
         sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
+    # 3. Judge them.
     verdict = check_budget(judged, requirements, whole_texts)
     notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)

@@ -104,6 +104,7 @@ def resolve(
             no artifact, or a model that leaks future tokens.
         NotBuiltError: none of the requested artifacts was built.
     """
+    # 1. Options that make no sense for this model.
     if manifest.leaks and not options.allow_leak:
         raise InputError(
             f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; add "
@@ -120,6 +121,7 @@ def resolve(
         )
     if options.choose is not None:
         check_options(options.choose, manifest)
+    # 2. Limits and shapes.
     task = get_task(manifest.task)
     longest_call = max_call_tokens(task, manifest.max_positions, manifest.max_length)
     requirements = requirements_of(options, device, task, longest_call, manifest.data)
@@ -127,6 +129,7 @@ def resolve(
     named_shapes = {*product(batches or (batch,), options.seqs or (seq,)), *requirements.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}
 
+    # 3. Artifacts and runtimes.
     by_id = {entry.id: entry for entry in manifest.artifacts}
     requested_ids = options.artifacts or ((artifact,) if artifact is not None else tuple(by_id))
     unknown = next((name for name in requested_ids if name not in by_id), None)
@@ -156,6 +159,7 @@ def resolve(
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--phase {options.phase}: needs {graph}, and {manifest.run!r} has {ids}")
 
+    # 4. Notes.
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
