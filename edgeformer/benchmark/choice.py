@@ -8,7 +8,7 @@ the candidates, but are never held against the device's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
@@ -234,7 +234,7 @@ def combine_choices(
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
         best_models = {models[position] for position in positions if rank(position) == rank(best)}
         positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
-        decision = replace(_pick(combined, positions), best_score=score, score_loss=error)
+        decision = _pick(combined, positions)._replace(best_score=score, score_loss=error)
         return _explained(combined, decision, metric)
     picked = _explained(combined, _pick(combined, positions), metric)
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
@@ -398,8 +398,7 @@ def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
     tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
     pick = min(tied, key=order)
     rest = [position for position in positions if position not in (pick, cheapest)]
-    return replace(
-        decision,
+    return decision._replace(
         pick=pick,
         cheapest=cheapest,
         tie=tie_of(pick) if pick != cheapest else None,
