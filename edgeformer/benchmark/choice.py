@@ -248,10 +248,9 @@ def _score_of(
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
-    unscored = f"it has no score, because an engine runs only on its target: {REMEASURE}"
+    unscored = sentences.no_score("engine", REMEASURE)
     if record is not None:
-        detail = f" ({record.unscored})" if record.unscored else ""
-        unscored = f"{record.device} compared its outputs but did not score it on the validation split{detail}"
+        unscored = sentences.no_score("target", record.device, record.unscored)
     if artifact.status != "built":  # it failed on its target
         return artifact.reason or "it was not built"
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
@@ -277,14 +276,14 @@ def _score_of(
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
-                return f"it has no {metric.name}"
+                return sentences.no_score("metric", metric.name)
             scored_as = entry.id if entry is not artifact else None
             return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
     if rounds_to is not None:
-        return f"it has no score in {rounds_to}; export on a machine that computes in {rounds_to}"
+        return sentences.no_score("rounded", rounds_to)
     if not artifact.is_graph:
         return unscored
-    return "it has no score on the validation split" if has_split else "it has no score"
+    return sentences.no_score("split" if has_split else "any")
 
 
 def _candidate(
@@ -314,14 +313,14 @@ def _candidate(
         if bound is not None and compare(Figure(value), bound, at_least=metric.higher_is_better) == "fail":
             objections.append(sentences.score_objection(value, bound, metric, interval))
     if latency.value is None:
-        objections.append(f"its latency is unknown: {latency.reason or sentences.NO_REASON}")
+        objections.append(sentences.unknown_objection("latency", latency.reason))
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
             shape = (check.batch, check.seq) if has_shapes and check.batch and check.seq else None
             objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
-        objections.append(f"its {minimize} is unknown: {cost.reason}")
+        objections.append(sentences.unknown_objection(minimize, cost.reason))
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,

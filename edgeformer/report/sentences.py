@@ -275,6 +275,26 @@ def limit_objection(name: str, value: float | None, limit: float, unit: str, sha
     return f"{name} {shown(value, unit)}{place} is over {shown(limit, unit)}"
 
 
+def unknown_objection(name: str, reason: str | None) -> str:
+    """Return that a figure is not known."""
+    return f"its {name} is unknown: {reason or NO_REASON}"
+
+
+def no_score(
+    kind: Literal["engine", "target", "metric", "rounded", "split", "any"], name: str = "", detail: str | None = None
+) -> str:
+    """Return why a candidate has no score; ``name``: of the remedy, the device, the metric or the precision."""
+    return {
+        "engine": f"it has no score, because an engine runs only on its target: {name}",
+        "target": f"{name} compared its outputs but did not score it on the validation split"
+        + (f" ({detail})" if detail else ""),
+        "metric": f"it has no {name}",
+        "rounded": f"it has no score in {name}; export on a machine that computes in {name}",
+        "split": "it has no score on the validation split",
+        "any": "it has no score",
+    }[kind]
+
+
 class Tie(NamedTuple):
     """Why two costs are no different: overlapping ranges of estimates, or values that differ by less than noise."""
 
