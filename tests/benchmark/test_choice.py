@@ -226,18 +226,20 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
 
 
 @pytest.mark.parametrize(
-    ("options", "task", "expected"),
+    ("bounds", "task", "expected"),
     [
-        (ChoiceOptions({"perplexity": 20.0}), "classification", "classifier, which needs --min-accuracy instead"),
-        (ChoiceOptions({"accuracy": 0.9}), "language-modeling", "language model, which needs --max-perplexity instead"),
-        (ChoiceOptions({"accuracy": 91.0}), "classification", "0.91 is 91%"),
-        (ChoiceOptions({"perplexity": 0.5}), "language-modeling", "must be at least 1"),
-        (ChoiceOptions({"perplexity": float("nan")}), "language-modeling", "must be at least 1"),
+        ({"perplexity": 20.0}, "classification", "classifier, which needs --min-accuracy instead"),
+        ({"accuracy": 0.9}, "language-modeling", "language model, which needs --max-perplexity instead"),
+        ({"accuracy": 91.0}, "classification", "0.91 is 91%"),
+        ({"perplexity": 0.5}, "language-modeling", "must be at least 1"),
+        ({"perplexity": float("nan")}, "language-modeling", "must be at least 1"),
+        ({}, "language-modeling", "leaks future tokens"),
     ],
 )
-def test_unusable_bounds_are_refused(options: ChoiceOptions, task: str, expected: str) -> None:
+def test_unusable_bounds_and_leaking_models_are_refused(bounds: dict[str, float], task: str, expected: str) -> None:
+    manifest = bundle(artifact("model"), task=task, leaks=not bounds)
     with pytest.raises(InputError, match=expected):
-        run(bundle(artifact("model"), task=task), [row("model")], options=options)
+        run(manifest, [row("model")], options=ChoiceOptions(bounds))
 
 
 def test_absent_variants_name_the_option_that_adds_them() -> None:
@@ -263,16 +265,7 @@ def test_absent_variants_name_the_option_that_adds_them() -> None:
     )
 
 
-"""accuracy, p50, bytes of the file, bytes of memory, stated energy"""
-
-
 def test_an_unstable_measurement_is_a_reservation() -> None:
     shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
     result = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
     assert "1 of the 2 measurements are unstable" in result.reason
-
-
-def test_a_leaking_model_cannot_be_searched() -> None:
-    manifest = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling", leaks=True)
-    with pytest.raises(InputError, match="leaks future tokens"):
-        run(manifest, [row("model")])
