@@ -299,12 +299,13 @@ def _candidate(
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
+    interval: tuple[float, float] | None = None
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
         value, count, scored = score
-        facts, interval = {"score": value, **scored}, None
+        facts = {"score": value, **scored}
         if count and metric.is_share:
             low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
             is_inside = _holds(low, high, bound)

@@ -262,9 +262,10 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     """
     metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
-    changed = None
+    changed: tuple[int, int] | None = None
     if baseline.shape[1] == 1:
-        worse, better = changed = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        changed = worse, better
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)

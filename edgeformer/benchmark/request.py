@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -227,7 +228,7 @@ def requirements_of(
     limits: list[Limit] = []
     for quantity, of_budget, of_command in values:
         if of_command is not None:
-            shapes = [None] if quantity == "size" else command_shapes
+            shapes: Sequence[Shape | None] = [None] if quantity == "size" else command_shapes
             limits += [Limit(quantity, of_command, named, "command") for named in shapes]
         elif of_budget is not None:
             limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))

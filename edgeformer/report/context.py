@@ -402,7 +402,7 @@ _FACT_TEXTS: dict[str, Callable[[Any], str]] = {
 def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
     """Yield every fact of the device profile, with its unit, and what checks it."""
     for name, value in device:
-        facts = value if isinstance(value, Peaks) else [(name, value)]
+        facts = [*value] if isinstance(value, Peaks) else [(name, value)]
         for key, fact in facts:
             title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
             if isinstance(fact, Fact):
