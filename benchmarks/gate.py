@@ -34,6 +34,7 @@ from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
+from edgeformer.benchmark.limits import limit_of
 from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob, PairRules, compare_pair
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions
@@ -207,7 +208,7 @@ def settings_of(bundle: Bundle, arguments: argparse.Namespace) -> dict[str, Any]
         "sha256": bundle.artifact(arguments.artifact).sha256,
         "seq": arguments.seq,
         "threads": arguments.threads,
-        "max_slowdown": options.max_slowdown,
+        "max_slowdown": limit_of(options.limits, "latency"),
         "error": options.error,
         "longest_s": arguments.longest,
         "processor": cpu_name(),

@@ -18,7 +18,7 @@ from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
 from edgeformer.artifacts.report import Candidate, Check, Choice, Figure, Report, Row
-from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of
+from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of, limit_of
 from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.report import sentences
@@ -95,7 +95,7 @@ def choose(
         records: artifact that export did not compare → what its target measured.
     """
     metric, shape = get_task(manifest.task).metric, requirements.compared_shape
-    bound, statuses = requirements.limit_of("score"), {row.latency_ms.status for row in device_rows}
+    bound, statuses = limit_of(requirements.limits, "score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"
@@ -174,7 +174,7 @@ def combine_choices(
     """
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
-    bound = next((limit.limit for limit in limits if limit.quantity == "score"), None)
+    bound = limit_of(limits, "score")
     # 1. Hold the candidates of all models against the limits.
     candidates: list[Candidate] = []
     usable: list[int] = []

@@ -17,7 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.choice import ChoiceOptions, check_options
-from edgeformer.benchmark.limits import Limit, Quantity, Requirements
+from edgeformer.benchmark.limits import Limit, Quantity, Requirements, limit_of
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
@@ -166,7 +166,7 @@ def resolve(
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
     if device.budgets.for_task(task.name) == Budget():
         note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
-        memory_bytes = requirements.limit_of("memory")
+        memory_bytes = limit_of(requirements.limits, "memory")
         if memory_bytes is not None and options.max_memory_bytes is None:
             note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
         notes.append(note)
