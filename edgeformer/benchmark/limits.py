@@ -115,7 +115,7 @@ def figures_of(row: Row) -> dict[str, Figure]:
             values.append(row.conditions.repeated_p50_ms)
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
-        ends = (min(values), max(values)) if len(values) > 1 else (None, None)
+        low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         reason = None if latency.stable else "the measurement is unstable"
-        figures["latency"] = Figure(latency.p50, "measured", *ends, reason=reason)
+        figures["latency"] = Figure(latency.p50, "measured", low, high, reason)
     return figures
