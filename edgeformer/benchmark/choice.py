@@ -120,7 +120,10 @@ def choose(
         absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
         for row in usable or [absent]:
             judged = [other for other in on_device if (other.provider, other.threads) == (row.provider, row.threads)]
-            judged = judged or on_device if basis == "host" else judged if usable else [absent]
+            if basis == "host":
+                judged = judged or on_device
+            elif not usable:
+                judged = []
             checks = artifact_checks(judged or [absent], requirements, is_whole_text)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
@@ -175,6 +178,7 @@ def combine_choices(
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
     bound = limit_of(limits, "score")
+    limits = sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity))
     # 1. Hold the candidates of all models against the limits.
     candidates: list[Candidate] = []
     usable: list[int] = []
@@ -189,7 +193,7 @@ def combine_choices(
             if candidate.latency_status == "estimated":
                 ends = candidate.low_ms or latency_ms, candidate.high_ms or latency_ms
                 figures["latency"] = Figure(latency_ms, "estimated", *ends)
-            for limit in sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity)):
+            for limit in limits:
                 figure = figures[limit.quantity]
                 is_score = limit.quantity == "score"
                 status = compare(figure, limit.limit, at_least=is_score and metric.higher_is_better)
