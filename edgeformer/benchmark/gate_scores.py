@@ -144,6 +144,7 @@ def score_check(
     def undecided(reason: str) -> GateCheck:
         return check.model_copy(update={"reason": reason})
 
+    # 1. Rows, artifacts and texts that both can be scored on.
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
@@ -159,6 +160,7 @@ def score_check(
         texts = rows.texts, _candidate_texts(baseline, candidate, rows)
     except InputError as error:
         return undecided(str(error))
+    # 2. Answer them with both.
     lengths: list[Array] = []
     figures: list[Float64s] = []
     for side, bundle, artifact, side_texts in zip(_SIDES, sides, scored, texts, strict=True):
@@ -170,6 +172,7 @@ def score_check(
             return check.model_copy(update={"status": status, "reason": f"the {side} cannot be scored: {error}"})
         lengths.append(side_lengths)
         figures.append(side_figures)
+    # 3. Compare row by row.
     source = rows.source
     if isinstance(task, TokenTask) and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
@@ -251,9 +254,10 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     """
     metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
-    changed = None
+    changed: tuple[int, int] | None = None
     if baseline.shape[1] == 1:
-        worse, better = changed = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        changed = worse, better
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
