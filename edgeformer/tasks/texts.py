@@ -109,8 +109,8 @@ class ReadingTask(Task, RowSource):
         }
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        labels = self.class_names(recipe.data)
-        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config["pad_token_id"])}
+        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
+        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
         return {**({"labels": labels} if labels else {}), **facts}
 
 

@@ -204,9 +204,6 @@ class TokenTask(ReadingTask):
             "eos_token": boundary,
         }
 
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
-
     def card_lines(self, recipe: Any) -> list[str]:
         data = recipe.data
         length = f"{data.sequence_length} tokens at a time ({data.mode}); takes at most {recipe.model.max_positions}"
