@@ -51,6 +51,11 @@ class Metric:
         value: float | None = getattr(score, self.name, None)
         return value
 
+    def loss(self, value: float, change: float) -> float:
+        """Return a change for the worse as a positive number, in the metric's unit if it is a share, else relative."""
+        loss = -change if self.higher_is_better else change
+        return loss if self.highest is not None else loss / max(abs(value), 1e-12)
+
     def text(self, value: float | None) -> str:
         """Format the figure for a table; an en dash for None."""
         return "–" if value is None else f"{value:,.{self.places}f}"
