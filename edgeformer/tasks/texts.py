@@ -146,7 +146,7 @@ class TextTask(ReadingTask, Answerer):
         size = self.texts_per_row
         count = len(texts) // size
         rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
-        return (size * rows[:, None] + np.arange(size)).reshape(-1)
+        return (size * rows[:, None] + np.arange(size, dtype=np.int64)).reshape(-1)
 
     def reader(
         self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
