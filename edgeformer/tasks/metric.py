@@ -22,24 +22,40 @@ _BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 l
 
 
 @dataclass(frozen=True)
-class Metric:
-    """The metric by which models of a task are compared.
+class ScoreColumn:
+    """One figure of a score in a table: key in JSON, heading, decimals (None: a count)."""
+
+    key: str
+    heading: str
+    places: int | None
+
+    def text(self, value: float | None) -> str:
+        """Format the figure for a table; an en dash for None."""
+        if value is None:
+            return "–"
+        return f"{value:,}" if self.places is None else f"{value:,.{self.places}f}"
+
+
+@dataclass(frozen=True)
+class Metric(ScoreColumn):
+    """The column by which models of a task are compared.
 
     Attributes:
-        name: key in JSON, such as ``accuracy``.
-        places: decimals in a table.
         lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
         evaluated_on: data on which it is computed.
         is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
     """
 
-    name: str
-    higher_is_better: bool
-    places: int
-    lowest: float
-    highest: float | None
+    higher_is_better: bool = True
+    lowest: float = 0.0
+    highest: float | None = 1.0
     evaluated_on: str = "validation"
     is_share: bool = False
+
+    @property
+    def name(self) -> str:
+        """Key in JSON, such as ``accuracy``."""
+        return self.key
 
     @property
     def accepted(self) -> str:
@@ -55,25 +71,6 @@ class Metric:
         """Return a change for the worse as a positive number, in the metric's unit if it is a share, else relative."""
         loss = -change if self.higher_is_better else change
         return loss if self.highest is not None else loss / max(abs(value), 1e-12)
-
-    def text(self, value: float | None) -> str:
-        """Format the figure for a table; an en dash for None."""
-        return "–" if value is None else f"{value:,.{self.places}f}"
-
-
-@dataclass(frozen=True)
-class ScoreColumn:
-    """One figure of a score in a table: key in JSON, heading, decimals (None: a count)."""
-
-    key: str
-    heading: str
-    places: int | None
-
-    def text(self, value: float | None) -> str:
-        """Format the figure for a table; an en dash for None."""
-        if value is None:
-            return "–"
-        return f"{value:,}" if self.places is None else f"{value:,.{self.places}f}"
 
 
 class Meter(ABC):

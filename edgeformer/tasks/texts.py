@@ -210,7 +210,7 @@ class TextTask(ReadingTask, Answerer):
         if drop <= limit:
             return None
         on = f"{score.n:,} {self.unit}"
-        return f"{self.heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
+        return f"{self.metric.heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
 
     def golden_score(
         self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None
