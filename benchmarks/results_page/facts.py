@@ -159,16 +159,11 @@ def bundles() -> dict[str, str]:
     sizes = [artifact["size_bytes"] for artifact in (artifacts["onnx-fp16"], artifacts["onnx-int8"], trimmed)]
     shares = [percent(size / whole["size_bytes"]) for size in sizes]
     return {
-        "fp16_share": shares[0],
-        "int8_share": shares[1],
-        "trim_share": shares[2],
-        "trim_loss": f"{loss:.2f}",
-        "validation_rows": f"{whole['validation']['n']:,}",
-        "kept_tokens": f"{vocabulary['kept']:,}",
-        "all_tokens": f"{vocabulary['original']:,}",
-        "kept_coverage": f"{100 * vocabulary['coverage']:.2f}%",
+        **dict(zip(("fp16_share", "int8_share", "trim_share"), shares, strict=True)), "trim_loss": f"{loss:.2f}",
+        "validation_rows": f"{whole['validation']['n']:,}", "kept_tokens": f"{vocabulary['kept']:,}",
+        "all_tokens": f"{vocabulary['original']:,}", "kept_coverage": f"{100 * vocabulary['coverage']:.2f}%",
         "scored_tokens": f"{result('2026-11-21-bundle-crt-mini')['artifacts'][0]['validation']['n']:,}",
         "deep_scored_tokens": f"{result('2026-11-21-bundle-crt-deep')['artifacts'][0]['validation']['n']:,}",
         "step_artifact_mb": f"{deep['onnx-fp16-step']:.1f} MB",
         "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
-    }
+    }  # fmt: skip
