@@ -116,7 +116,7 @@ def memory() -> dict[str, str]:
 def speeds() -> dict[str, str]:
     """Targets that each machine meets, and the ratios to Hugging Face's Trainer."""
     results = machines()
-    ratios = [machine.found["hugging_face_trainer"]["ratios"] for machine in results]
+    ratios = [machine.results["hugging_face_trainer"]["ratios"] for machine in results]
     return {
         "targets_met": "; ".join(f"{met(machine)} on {machine.session['host']}" for machine in results),
         "trainer_padded": " and ".join(f"{ratio['padded']['median']:.1f}×" for ratio in ratios),
@@ -128,13 +128,13 @@ def claims() -> dict[str, str]:
     """Verdicts on the papers' claims."""
     content = read_claims(FOLDER.parents[2] / "docs" / "claims.yaml")
     origins = read_history().origins(content)
-    made = {name: claim for name, claim in content.claims.items() if claim.is_counted}
-    verdicts = [claim.result.verdict for claim in made.values() if claim.result is not None]
+    counted_claims = {name: claim for name, claim in content.claims.items() if claim.is_counted}
+    verdicts = [claim.result.verdict for claim in counted_claims.values() if claim.result is not None]
     counted = sum(
         claim.study == "counts" and claim.result is not None and claim.result.verdict == "reproduced"
-        for claim in made.values()
+        for claim in counted_claims.values()
     )
-    decided = [name for name, claim in made.items() if is_decided(claim)]
+    decided = [name for name, claim in counted_claims.items() if is_decided(claim)]
     return {
         "claims_made": f"{len(verdicts)}",
         "claims_reproduced": f"{verdicts.count('reproduced')}",
