@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,6 @@ def read_record(file: Path, **empty: Any) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else empty
 
 
-def markdown(header: list[str], rows: Iterable[list[Any]]) -> str:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return one table, its cells as they are."""
-    return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
+    return tabulate([*rows], [*header], tablefmt="github", disable_numparse=True)
