@@ -315,7 +315,8 @@ def _rated_seconds(
     return (
         micro_batches * estimated.low / 1000,
         micro_batches * estimated.high / 1000,
-        f"{operations:.2g} operations; estimates of inference are {published_sentence(estimated.check)}; no training was compared",
+        f"{operations:.2g} operations; estimates of inference are {published_sentence(estimated.check)}; no training "
+        "was compared",
     )
 
 
