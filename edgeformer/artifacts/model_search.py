@@ -36,7 +36,8 @@ class ScoredTest(Frozen):
 
     candidate: str = Field(description="model/artifact")
     score: float
-    rows: int
+    rows: int = Field(description="rows, or what `unit` says, that the score is of")
+    unit: str = Field("rows", description="what `rows` counts: rows or spans")
     low: float | None = Field(None, description="lower end of the 95% interval; None: this metric has none")
     high: float | None = None
 

@@ -263,10 +263,11 @@ class _ModelSearch:
         evaluation = self._run("evaluate", self._searched(model).run, "--artifact", artifact)
         row = next(row for row in evaluation["rows"] if row["artifact"] == artifact and row["exit"] is None)
         score, count, interval = row[search.metric], row["n"], {}
-        if get_task(read_run(self._artifacts / self._searched(model).run).task).metric.is_share:
+        task = get_task(read_run(self._artifacts / self._searched(model).run).task)
+        if task.metric.is_share:
             low, high = share_interval(round(score * count), count, (1 - CONFIDENCE) / 2)
             interval = {"low": low, "high": high}
-        test = ScoredTest(candidate=picked, score=score, rows=count, **interval)
+        test = ScoredTest(candidate=picked, score=score, rows=count, unit=task.unit, **interval)
         self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
 
     @property

@@ -75,7 +75,7 @@ def test_text(result: ModelSearch) -> str:
         return ""
     metric = metric_named(result.search.metric)
     interval = "" if test.low is None else f", 95% interval {metric.text(test.low)} to {metric.text(test.high)}"
-    text = f"On {test.rows:,} test rows its {metric.name} is {metric.text(test.score)}{interval}."
+    text = f"On {test.rows:,} test {test.unit} its {metric.name} is {metric.text(test.score)}{interval}."
     if len(result.tests) > 1:
         text += f" These rows have scored {len(result.tests)} recommendations of this search."
     return text
