@@ -23,7 +23,7 @@ from edgeformer.runtimes import default_provider
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph
 from edgeformer.system.host import cpu_name, now, stated_cache_bytes, usable_cores
 from edgeformer.system.memory import host_free_bytes
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 
 # (width, different weights): 1 MiB to 192 MiB of weights, from what every cache holds to what few do, and closest where
 # most caches end.
@@ -66,7 +66,7 @@ class HostRates(Frozen):
     disturbed: str | None = Field(None, description="other work on the machine, where that was too much")
 
 
-class ProbeJob(Job):
+class ProbeJob(WorkerJob):
     """Measure the rates of this host."""
 
     name = "probing"

@@ -33,7 +33,7 @@ from edgeformer.runtimes import ArtifactFiles, OpenOptions, on_gpu, opener_of, p
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import usable_cores
 from edgeformer.system.memory import release_heap
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import Task, get_task
 
 Shape = tuple[int, int]
@@ -113,7 +113,7 @@ class Refusal(Frozen):
     reason: str
 
 
-class MeasureJob(Job):
+class MeasureJob(WorkerJob):
     """One artifact, the items to measure, and the rules; each finished row is sent at once."""
 
     name = "measuring"

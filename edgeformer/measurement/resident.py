@@ -29,7 +29,7 @@ from edgeformer.measurement.artifact import (
 )
 from edgeformer.runtimes import ArtifactFiles, cannot_run, on_gpu, opener_of
 from edgeformer.system.child import end_with_parent, exit_text
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import get_task
 
 TOKENS = 16
@@ -54,7 +54,7 @@ class Resident(Frozen):
         return self.anonymous_bytes + self.mapped_bytes
 
 
-class ResidentJob(Job):
+class ResidentJob(WorkerJob):
     """Artifacts that one runtime opens on the processor, each in a process of its own."""
 
     name = "memory"

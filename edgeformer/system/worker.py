@@ -35,7 +35,7 @@ _EXIT_S = 10.0
 _STDERR_TAIL_BYTES = 4096
 
 
-class Job(Frozen):
+class WorkerJob(Frozen):
     """What a worker does: it calls ``work(document: bytes, send: Send)`` of the module that defines the subclass.
 
     ``document`` is the job's JSON. ``work`` raises EdgeformerError if the job cannot be done.
@@ -62,7 +62,7 @@ def worker_command() -> list[str]:
     return [sys.executable, "-c", "from edgeformer.system.worker import run_worker; run_worker()"]
 
 
-def worker_environment(job: Job) -> dict[str, str]:
+def worker_environment(job: WorkerJob) -> dict[str, str]:
     """Return a worker's environment: OpenMP threads pinned unless the user has set them, one GPU visible."""
     pinned = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(job.threads)}
     # On a Jetson the UUID is empty or has another form; CUDA would then see no card.
@@ -74,7 +74,7 @@ def worker_environment(job: Job) -> dict[str, str]:
 class Worker:
     """A worker process that has been sent its job. :meth:`close` kills it."""
 
-    def __init__(self, job: Job, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, job: WorkerJob, silence_s: float = SILENCE_S) -> None:
         self._job, self._silence_s = job, silence_s
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
         command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
@@ -138,7 +138,7 @@ class Worker:
         self._stderr.close()
 
 
-def run_job(job: Job, take: Callable[[Any], None], silence_s: float = SILENCE_S) -> End:
+def run_job(job: WorkerJob, take: Callable[[Any], None], silence_s: float = SILENCE_S) -> End:
     """Run a job in a worker until its End; ``take`` is called with every other message as it arrives.
 
     An exception of ``take`` ends the worker at once.

@@ -10,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.system import nvidia, worker
-from edgeformer.system.worker import End, Job, run_job, worker_environment
+from edgeformer.system.worker import End, WorkerJob, run_job, worker_environment
 from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
 
 
@@ -18,7 +18,7 @@ class Answer(Frozen):
     number: int
 
 
-class Question(Job):
+class Question(WorkerJob):
     name = "asking"
     messages = (Answer,)
     number: int

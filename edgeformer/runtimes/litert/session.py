@@ -28,7 +28,7 @@ from edgeformer.runtimes.runtime import OptionalPackage
 from edgeformer.runtimes.session import Array, Graph, InputType, check_inputs
 from edgeformer.system.host import default_threads
 from edgeformer.system.output import capture_native_stderr, discard_native_stderr
-from edgeformer.system.worker import Job, Send, run_job
+from edgeformer.system.worker import Send, WorkerJob, run_job
 
 EXTRA = PROVIDER = "litert"
 LITERT = OptionalPackage(
@@ -232,7 +232,7 @@ class Coverage(Frozen):
     rows: tuple[tuple[str, str, int], ...]
 
 
-class CoverageJob(Job):
+class CoverageJob(WorkerJob):
     """Reads a file with LiteRT's Interpreter. CompiledModel does not report what the Interpreter does, which loads all
     weights again."""
 
