@@ -381,7 +381,7 @@ class Runtime(ABC):
         """
         if artifact.format in self.facts or not self.facts:
             return artifact.format
-        return requested if requested in self.facts else next(iter(self.facts))
+        return requested if requested is not None and requested in self.facts else next(iter(self.facts))
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
         """Return the facts about a provider, or None if it is not one of this runtime's."""
