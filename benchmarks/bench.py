@@ -83,20 +83,20 @@ _ABSENT = {
 class Models:
     """What the scripts are pointed at: paths from the command line, and models, made when a script wants them."""
 
-    given: Mapping[str, str]
+    paths: Mapping[str, str]
     folder: Path
     deadline: float
     _problems: dict[str, str] = field(default_factory=dict)  # model that was made → why that failed, or nothing
 
     def path(self, name: str) -> str:
         """Where it lies. Raises LookupError with the reason why it is not there."""
-        if name in self.given:
-            return self.given[name]
+        if name in self.paths:
+            return self.paths[name]
         if name in _ABSENT:
             raise LookupError(_ABSENT[name])
         if name not in self._problems:
             local = [
-                word for key in ("data", "tokenizer") if key in self.given for word in (f"--{key}", self.given[key])
+                word for key in ("data", "tokenizer") if key in self.paths for word in (f"--{key}", self.paths[key])
             ]
             self._problems[name] = self._edgeformer(
                 "train", _TRAINED[name], "--max-steps", "100", "--name", name, *local
@@ -193,9 +193,9 @@ def main(
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     session["cases"] |= cases_before(folder, session) if only else {}
-    given = {name: path for name, path in (("data", data), ("tokenizer", tokenizer), ("model", model)) if path}
+    paths = {name: path for name, path in (("data", data), ("tokenizer", tokenizer), ("model", model)) if path}
     with tempfile.TemporaryDirectory(prefix="edgeformer-bench-") as work:
-        models = Models(given, Path(work), time.monotonic() + 60 * minutes)
+        models = Models(paths, Path(work), time.monotonic() + 60 * minutes)
         for case in CASES:
             if case.name not in names:
                 continue

@@ -31,7 +31,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.frame import run_script
 from benchmarks.judging import MET, Bar, Limit, Watch, judged, report_bars, unless
-from benchmarks.ways import Way, environment
+from benchmarks.ways import Way, environment, serve
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_json
 from edgeformer.bundle import Bundle
@@ -46,6 +46,8 @@ from edgeformer.system.host import cpu_name, default_threads
 
 _ROWS, _WIDTH = 2048, 1024
 _OPERATIONS = 2 * _ROWS * _WIDTH * _WIDTH
+_LARGE = 1 << 13
+"""Rows and columns of a matrix that no cache holds: 256 MiB."""
 _PROBES = 12
 """Calls of a product: of three, all may be slow in INT8, and a rate a third too low puts runtimes below their floor."""
 _BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
@@ -87,6 +89,33 @@ def product(file: Path, operator: str, types: tuple[int, int], weights: npt.NDAr
     return file
 
 
+def serve_torch(threads: int) -> None:
+    """Child process: what torch reaches at this moment, with pinned threads.
+
+    A request is answered by operations per second of one large product in ``fp32`` and ``bf16``, and by ``bandwidth``:
+    bytes per second of a copy, or of reading a matrix once for a product with a vector, whichever is more.
+    """
+
+    def make() -> Callable[[object], dict[str, float]]:
+        import torch
+
+        torch.set_num_threads(threads)
+        floats = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
+        half = floats[0].bfloat16(), floats[1].bfloat16()
+        source, target, vector = torch.ones(_LARGE, _LARGE), torch.empty(_LARGE, _LARGE), torch.ones(_LARGE)
+
+        def answer(_: object) -> dict[str, float]:
+            moved = 2 * source.nbytes / seconds_of(partial(target.copy_, source))
+            read = source.nbytes / seconds_of(partial(torch.mv, source, vector))
+            products = {"fp32": floats, "bf16": half}
+            rates = {name: _OPERATIONS / seconds_of(partial(torch.mm, *pair)) for name, pair in products.items()}
+            return {**rates, "bandwidth": max(moved, read)}
+
+        return answer
+
+    serve("torch", make)
+
+
 class Machine:
     """What the processor does at best at this moment, with so many threads for every probe."""
 
@@ -114,7 +143,7 @@ class Machine:
                 options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
                 compiled = openvino.Core().compile_model(graphs["fp32"], "CPU", options)
                 self._products.append((name, partial(compiled.create_infer_request().infer, {"x": feeds["fp32"]})))
-        command = [sys.executable, "-m", "benchmarks._torch_rates", str(threads), str(_ROWS), str(_WIDTH)]
+        command = [sys.executable, "-c", f"from benchmarks.floors import serve_torch; serve_torch({threads})"]
         self._torch = Way("torch", command, environment(threads, torch_alone=True), stack)
         if self._torch.reason:
             raise SystemExit(f"the rates of torch: {self._torch.reason}")

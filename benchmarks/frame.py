@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,21 @@ def run_script(*commands: Callable[..., int | None]) -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     description = sys.modules["__main__"].__doc__ if len(commands) == 1 else None
     for command in commands:
-        app.command(help=description)(command)
+        app.command(help=description)(_with_exit_code(command))
     try:
-        code = app(standalone_mode=False)
-    except Exception as error:
-        if not hasattr(error, "exit_code") or not hasattr(error, "show"):  # no error of the command line
+        app()
+    except SystemExit as end:
+        if end.code:
             raise
-        error.show()
-        code = error.exit_code
-    if code:
-        raise SystemExit(code)
+
+
+def _with_exit_code(command: Callable[..., int | None]) -> Callable[..., None]:
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        if code := command(*arguments, **options):
+            raise typer.Exit(code)
+
+    return run
 
 
 def stamp() -> dict[str, Any]:
@@ -50,6 +56,6 @@ def read_record(file: Path, **empty: Any) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else empty
 
 
-def markdown(header: list[str], rows: Iterable[list[Any]]) -> str:
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return one table, its cells as they are."""
-    return tabulate([*rows], header, tablefmt="github", disable_numparse=True)
+    return tabulate([*rows], [*header], tablefmt="github", disable_numparse=True)

@@ -33,6 +33,7 @@ from edgeformer.benchmark import gate
 from edgeformer.benchmark.gate import GateOptions
 from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
+from edgeformer.benchmark.limits import limit_of
 from edgeformer.benchmark.paired_run import WARMUP_RULES, Pair, PairJob
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import conditions
@@ -215,7 +216,8 @@ def main(
     options, sources = GateOptions(), sorted(Path(gate.__file__).parent.glob("*.py"))
     settings = {  # what must be equal for runs to be one measurement, down to the gate's own source
         "run": subject.manifest.run, "artifact": artifact, "sha256": subject.artifact(artifact).sha256, "seq": seq,
-        "threads": threads, "max_slowdown": options.max_slowdown, "error": options.error, "longest_s": longest,
+        "threads": threads, "max_slowdown": limit_of(options.limits, "latency"), "error": options.error,
+        "longest_s": longest,
         "processor": cpu_name(), "versions": library_versions(),
         "gate": hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest(),
     }  # fmt: skip

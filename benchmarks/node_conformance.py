@@ -341,8 +341,8 @@ def run_all(cases: Sequence[Case], jobs: int) -> list[list[Outcome]]:
 
     with ThreadPoolExecutor(jobs) as threads:
         parts = threads.map(run_each, [range(first, len(cases), jobs) for first in range(jobs)])
-        found = {number: outcomes for part in parts for number, outcomes in part.items()}
-    return [found[number] for number in range(len(cases))]
+        by_number = {number: outcomes for part in parts for number, outcomes in part.items()}
+    return [by_number[number] for number in range(len(cases))]
 
 
 REASONS = (

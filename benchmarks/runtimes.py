@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,7 @@ def child(folder: Path, name: str, provider: str, threads: int) -> None:
 def table(file: Path, which: str, threads: int = 1) -> None:
     """Print a table: memory, latency (with so many threads) or scores."""
     document = read_record(file)
+    tables: dict[str, Callable[[dict[str, Any]], Table]]
     tables = {"memory": memory_rows, "scores": score_rows, "latency": partial(latency_rows, threads=threads)}
     print(markdown(*tables[which](document)))
 

@@ -14,6 +14,7 @@ from edgeformer.data.source_folder import MINILM, default_source, find_folder
 from edgeformer.models import load_recipe
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
+from tests.cli.in_process import Edgeformer, in_process
 from tests.fakes.nvml import Driver, build
 from tests.mounts import on_disk
 
@@ -28,6 +29,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 """Runs that ``python -m tests.golden.write`` wrote. Read them only."""
+
+
+@pytest.fixture
+def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
+    """Run the command line in this process."""
+    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

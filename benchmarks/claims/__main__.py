@@ -20,15 +20,11 @@ from benchmarks.claims.history import read_history, write_history
 from benchmarks.claims.page import VERDICTS, page, tally
 from benchmarks.claims.schema import Claims, read_claims
 from benchmarks.claims.verdicts import judge_all
+from benchmarks.frame import RESULTS, ROOT
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
 
-ROOT = Path(__file__).resolve().parents[2]
-CLAIMS, PAGE, RESULTS = (
-    ROOT / "docs" / "claims.yaml",
-    ROOT / "docs" / "results" / "claims.md",
-    ROOT / "benchmarks" / "results",
-)
+CLAIMS, PAGE = ROOT / "docs" / "claims.yaml", ROOT / "docs" / "results" / "claims.md"
 HEADER = """\
 # Every quantitative claim of the five texts. People write what is claimed, how our figure is found and the rule;
 # `python -m benchmarks.claims` writes each `result` and brings the file into this form (comments do not survive it).

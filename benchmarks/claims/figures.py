@@ -13,19 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.schema import (
-    Claims,
-    Code,
-    Counted,
-    Each,
-    Formula,
-    Json,
-    Number,
-    Quoted,
-    Setting,
-    Source,
-    Study,
-)
+from benchmarks.claims.schema import Claims, Code, Counted, Each, Formula, Json, Number, Quoted, Setting, Source, Study
 from benchmarks.claims.tables import NotThere, cell, seeds
 from benchmarks.results_page.provenance import Affected, Change, origin_of, read_json, superseded, superseded_study
 from edgeformer.artifacts.errors import InputError
@@ -35,17 +23,12 @@ MIB = 2**20
 
 @dataclass
 class Found:
-    """A figure, and where it comes from.
-
-    Attributes:
-        seeds: the figure by each seed, of which ``value`` is the mean or is computed; empty: there is one seed.
-        remarks: what has superseded the file it was read from, see changes.json.
-    """
+    """A figure, and where it comes from."""
 
     value: Number
     origin: list[str] = field(default_factory=list)
-    seeds: tuple[float, ...] = ()
-    remarks: list[str] = field(default_factory=list)
+    seeds: tuple[float, ...] = ()  # by seed, of which ``value`` is the mean or is computed; empty: there is one
+    remarks: list[str] = field(default_factory=list)  # what has superseded the file it was read from
 
 
 @cache
@@ -89,13 +72,9 @@ def from_code(name: str) -> Number:
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow, ast.USub: operator.neg,
+}  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"exp": math.exp, "log": math.log, "min": min, "max": max}
 
 
@@ -146,12 +125,7 @@ def run_keys(study: str, results: Path) -> list[str]:
 
 @dataclass
 class Finder:
-    """Finds figures.
-
-    Args:
-        claims: for named sources and for what is published.
-        results: the folder of committed results.
-    """
+    """Finds figures in the folder of committed results; ``claims`` has named sources, and what is published."""
 
     claims: Claims
     results: Path

@@ -115,9 +115,9 @@ def advanced(before: Mapping[str, Origin], content: Content, place: int) -> dict
         earlier, parts_now = before.get(name), parts(content, name)
         origin: dict[str, Any] = {}
         for key, value in parts_now.items():
-            known = getattr(earlier, key, None)
-            same = known is not None and known.digest == value
-            origin[key] = known if same else value and Part(digest=value, place=place)
+            previous = getattr(earlier, key, None)
+            same = previous is not None and previous.digest == value
+            origin[key] = previous if same else value and Part(digest=value, place=place)
         first = earlier.first if earlier is not None and earlier.first is not None else origin["figure"] and place
         origins[name] = Origin(**origin, first=first)
     return origins

@@ -83,12 +83,12 @@ def ages(counted: Mapping[str, Claim], origins: Mapping[str, Origin], history: H
     """Return the section that counts rules by their age, compared with the figures that they judge."""
     decided = {name: origins[name] for name, claim in counted.items() if is_decided(claim)}
     number: Counter[str | None] = Counter(origin.age for origin in decided.values())
-    known = Counter(
+    known_before = Counter(
         origin.age for origin in decided.values() if origin.first is not None and origin.first < origin.rule.place
     )
-    named = {age: number[age] for age in ("older", "same", "younger")}
-    named |= {f"known_{age}": known[age] for age in ("older", "same")}
-    return AGES.format(all=len(decided), **named, **history.changes.model_dump())
+    numbers = {age: number[age] for age in ("older", "same", "younger")}
+    numbers |= {f"known_{age}": known_before[age] for age in ("older", "same")}
+    return AGES.format(all=len(decided), **numbers, **history.changes.model_dump())
 
 
 def is_decided(claim: Claim) -> bool:

@@ -29,20 +29,10 @@ _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def rows_of(
-    base: DeviceProfile,
-    threads: int,
-    rates: HostRates,
-    timed: Sequence[TimedArtifact],
-    models: Mapping[str, Model],
+    base: DeviceProfile, threads: int, rates: HostRates, timed: Sequence[TimedArtifact], models: Mapping[str, Model],
     report: Callable[[str], None],
-) -> list[Row]:
-    """Return every case of one number of threads, estimated without its model, and without all models of its kind.
-
-    Args:
-        base: the shipped profile of a host.
-        rates: measured with as many threads.
-        models: by name.
-    """
+) -> list[Row]:  # fmt: skip
+    """Return every case of one number of threads, estimated without its model, and without all models of its kind."""
     calls = [call for entry in timed for call in entry.calls]
     works = [(w, us) for call in calls for w, us in zip(call.works, call.durations_us, strict=True)]
     device = host_facts(base, threads, rates, works, None)
@@ -64,9 +54,8 @@ def rows_of(
         artifacts = [entry for entry in timed if entry.model == name]
         own_rows = _rows(models[name], threads, fitted_on([run for run in runs if run != name]), artifacts)
         if other_kinds[name]:
-            for row, other in zip(
-                own_rows, _rows(models[name], threads, by_kind[other_kinds[name]], artifacts), strict=True
-            ):
+            others = _rows(models[name], threads, by_kind[other_kinds[name]], artifacts)
+            for row, other in zip(own_rows, others, strict=True):
                 row["without_kind"] = other
         rows += own_rows
     return rows
@@ -155,11 +144,8 @@ def _factor(log2: float) -> float | None:
 
 def order_of(rows: Sequence[Row], within: float = math.inf) -> float | None:
     """Return Kendall's τ of estimated and measured times over all pairs of artifacts at one shape, phase and number of
-    threads: concordant minus discordant pairs over all pairs. None: there is no pair.
-
-    Args:
-        rows: with estimates.
-        within: only pairs whose measured times differ by at most this factor, where the order is hard to tell.
+    threads: concordant minus discordant pairs over all pairs; None: there is no pair. ``within``: only pairs whose
+    measured times differ by at most this factor, where the order is hard to tell.
     """
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:

@@ -17,21 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.frame import RESULTS, ROOT
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import (
-    BROUGHT,
-    DONE,
-    FAILED,
-    NO_CARD,
-    RESULTS,
-    ROOT,
-    UNFINISHED,
-    Options,
-    Row,
-    folder_of,
-    known,
-    perform,
-)
+from benchmarks.gpu.session import BROUGHT, DONE, FAILED, NO_CARD, UNFINISHED, Options, Row, folder_of, known, perform
 from edgeformer.system import nvidia
 
 OPEN = [row for row in ROWS if row.measure is not None]

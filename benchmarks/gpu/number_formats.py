@@ -130,13 +130,9 @@ def floor(session: Session) -> Figures:
 
     size, bytes_ = (64, 1 << 16) if session.tiny else (8192, 1 << 30)
     figures: Figures = {}
-    for name, format_, tf32 in (
-        ("fp32", torch.float32, False),
-        ("tf32", torch.float32, True),
-        ("fp16", torch.float16, False),
-        ("bf16", torch.bfloat16, False),
-    ):
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    formats = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    for name, format_ in formats.items():
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         remaining, right = (torch.randn(size, size, device=session.device).to(format_) for _ in "ab")
         figures[f"{name}_operations_per_s"] = 2 * size**3 / _seconds(session, lambda: remaining @ right)  # noqa: B023
     torch.set_float32_matmul_precision("highest")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu import early_exit, estimates, levers, number_formats, six_gigabytes
+from benchmarks.gpu import early_exit, levers, number_formats, six_gigabytes
 from benchmarks.gpu.session import Column, Row
 
-_MODULES = (six_gigabytes, levers, early_exit, estimates, number_formats)
+_MODULES = (six_gigabytes, levers, early_exit, number_formats)
 _STUDY = (Column("rows that are missing", "missing"), Column("minutes of training", "minutes", "{:,.1f}"))
 _CLOSED = (
     Row(
@@ -19,6 +19,15 @@ _CLOSED = (
         "honest figures per token and per word; the probe finds no leak", None,
         (Column("epochs", "epochs"), Column("perplexity per token", "perplexity", "{:.2f}"),
          Column("per word", "word_perplexity", "{:.1f}"), Column("leaks", "leaks")),
+    ),
+    Row(
+        6, "estimates", "how far are the estimates for this card from what it takes?",
+        "the ratio of measured to estimated times, and how often the range holds the measurement", None,
+        tuple(
+            Column(f"{label}: {what}", f"shapes.{place}.{key}", "{:.3f}")
+            for place, label in ((0, "first shape"), (-1, "last shape"))
+            for key, what in (("low_ms", "low, ms"), ("high_ms", "high, ms"), ("measured_over_estimated", "off by"))
+        ),
     ),
     Row(
         8, "energy", "what does a text cost in energy, stacked against shared layers?",

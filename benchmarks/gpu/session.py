@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import ROOT
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.files import write_json
 from edgeformer.runtimes import library_versions
 from edgeformer.system import nvidia
 from edgeformer.system.host import code_version, describe_host, now
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, BROUGHT = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "gpu" / "brought"
+BROUGHT = ROOT / "benchmarks" / "gpu" / "brought"
 DONE, FAILED, NO_CARD, UNFINISHED = 0, 1, 2, 3
 """Exit codes: every case is measured; one failed; nothing can be measured here; the time is up, and it can go on."""
 CLOSED = "9a33755b"

@@ -85,8 +85,8 @@ def fit(features: Floats, settings: Sequence[Setting], ms: Floats) -> dict[str, 
         return sparse.csr_array(sparse.vstack([together @ shares, sparse.diags_array(1 / prior)]))
 
     start = np.zeros(len(index))
-    found = least_squares(residuals, start, jac=jacobian, loss="soft_l1", tr_solver="lsmr", method="trf", max_nfev=60)
-    return dict(zip(index, found.x.tolist(), strict=True))
+    result = least_squares(residuals, start, jac=jacobian, loss="soft_l1", tr_solver="lsmr", method="trf", max_nfev=60)
+    return dict(zip(index, result.x.tolist(), strict=True))
 
 
 def estimated_ms(features: Floats, settings: Sequence[Setting], effects: dict[str, float]) -> Floats:
@@ -148,13 +148,13 @@ class Groups:
 
     def factors(self) -> Floats:
         """Return the factor of every row's range, from rows with another key."""
-        known: dict[tuple[str, str], float] = {}
+        factor_by_key: dict[tuple[str, str], float] = {}
         result = []
         for setting, key in zip(self._settings, self._keys, strict=True):
             name = group_names(setting, is_known=self._is_known)[0]
-            if (name, key) not in known:
-                known[name, key] = self.factor(name, key)
-            result.append(known[name, key])
+            if (name, key) not in factor_by_key:
+                factor_by_key[name, key] = self.factor(name, key)
+            result.append(factor_by_key[name, key])
         return np.array(result)
 
     def rows(self, name: str) -> NDArray[np.int64]:

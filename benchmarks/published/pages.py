@@ -91,18 +91,18 @@ def facts(device: str) -> Iterator[list[str]]:
 
 def breakable(text: str) -> str:
     """Return a source whose long words (commits, addresses) can be broken at the end of a line."""
-    return re.sub(r"[^\s-]{16}(?=[^\s-])", lambda found: f"{found[0]}<wbr>", text)
+    return re.sub(r"[^\s-]{16}(?=[^\s-])", lambda match: f"{match[0]}<wbr>", text)
 
 
 def page(device: str, cases: Sequence[Case]) -> str:
     """Return the page of a device."""
-    known, sources = figures(cases), len({case.source for case in cases})
+    errors, sources = figures(cases), len({case.source for case in cases})
     by_runtime = grouped(cases, lambda case: (case.runtime, case.precision, case.phase))
     worst = sorted(cases, key=lambda case: -abs(case.error))[:_WORST]
     parts = [
         f"# {load_profile(device).title}",
-        f"**{known['rows']:,} published times from {sources} sources: median error {known['median_error']:.0%}, "
-        f"{known['within']:.0%} within the range.**",
+        f"**{errors['rows']:,} published times from {sources} sources: median error {errors['median_error']:.0%}, "
+        f"{errors['within']:.0%} within the range.**",
         f"Counted on {result()['created']}, by `python -m benchmarks.published`. Each time is estimated by a fit to "
         "the other sources. [All devices](../devices.md) has the method.",
         f"![Published against estimated times, each with its range](../pictures/devices/{device}.png)",

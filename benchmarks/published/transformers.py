@@ -41,8 +41,8 @@ def parse_architecture(text: str) -> Architecture | None:
         return None
 
     def number(pattern: str) -> int | None:
-        found = re.search(pattern, text)
-        return int(found[1].replace(",", "")) if found else None
+        match = re.search(pattern, text)
+        return int(match[1].replace(",", "")) if match else None
 
     layers, hidden = number(r"(\d+) (?:(?:post|pre)-LN |causal |encoder )*layers"), number(r"(?:hidden |d=)(\d+)")
     heads, ffn = number(r"(\d+) heads"), number(r"FFN (\d+)")

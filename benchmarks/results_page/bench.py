@@ -39,8 +39,8 @@ def summary() -> str:
 
 def met(machine: Machine, script: str = "") -> str:
     """Return ``MET of JUDGED`` targets of a script, or of all."""
-    names = [script] if script else [*machine.found]
-    verdicts = [bar["verdict"] for name in names for bar in machine.found.get(name, {}).get("bars", [])]
+    names = [script] if script else [*machine.results]
+    verdicts = [bar["verdict"] for name in names for bar in machine.results.get(name, {}).get("bars", [])]
     judged = [verdict for verdict in verdicts if verdict in ("met", "not met")]
     return f"{judged.count('met')} of {len(judged)}" if judged else "not measured"
 
@@ -56,7 +56,7 @@ class Machine:
 
     folder: Path
     session: dict[str, Any]
-    found: dict[str, dict[str, Any]]
+    results: dict[str, dict[str, Any]]
 
     @classmethod
     def read(cls, folder: Path) -> Machine:
@@ -85,7 +85,7 @@ class Machine:
         """Return (comparison, target) → the judged bar."""
         bars = [
             bar | ({"superseded": True} if self.superseded(name) else {})
-            for name, script in self.found.items()
+            for name, script in self.results.items()
             for bar in script.get("bars", [])
         ]
         return {(bar["what"], f"{bar['sense']} {bar['wanted']:g}"): bar for bar in bars}
@@ -110,7 +110,7 @@ def _verdict(bar: dict[str, Any] | None) -> str:
 def section(machine: Machine) -> list[str]:
     """Return the parts of a machine's page: a table per script, and the scripts that did not run."""
     session = machine.session
-    cases = {name: session["cases"][name] for name in machine.found}
+    cases = {name: session["cases"][name] for name in machine.results}
     days = sorted(
         {case.get("measured", session["measured"])[:10] for case in cases.values()} or {session["measured"][:10]}
     )
@@ -126,8 +126,8 @@ def section(machine: Machine) -> list[str]:
         f"divides medians. Code: {measured}. Raw data: `benchmarks/results/bench/{machine.folder.name}/`.",
     ]
     for name, title in _TITLES.items():
-        if name in machine.found:
-            text = _BUILT[name](machine.found[name]) if name in _BUILT else machine.closed(name)
+        if name in machine.results:
+            text = _BUILT[name](machine.results[name]) if name in _BUILT else machine.closed(name)
             parts += [f"## {title}", text, *marks(machine.superseded(name))]
     skipped = {name: case for name, case in session["cases"].items() if name not in cases}
     reasons = [f"- `{name}`: {case['reason']}" for name, case in skipped.items()]

@@ -116,7 +116,7 @@ def memory() -> dict[str, str]:
 def speeds() -> dict[str, str]:
     """Targets that each machine meets, and the ratios to Hugging Face's Trainer."""
     results = machines()
-    ratios = [machine.found["hugging_face_trainer"]["ratios"] for machine in results]
+    ratios = [machine.results["hugging_face_trainer"]["ratios"] for machine in results]
     return {
         "targets_met": "; ".join(f"{met(machine)} on {machine.session['host']}" for machine in results),
         "trainer_padded": " and ".join(f"{ratio['padded']['median']:.1f}×" for ratio in ratios),
@@ -128,13 +128,13 @@ def claims() -> dict[str, str]:
     """Verdicts on the papers' claims."""
     content = read_claims(FOLDER.parents[2] / "docs" / "claims.yaml")
     origins = read_history().origins(content)
-    made = {name: claim for name, claim in content.claims.items() if claim.is_counted}
-    verdicts = [claim.result.verdict for claim in made.values() if claim.result is not None]
+    counted_claims = {name: claim for name, claim in content.claims.items() if claim.is_counted}
+    verdicts = [claim.result.verdict for claim in counted_claims.values() if claim.result is not None]
     counted = sum(
         claim.study == "counts" and claim.result is not None and claim.result.verdict == "reproduced"
-        for claim in made.values()
+        for claim in counted_claims.values()
     )
-    decided = [name for name, claim in made.items() if is_decided(claim)]
+    decided = [name for name, claim in counted_claims.items() if is_decided(claim)]
     return {
         "claims_made": f"{len(verdicts)}",
         "claims_reproduced": f"{verdicts.count('reproduced')}",
@@ -159,16 +159,11 @@ def bundles() -> dict[str, str]:
     sizes = [artifact["size_bytes"] for artifact in (artifacts["onnx-fp16"], artifacts["onnx-int8"], trimmed)]
     shares = [percent(size / whole["size_bytes"]) for size in sizes]
     return {
-        "fp16_share": shares[0],
-        "int8_share": shares[1],
-        "trim_share": shares[2],
-        "trim_loss": f"{loss:.2f}",
-        "validation_rows": f"{whole['validation']['n']:,}",
-        "kept_tokens": f"{vocabulary['kept']:,}",
-        "all_tokens": f"{vocabulary['original']:,}",
-        "kept_coverage": f"{100 * vocabulary['coverage']:.2f}%",
+        **dict(zip(("fp16_share", "int8_share", "trim_share"), shares, strict=True)), "trim_loss": f"{loss:.2f}",
+        "validation_rows": f"{whole['validation']['n']:,}", "kept_tokens": f"{vocabulary['kept']:,}",
+        "all_tokens": f"{vocabulary['original']:,}", "kept_coverage": f"{100 * vocabulary['coverage']:.2f}%",
         "scored_tokens": f"{result('2026-11-21-bundle-crt-mini')['artifacts'][0]['validation']['n']:,}",
         "deep_scored_tokens": f"{result('2026-11-21-bundle-crt-deep')['artifacts'][0]['validation']['n']:,}",
         "step_artifact_mb": f"{deep['onnx-fp16-step']:.1f} MB",
         "full_model_mb": f"{deep['onnx-fp16']:.1f} MB",
-    }
+    }  # fmt: skip

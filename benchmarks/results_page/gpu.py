@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frame import markdown
+from benchmarks.frame import RESULTS, markdown
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import CLOSED, RESULTS, Column, Row
+from benchmarks.gpu.session import CLOSED, Column, Row
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 

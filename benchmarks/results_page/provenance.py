@@ -26,22 +26,14 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class Affected(Frozen):
-    """Results that a change of the code makes out of date.
+    """Results that a change of the code makes out of date."""
 
-    Attributes:
-        file: below benchmarks/results.
-        keys: of that file, under which figures are affected; empty: all are.
-        study: in place of a file, names of studies whose ``columns`` are affected.
-        figures: which figures, in words.
-        again: the command that measures them again.
-    """
-
-    file: str = ""
-    keys: list[str] = Field(default_factory=list)
-    study: list[str] = Field(default_factory=list)
-    columns: list[str] = Field(default_factory=list)
-    figures: str
-    again: str
+    file: str = ""  # below benchmarks/results
+    keys: list[str] = Field([], description="of that file, under which figures are affected; empty: all are")
+    study: list[str] = Field([], description="in place of a file, names of studies whose ``columns`` are affected")
+    columns: list[str] = Field([])
+    figures: str = Field(description="which figures, in words")
+    again: str = Field(description="the command that measures them again")
 
 
 class Change(Frozen):

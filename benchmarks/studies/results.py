@@ -287,10 +287,11 @@ class Results:
             runs = {entry["run"] for entry in document["entries"]} if path.stem.startswith("times-") else {path.stem}
             if path.stem not in known and runs <= keys:
                 lines.append(json.dumps({"name": path.stem, **document}, ensure_ascii=False) + "\n")
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-        with (folder / "runs" / f"{table.study}.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(lines)
         write_json(folder / f"{table.study}.json", table)
+        (folder / "runs").mkdir(exist_ok=True)
+        if lines:
+            with (folder / "runs" / f"{table.study}.jsonl").open("a", encoding="utf-8") as file:
+                file.writelines(lines)
         kept_documents.cache_clear()
 
 

@@ -8,7 +8,7 @@ the candidates, but are never held against the device's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Rounded
 from edgeformer.artifacts.report import Candidate, Check, Choice, Figure, Report, Row
-from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of
+from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, figures_of, limit_of
 from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.report import sentences
@@ -93,7 +93,7 @@ def choose(
         records: artifact that export did not compare → what its target measured.
     """
     metric, shape = get_task(manifest.task).metric, requirements.compared_shape
-    bound, statuses = requirements.limit_of("score"), {row.latency_ms.status for row in device_rows}
+    bound, statuses = limit_of(requirements.limits, "score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"
@@ -118,7 +118,10 @@ def choose(
         absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
         for row in usable or [absent]:
             judged = [other for other in on_device if (other.provider, other.threads) == (row.provider, row.threads)]
-            judged = judged or on_device if basis == "host" else judged if usable else [absent]
+            if basis == "host":
+                judged = judged or on_device
+            elif not usable:
+                judged = []
             checks = artifact_checks(judged or [absent], requirements, is_whole_text)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
@@ -172,7 +175,9 @@ def combine_choices(
     """
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
-    bound = next((limit.limit for limit in limits if limit.quantity == "score"), None)
+    bound = limit_of(limits, "score")
+    limits = sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity))
+    # 1. Hold the candidates of all models against the limits.
     candidates: list[Candidate] = []
     usable: list[int] = []
     for model, choice in choices.items():
@@ -180,11 +185,13 @@ def combine_choices(
             objections, unknown = [candidate.reason] if candidate.reason else [], [*candidate.unknown]
             objections += [refused[model]] if model in refused else []
             usable += [] if objections else [len(candidates)]
-            figures = {name: _cost(candidate, name) for name in ("size", "latency")}
-            if figures["latency"].basis == "measured":  # by its median
-                figures["latency"] = Figure(candidate.latency_ms)
-            figures["score"] = Figure(candidate.score)
-            for limit in sorted(limits, key=lambda limit: ("score", "latency", "size").index(limit.quantity)):
+            figures = {"score": Figure(candidate.score), "size": Figure(candidate.size_bytes)}
+            latency_ms = candidate.latency_ms
+            figures["latency"] = Figure(latency_ms)  # by its median
+            if candidate.latency_status == "estimated":
+                ends = candidate.low_ms or latency_ms, candidate.high_ms or latency_ms
+                figures["latency"] = Figure(latency_ms, "estimated", *ends)
+            for limit in limits:
                 figure = figures[limit.quantity]
                 is_score = limit.quantity == "score"
                 status = compare(figure, limit.limit, at_least=is_score and metric.higher_is_better)
@@ -204,6 +211,7 @@ def combine_choices(
                 "unknown": tuple(unknown),
             }
             candidates.append(candidate.model_copy(update=changes))
+    # 2. Pick among them; without a limit of the score among those of the best model.
     bases = {choice.basis for choice in choices.values()}
     combined = first.model_copy(
         update={
@@ -228,7 +236,7 @@ def combine_choices(
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
         best_models = {models[position] for position in positions if rank(position) == rank(best)}
         positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
-        decision = replace(_pick(combined, positions), best_score=score, score_loss=error)
+        decision = _pick(combined, positions)._replace(best_score=score, score_loss=error)
         return _explained(combined, decision, metric)
     picked = _explained(combined, _pick(combined, positions), metric)
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
@@ -242,10 +250,9 @@ def _score_of(
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
-    unscored = f"it has no score, because an engine runs only on its target: {REMEASURE}"
+    unscored = sentences.no_score("engine", REMEASURE)
     if record is not None:
-        detail = f" ({record.unscored})" if record.unscored else ""
-        unscored = f"{record.device} compared its outputs but did not score it on the validation split{detail}"
+        unscored = sentences.no_score("target", record.device, record.unscored)
     if artifact.status != "built":  # it failed on its target
         return artifact.reason or "it was not built"
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
@@ -271,14 +278,14 @@ def _score_of(
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
-                return f"it has no {metric.name}"
+                return sentences.no_score("metric", metric.name)
             scored_as = entry.id if entry is not artifact else None
             return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
     if rounds_to is not None:
-        return f"it has no score in {rounds_to}; export on a machine that computes in {rounds_to}"
+        return sentences.no_score("rounded", rounds_to)
     if not artifact.is_graph:
         return unscored
-    return "it has no score on the validation split" if has_split else "it has no score"
+    return sentences.no_score("split" if has_split else "any")
 
 
 def _candidate(
@@ -294,12 +301,13 @@ def _candidate(
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
+    interval: tuple[float, float] | None = None
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
         value, count, scored = score
-        facts, interval = {"score": value, **scored}, None
+        facts = {"score": value, **scored}
         if count and metric.is_share:
             low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
             is_inside = _holds(low, high, bound)
@@ -308,14 +316,14 @@ def _candidate(
         if bound is not None and compare(Figure(value), bound, at_least=metric.higher_is_better) == "fail":
             objections.append(sentences.score_objection(value, bound, metric, interval))
     if latency.value is None:
-        objections.append(f"its latency is unknown: {latency.reason or sentences.NO_REASON}")
+        objections.append(sentences.unknown_objection("latency", latency.reason))
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
             shape = (check.batch, check.seq) if has_shapes and check.batch and check.seq else None
             objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
-        objections.append(f"its {minimize} is unknown: {cost.reason}")
+        objections.append(sentences.unknown_objection(minimize, cost.reason))
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -392,8 +400,7 @@ def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
     tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
     pick = min(tied, key=order)
     rest = [position for position in positions if position not in (pick, cheapest)]
-    return replace(
-        decision,
+    return decision._replace(
         pick=pick,
         cheapest=cheapest,
         tie=tie_of(pick) if pick != cheapest else None,

@@ -19,7 +19,7 @@ from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, re
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.benchmark.gate_result import Gate, GateCheck, GateStatus
 from edgeformer.benchmark.gate_scores import ArtifactPair, common_rows, score_check
-from edgeformer.benchmark.limits import compare
+from edgeformer.benchmark.limits import Limit, compare, limit_of
 from edgeformer.benchmark.paired_run import (
     ERROR,
     MOST_ROUNDS,
@@ -47,14 +47,16 @@ _DRIFT_FACTOR, _DRIFT_SHARE = 2.0, 0.1
 _STATUSES: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
 
 
+GATE_LIMITS = (Limit("latency", 0.05), Limit("memory", 0.10), Limit("size", 0.05), Limit("score", 0.01))
+"""Of the typical call, the peak and the file as shares of the baseline's; of the score in the metric's own unit where
+it is a share, else as a share."""
+
+
 @dataclass(frozen=True)
 class GateOptions:
-    """What a candidate may be worse by than its baseline. A limit of None: the check is not made."""
+    """What a candidate may be worse by than its baseline; memory, size and score without a limit are not checked."""
 
-    max_slowdown: float = 0.05  # of the typical call, as a share of the baseline's
-    max_memory_growth: float | None = 0.10  # of the peak, as a share
-    max_size_growth: float | None = 0.05  # of the file, as a share
-    max_score_loss: float | None = 0.01  # in the metric's own unit where it is a share, else as a share
+    limits: tuple[Limit, ...] = GATE_LIMITS
     eval_data: Path | None = None  # labelled file that both are scored on; None: the baseline's own held-out rows
     longest_s: float = 180.0  # of measuring one artifact at one shape
     error: float = ERROR  # the chance that any interval of the run misses
@@ -127,13 +129,9 @@ def gate_bundles(
             notes.append(f"measured with {request.threads[0]} threads only, the first number of --threads")
         if all(both.baseline.sha256 == both.candidate.sha256 for both in pairs):
             notes.append("baseline and candidate are the same files")
-        for name, flag, limit in (
-            ("memory", "--max-memory-growth", gate_options.max_memory_growth),
-            ("size", "--max-size-growth", gate_options.max_size_growth),
-            ("score", "--max-score-loss", gate_options.max_score_loss),
-        ):
-            if limit is None:
-                notes.append(f"not checked: {name} ({flag} off)")
+        limited = {limit.quantity for limit in gate_options.limits}
+        flags = {"memory": "--max-memory-growth", "size": "--max-size-growth", "score": "--max-score-loss"}
+        notes += [f"not checked: {name} ({flag} off)" for name, flag in flags.items() if name not in limited]
         if not isinstance(task, RowSource):
             notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
     if not checks:
@@ -213,11 +211,12 @@ def _compare_pairs(
         update = {"provider": provider if request.runtime is not None else None, **shape}
         checks.append(check.model_copy(update=update))
 
-    if options.max_score_loss is not None and isinstance(new.task, RowSource):
+    max_loss = limit_of(options.limits, "score")
+    if max_loss is not None and isinstance(new.task, RowSource):
         rows = common_rows(old, new, options.eval_data)
         for both in pairs:
             for provider in request.providers(both.candidate):
-                add(score_check(sides, both, provider, rows, options.max_score_loss, progress), provider)
+                add(score_check(sides, both, provider, rows, max_loss, progress), provider)
     runs = []
     for both, files in zip(pairs, checked, strict=True):
         name, providers = both.candidate.id, request.providers(both.candidate)
@@ -262,7 +261,8 @@ def timed_checks(
 
     ``error`` is the chance that an interval of this pair misses. The checks name no shape.
     """
-    rules = PairRules(longest_s=options.longest_s, max_slowdown=options.max_slowdown, error=error)
+    max_slowdown = limit_of(options.limits, "latency") or 0.0
+    rules = PairRules(longest_s=options.longest_s, max_slowdown=max_slowdown, error=error)
     try:
         result = compare_pair(pair, rules, advance)
     except SideError as problem:
@@ -292,9 +292,8 @@ def timed_checks(
         low=slowdown.ends.get("low"),
         high=slowdown.ends.get("high"),
     )
-    if options.max_memory_growth is None:
-        return [latency]
-    return [latency, memory_check(both, options.max_memory_growth, result)]
+    max_growth = limit_of(options.limits, "memory")
+    return [latency] if max_growth is None else [latency, memory_check(both, max_growth, result)]
 
 
 def memory_check(both: ArtifactPair, limit: float, result: Pairing) -> GateCheck:
@@ -319,9 +318,8 @@ def memory_check(both: ArtifactPair, limit: float, result: Pairing) -> GateCheck
 
 def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]:
     """Compare size and drift of one artifact, as the two manifests record them."""
-    if options.max_size_growth is not None:
-        sizes = both.baseline.size_bytes, both.candidate.size_bytes
-        yield _growth_check("size", both, options.max_size_growth, *sizes)
+    if (max_growth := limit_of(options.limits, "size")) is not None:
+        yield _growth_check("size", both, max_growth, both.baseline.size_bytes, both.candidate.size_bytes)
     # Drift: how far the artifact is from torch in FP32, by loop if it has loops, else by its answers.
     errors: list[float | None] = []
     for artifact in (both.baseline, both.candidate):

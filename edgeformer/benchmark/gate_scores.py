@@ -21,7 +21,7 @@ from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.report import sentences
 from edgeformer.report.sentences import MORE_ROWS
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
-from edgeformer.tasks.metric import Array, Metric
+from edgeformer.tasks.metric import Array
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Float64s, RowSource, Task
@@ -144,6 +144,7 @@ def score_check(
     def undecided(reason: str) -> GateCheck:
         return check.model_copy(update={"reason": reason})
 
+    # 1. Rows, artifacts and texts that both can be scored on.
     scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
@@ -159,6 +160,7 @@ def score_check(
         texts = rows.texts, _candidate_texts(baseline, candidate, rows)
     except InputError as error:
         return undecided(str(error))
+    # 2. Answer them with both.
     lengths: list[Array] = []
     figures: list[Float64s] = []
     for side, bundle, artifact, side_texts in zip(_SIDES, sides, scored, texts, strict=True):
@@ -170,6 +172,7 @@ def score_check(
             return check.model_copy(update={"status": status, "reason": f"the {side} cannot be scored: {error}"})
         lengths.append(side_lengths)
         figures.append(side_figures)
+    # 3. Compare row by row.
     source = rows.source
     if isinstance(task, TokenTask) and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
@@ -251,9 +254,10 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     """
     metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
-    changed = None
+    changed: tuple[int, int] | None = None
     if baseline.shape[1] == 1:
-        worse, better = changed = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
+        changed = worse, better
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
@@ -261,8 +265,8 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         low, high = bootstrap_interval(
             lambda rows: task.metric_of(candidate[rows]) - task.metric_of(baseline[rows]), count
         )
-    loss = _loss(metric, old, new - old)
-    least, largest = sorted(_loss(metric, old, change) for change in (low, high))
+    loss = metric.loss(old, new - old)
+    least, largest = sorted(metric.loss(old, change) for change in (low, high))
     status: GateStatus = compare(Figure(loss), limit)
     doubt: sentences.ScoreDoubt | None = None
     if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
@@ -275,12 +279,6 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     reasons += [sentences.score_doubt(doubt, limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
-
-
-def _loss(metric: Metric, old: float, change: float) -> float:
-    """Return a change for the worse as a positive number: in the metric's unit if it is a share, else as a share."""
-    loss = -change if metric.higher_is_better else change
-    return loss if metric.highest is not None else loss / max(abs(old), 1e-12)
 
 
 def _compare_recorded(
@@ -307,6 +305,6 @@ def _compare_recorded(
         f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, because the "
         f"rows are missing: {why_no_rows}"
     )
-    status = compare(Figure(_loss(task.metric, old, new - old)), check.limit or 0.0)
+    status = compare(Figure(task.metric.loss(old, new - old)), check.limit or 0.0)
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
     return check.model_copy(update=update)

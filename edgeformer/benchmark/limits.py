@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
@@ -19,7 +20,8 @@ PER_CALL = ("latency", "energy")
 class Limit:
     """A limit of one quantity, in bytes, milliseconds, millijoules, or the unit of the task's metric.
 
-    ``shape`` is (batch, seq) of the call; None: a file or a score. ``origin``: the device profile or the command.
+    ``shape`` is (batch, seq) of the call; None: a file or a score. ``origin``: the device profile or the command. Of a
+    gate, a limit is the largest change for the worse, as a share.
     """
 
     quantity: Quantity
@@ -63,9 +65,10 @@ class Requirements:
         """Shape at which artifacts are compared: the largest that the command names, else the budget's."""
         return (self.command_shapes or (self.shape,))[-1]
 
-    def limit_of(self, quantity: Quantity) -> float | None:
-        """Return the limit of a quantity that has one limit at most, such as the score."""
-        return next((limit.limit for limit in self.limits if limit.quantity == quantity), None)
+
+def limit_of(limits: Iterable[Limit], quantity: Quantity) -> float | None:
+    """Return the first limit of a quantity; None: it has no limit."""
+    return next((limit.limit for limit in limits if limit.quantity == quantity), None)
 
 
 def compare(figure: Figure, limit: float, *, at_least: bool = False) -> CheckStatus:
@@ -112,7 +115,7 @@ def figures_of(row: Row) -> dict[str, Figure]:
             values.append(row.conditions.repeated_p50_ms)
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
-        ends = (min(values), max(values)) if len(values) > 1 else (None, None)
+        low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         reason = None if latency.stable else "the measurement is unstable"
-        figures["latency"] = Figure(latency.p50, "measured", *ends, reason=reason)
+        figures["latency"] = Figure(latency.p50, "measured", low, high, reason)
     return figures

@@ -116,6 +116,7 @@ def profile_bundle(
         InputError: an unknown artifact, a shape that the model cannot take, or ``no_host`` for this host.
         ProfileInterrupted: Ctrl-C; it has a report of what was measured before.
     """
+    # 1. What is measured, and on which device.
     bundle = location.open_bundle()
     request = resolve(options, device, bundle.manifest, location.artifact)
     items = {
@@ -130,6 +131,7 @@ def profile_bundle(
     if target.present and options.no_host:
         raise InputError(f"--no-host: {device.title} is this host, so nothing would be left; leave the option out")
     try:
+        # 2. Check all files; estimate an absent device, and judge it before anything is measured.
         checked = [check_artifact(bundle, artifact) for artifact in measured_artifacts]
         estimated: dict[str, list[Row]] = {}
         if not target.present:
@@ -141,6 +143,7 @@ def profile_bundle(
                 return report
             on_estimates(report)
             notes.clear()
+        # 3. Measure; what this host cannot measure of the device is estimated.
         rows: list[Row] = []
         device_rows: list[Row] = []
         for files in checked:
@@ -313,7 +316,7 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
         search=choice,
         left_out=left_out,
         question=request.question,
-        profile=device.model_copy(update={"calibration": None}),
+        profile=device,
         subject=Subject.of(manifest, request.artifacts),
     )
     return seal_report(report)
@@ -328,6 +331,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         ArtifactError: the report is missing, damaged or edited, or is of other files.
         InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
     """
+    # 1. Read the report, and check that it is of the bundle and of the device.
     report = read_report(path)
     subject = recorded = report.subject
     if bundle is not None:
@@ -361,6 +365,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     data = bundle.data if bundle is not None else None
     requirements = requirements_of(options, device, task, longest, data, is_other_host=True)
 
+    # 2. The rows of each artifact that stand for the device.
     whole_texts = [name for name, artifact in subject.artifacts.items() if artifact.role in ("full", "exit")]
     judged: list[Row] = []
     for name in dict.fromkeys(options.artifacts or names):
@@ -382,6 +387,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     for row in judged:
         sizes[row.artifact] = max(row.size_bytes, sizes.get(row.artifact, 0))
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
+    # 3. Judge them.
     verdict = check_budget(judged, requirements, whole_texts)
     notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
@@ -394,7 +400,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
         "verdict": verdict,
         "search": None,
         "notes": (*report.notes, *notes),
-        "profile": device.model_copy(update={"calibration": None}),
+        "profile": device,
         "judged_from": str(path),
     }
     return seal_report(report.model_copy(update=update))

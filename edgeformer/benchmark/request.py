@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.benchmark.choice import ChoiceOptions, check_options
-from edgeformer.benchmark.limits import Limit, Quantity, Requirements
+from edgeformer.benchmark.limits import Limit, Quantity, Requirements, limit_of
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
@@ -103,6 +104,7 @@ def resolve(
             no artifact, or a model that leaks future tokens.
         NotBuiltError: none of the requested artifacts was built.
     """
+    # 1. Options that make no sense for this model.
     if manifest.leaks and not options.allow_leak:
         raise InputError(
             f"{manifest.run!r} leaks future tokens: it sees the tokens that it predicts, so its scores are void; add "
@@ -119,6 +121,7 @@ def resolve(
         )
     if options.choose is not None:
         check_options(options.choose, manifest)
+    # 2. Limits and shapes.
     task = get_task(manifest.task)
     longest_call = task.max_call_tokens(manifest.max_positions, manifest.max_length)
     requirements = requirements_of(options, device, task, longest_call, manifest.data)
@@ -126,6 +129,7 @@ def resolve(
     named_shapes = {*product(batches or (batch,), options.seqs or (seq,)), *requirements.shapes}
     shapes = {task.fit_shape(manifest.data, *shape) for shape in named_shapes}
 
+    # 3. Artifacts and runtimes.
     by_id = {entry.id: entry for entry in manifest.artifacts}
     requested_ids = options.artifacts or ((artifact,) if artifact is not None else tuple(by_id))
     unknown = next((name for name in requested_ids if name not in by_id), None)
@@ -155,12 +159,13 @@ def resolve(
         ids = ", ".join(entry.id for entry in artifacts)
         raise InputError(f"--phase {options.phase}: needs {graph}, and {manifest.run!r} has {ids}")
 
+    # 4. Notes.
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
     if manifest.leaks:
         notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
     if device.budget(*task.budgets) == Budget():
         note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
-        memory_bytes = requirements.limit_of("memory")
+        memory_bytes = limit_of(requirements.limits, "memory")
         if memory_bytes is not None and options.max_memory_bytes is None:
             note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
         notes.append(note)
@@ -226,7 +231,7 @@ def requirements_of(
     limits: list[Limit] = []
     for quantity, of_budget, of_command in values:
         if of_command is not None:
-            shapes = [None] if quantity == "size" else command_shapes
+            shapes: Sequence[Shape | None] = [None] if quantity == "size" else command_shapes
             limits += [Limit(quantity, of_command, named, "command") for named in shapes]
         elif of_budget is not None:
             limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))

@@ -127,10 +127,11 @@ def _check(
     call = sentences.Call(shape)
     if row is not None:
         rounds_to = provider_facts(row.provider).rounds_to
+        is_of_budget = limit.origin == "profile" or requirements.command_shapes == (requirements.shape,)
         is_named = rounds_to is not None or len({other.provider for other in rows}) > 1
         call = sentences.Call(
             shape,
-            shape_note=requirements.shape_note if shape == requirements.shape else None,
+            shape_note=requirements.shape_note if is_of_budget else None,
             provider=row.provider if is_named else None,
             rounds_to=rounds_to,
             threads=row.threads if len({other.threads for other in rows}) > 1 else None,

@@ -50,16 +50,8 @@ def command(
     from edgeformer.run import locate
 
     location = locate(run, artifacts)
-    rows = EvaluateOptions(
-        artifact or location.artifact,
-        split,
-        data,
-        text=text,
-        label=label,
-        pair=pair,
-        runtime=runtime,
-        encoding=encoding,
-    )
+    step = artifact or location.artifact
+    rows = EvaluateOptions(step, split, data, text=text, label=label, pair=pair, runtime=runtime, encoding=encoding)
     drop, wrong = opt.parse_value("--max-drop", max_drop, parse_share), opt.parse_value("--risk", risk, parse_share)
     guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]

@@ -101,8 +101,8 @@ def command(
     from edgeformer.run import locate
 
     location, progress = locate(run, artifacts), show_progress()
-    wrapped = location.run is None and location.open_bundle().manifest.wrapped is not None
-    folder = location.require_bundle() if wrapped else location.require_run() / BUNDLE_FOLDER
+    is_graph_bundle = location.run is None and location.open_bundle().manifest.wrapped is not None
+    folder = location.require_bundle() if is_graph_bundle else location.require_run() / BUNDLE_FOLDER
     if run is None:
         progress.message(f"Exporting {folder.parent}, the newest finished run")
     try:
@@ -135,12 +135,12 @@ def command(
             allow_leak=allow_leak,
             profiles=own_profiles(artifacts),
         )
-        bundle = export(folder if wrapped else folder.parent, options, progress)
+        bundle = export(folder if is_graph_bundle else folder.parent, options, progress)
         from edgeformer.report.canvas import NO_PICTURE
         from edgeformer.report.plots import draw_bundle
         from edgeformer.report.tables import artifact_table
 
-        picture = draw_bundle(bundle, (location.reports if wrapped else folder.parent / "plots") / "bundle.png")
+        picture = draw_bundle(bundle, (location.reports if is_graph_bundle else folder.parent / "plots") / "bundle.png")
     if as_json:
         facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         opt.print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})

@@ -72,7 +72,8 @@ def command(
     from edgeformer.artifacts.files import write_text
     from edgeformer.artifacts.units import parse_share
     from edgeformer.artifacts.workspace import require_writable
-    from edgeformer.benchmark.gate import GateOptions, gate_bundles, named_baseline
+    from edgeformer.benchmark.gate import GATE_LIMITS, GateOptions, gate_bundles, named_baseline
+    from edgeformer.benchmark.limits import Limit
     from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.cli.progress import show_progress
     from edgeformer.measurement.target import resolve_device
@@ -81,12 +82,12 @@ def command(
 
     texts = {"max_slowdown": max_slowdown, "max_memory_growth": max_memory_growth}
     texts |= {"max_size_growth": max_size_growth, "max_score_loss": max_score_loss}
-    limits: dict[str, float | None] = {}
-    for name, text in texts.items():
-        if text == "off" and name != "max_slowdown":
-            limits[name] = None
+    values = {limit.quantity: limit.limit for limit in GATE_LIMITS}
+    for quantity, (name, text) in zip([*values], texts.items(), strict=True):
+        if text == "off" and quantity != "latency":
+            del values[quantity]
         elif text is not None:
-            limits[name] = opt.parse_value(f"--{name.replace('_', '-')}", text, parse_share)
+            values[quantity] = opt.parse_value(f"--{name.replace('_', '-')}", text, parse_share)
     if eval_data is not None and max_score_loss == "off":
         raise InputError("--eval-data: has no effect with --max-score-loss off; leave out one of them")
     for option, path in (("--junit", junit), ("--summary", summary)):
@@ -107,7 +108,7 @@ def command(
         runtime=runtime,
         allow_leak=allow_leak,
     )
-    gate_options = GateOptions(**limits, eval_data=eval_data)  # type: ignore[arg-type]
+    gate_options = GateOptions(tuple(Limit(*limit) for limit in values.items()), eval_data=eval_data)
     if on is None:
         name = device or candidate.manifest.target or "host"
         profile = resolve_device(name, own_profiles(artifacts), progress.message)

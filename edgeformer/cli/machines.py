@@ -48,8 +48,7 @@ def add(
 
     progress = show_progress()
     base = load_profile(device, own_profiles(artifacts), progress.message) if device is not None else None
-    locations = [locate(argument, artifacts) for argument in run] if run else [locate(None, artifacts)]
-    bundles = [location.open_bundle() for location in locations] if base is None else []
+    bundles = [locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
     options = ["--allow-noise"] if allow_noise else []
     profile, path = add_machine(name, host, bundles, base, options, artifacts, progress)
     if as_json:

@@ -50,13 +50,8 @@ def command(
 
     location = locate(bundle, artifacts)
     shapes = tuple(product(opt.integers(batch, "--batch") or (1,), opt.integers(seq, "--seq") or (16, 128)))
-    options = PageOptions(
-        libraries=libraries,
-        artifacts=tuple(artifact or ()),
-        providers=tuple(provider or ()),
-        shapes=shapes if batch or seq else (),
-        allow_leak=allow_leak,
-    )
+    shapes = shapes if batch or seq else ()
+    options = PageOptions(libraries, tuple(artifact or ()), tuple(provider or ()), shapes, allow_leak)
     site = publish(location.open_bundle(), output, options, location.artifact, show_progress())
     if as_json:
         facts = site.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})

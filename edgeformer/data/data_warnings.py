@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import DataFinding
-from edgeformer.data.rows import LabelledTexts, comparison_key, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, comparison_key, excerpt, join_pair, label_counts
 from edgeformer.data.sources import load_part, part_rows
 from edgeformer.data.splits import set_parts
 
@@ -91,13 +91,12 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
         contradictions = []
         for row, other in contradiction_pairs:
             text = " ".join(join_pair(examples[row].text).split())
-            shortened = repr(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
             both = []
             for n in (row, other):
                 names = config.label_names(int(labels[n]))
                 label = repr(f"{config.separator} ".join(names)) if names else "no label"
                 both.append(f"{_place(examples[n].where)} {label}")
-            contradictions.append(f"{', '.join(both)}: {shortened}")
+            contradictions.append(f"{', '.join(both)}: {excerpt(text, _TEXT_CHARACTERS)!r}")
         count = int(np.isin(first, contradicted).sum())
         message = (
             f"{len(contradicted):,} {'text has' if len(contradicted) == 1 else 'texts have'} different labels in "

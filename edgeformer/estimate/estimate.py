@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, EstimateRecord
+from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Energy, EstimateEvidence, Latency, Row
@@ -37,7 +37,7 @@ from edgeformer.estimate.published import (
     published_record,
 )
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, refused_calibration, work_ms
-from edgeformer.measurement.artifact import Item, Phase, check_artifact, row_of
+from edgeformer.measurement.artifact import Item, check_artifact, row_of
 from edgeformer.report.sentences import published_sentence
 from edgeformer.runtimes import (
     ALL_RUNTIMES,

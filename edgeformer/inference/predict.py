@@ -17,7 +17,6 @@ from edgeformer.artifacts.manifest import ArtifactManifest, ExitGuarantee
 from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
-from edgeformer.report.sentences import exit_guarantee, exit_time
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
@@ -159,6 +158,8 @@ class Predictor:
             return (f"{self.id}: the weights of the run, computed by {self.provider}",)
         if self.guarantee is None:
             return ()
+        from edgeformer.report.sentences import exit_guarantee, exit_time  # most predictions have no guarantee
+
         listed = ", ".join(f"{value:g} after loop {loop}" for loop, value in self.guarantee.thresholds.items())
         notes = [f"{self.id}: texts exit early at probability {listed}: {exit_guarantee(self.guarantee)}"]
         if not self.guarantee.time.pays:

@@ -252,7 +252,7 @@ def _target_record(
             outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
             scores["score"] = golden_score(bundle, artifact, outputs)
             if isinstance(task, RowSource):
-                # A wrapped model has one set of labelled rows, its test set.
+                # An imported graph has one set of labelled rows, its test set.
                 split = "validation" if bundle.manifest.wrapped is None else "test"
                 origin = Origin(bundle.trained_on)
                 validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, bars, split)

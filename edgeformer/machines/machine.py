@@ -88,9 +88,9 @@ class Machine:
             result = call("run", request, on_message=lambda m: lines.append(forward_event(m["event"], progress)))
         except ConnectionLost as error:
             raise ConnectionLost(f"{error}; the job goes on there: the same command fetches its results") from None
-        sent, seconds = format_bytes(self._sent_bytes), result["seconds"]
+        size, seconds = format_bytes(self._sent_bytes), result["seconds"]
         rest_s = max(0.0, time.monotonic() - started - seconds)
-        progress.message(f"sent {sent}; {seconds:.1f} s of commands there, {rest_s:.1f} s for the rest")
+        progress.message(f"sent {size}; {seconds:.1f} s of commands there, {rest_s:.1f} s for the rest")
         output = result["outputs"][-1] if result["outputs"] else ""
         return Outcome(output, result["code"], tuple(line for line in lines if line is not None))
 

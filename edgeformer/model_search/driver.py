@@ -20,7 +20,7 @@ from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_bytes, format_duration
 from edgeformer.artifacts.workspace import BUNDLE_FILE, BUNDLE_FOLDER, RUN_FILE, check_name, read_manifest
 from edgeformer.benchmark.choice import CONFIDENCE, combine_choices
-from edgeformer.benchmark.limits import Limit
+from edgeformer.benchmark.limits import Limit, limit_of
 from edgeformer.bundle import Bundle
 from edgeformer.model_search.ladder import LadderModel
 from edgeformer.run import read_run
@@ -121,7 +121,7 @@ class _ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
         self._prepare(data, source)
         on_change(self.result, self._folder)
-        can_stop = not self._options.tries_all and any(limit.quantity == "score" for limit in self._options.limits)
+        can_stop = not self._options.tries_all and limit_of(self._options.limits, "score") is not None
         for model in self._ladder.values():
             if model.name in self._reports:
                 continue

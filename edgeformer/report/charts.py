@@ -250,7 +250,7 @@ def _draw_limits(axis: Any, report: Report, check: str, ends: Sequence[float]) -
 
 
 def _draw_candidates(
-    axis: Any, search: Choice, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
+    axis: Any, choice: Choice, colours: Mapping[str, str], candidates: Sequence[RankedCandidate]
 ) -> None:
     """Draw score over latency: a bubble per candidate, as large as its file; the front and the pick are numbered.
 
@@ -258,7 +258,7 @@ def _draw_candidates(
     range of the latency and the interval of the score, which the axes show whole.
     """
     legend = ["ms per call (p50)"]
-    scale = 260 / (max(c.size_bytes for c in search.candidates) or 1)
+    scale = 260 / (max(c.size_bytes for c in choice.candidates) or 1)
     for rank, row in enumerate(candidates):
         c, area = row.candidate, 40 + scale * row.candidate.size_bytes
         colour = colours.get(c.artifact, GREY)
@@ -284,13 +284,13 @@ def _draw_candidates(
             legend.append(f"{row.number}  {shorten_name(c.artifact)}{threads}{about}{remark}")
     front = sorted((r.candidate.latency_ms or 0, r.candidate.score or 0) for r in candidates if r.candidate.on_front)
     axis.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=1, linestyle=":", zorder=0)
-    if search.bound is not None:
-        axis.axhline(search.bound, color=GREY, linewidth=1, linestyle="--")
+    if choice.bound is not None:
+        axis.axhline(choice.bound, color=GREY, linewidth=1, linestyle="--")
         bound: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axis.annotate(f"bound: {search.bound:g}", (0, search.bound), (3, 3), fontsize=8, color=GREY, **bound)
-    metric = metric_named(search.metric)
+        axis.annotate(f"bound: {choice.bound:g}", (0, choice.bound), (3, 3), fontsize=8, color=GREY, **bound)
+    metric = metric_named(choice.metric)
     direction = metric.evaluated_on if metric.higher_is_better else "lower is better, upwards"
-    axis.set(xlabel=literal("\n".join(legend)), ylabel=f"{search.metric} ({direction})")
+    axis.set(xlabel=literal("\n".join(legend)), ylabel=f"{choice.metric} ({direction})")
     axis.grid(color=FAINT, linewidth=0.8)
     axis.margins(0.2)
     if not metric.higher_is_better:

@@ -213,7 +213,7 @@ FACTS: TableColumns[dict[str, Any]] = TableColumns(
 
 
 class RankedCandidate(NamedTuple):
-    """A candidate of a search; ``number``: in tables and pictures; ``is_pick``: whether the search picks it."""
+    """A candidate of a choice; ``number``: in tables and pictures; ``is_pick``: whether it is the pick."""
 
     number: int
     is_pick: bool
@@ -226,26 +226,26 @@ def candidate_style(row: RankedCandidate) -> str:
     return " ".join(name for name, applies in classes.items() if applies)
 
 
-def ranked_candidates(search: Choice) -> list[RankedCandidate]:
+def ranked_candidates(choice: Choice) -> list[RankedCandidate]:
     """Number the candidates: feasible first, then by latency."""
     order = sorted(
-        enumerate(search.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
+        enumerate(choice.candidates), key=lambda c: (not c[1].feasible, c[1].latency_ms is None, c[1].latency_ms or 0.0)
     )
-    return [RankedCandidate(number, index == search.pick, c) for number, (index, c) in enumerate(order, start=1)]
+    return [RankedCandidate(number, index == choice.pick, c) for number, (index, c) in enumerate(order, start=1)]
 
 
 def metric_named(name: str) -> Metric:
-    """Return the metric of a search. Raises ArtifactError if no registered task has it."""
+    """Return the metric of a choice. Raises ArtifactError if no registered task has it."""
     for task in all_tasks():
         if task.metric.name == name:
             return task.metric
     raise ArtifactError(f"metric {name!r} belongs to no installed task")
 
 
-def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandidate]:
-    """Return the columns of a search's candidates; runtime, threads and energy only if a candidate has them."""
-    metric, providers = metric_named(search.metric), {c.provider for c in search.candidates}
-    has_intervals = any(candidate.score_low is not None for candidate in search.candidates)
+def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandidate]:
+    """Return the columns of a choice's candidates; runtime, threads and energy only if a candidate has them."""
+    metric, providers = metric_named(choice.metric), {c.provider for c in choice.candidates}
+    has_intervals = any(candidate.score_low is not None for candidate in choice.candidates)
 
     def score(row: RankedCandidate) -> str:
         candidate, text = row.candidate, metric.text(row.candidate.score)
@@ -286,7 +286,7 @@ def candidate_columns(search: Choice, *omitted: str) -> TableColumns[RankedCandi
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
     ])  # fmt: skip
-    return columns.omit(*omitted).drop_empty(ranked_candidates(search), "runtime", "threads", "energy")
+    return columns.omit(*omitted).drop_empty(ranked_candidates(choice), "runtime", "threads", "energy")
 
 
 ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
@@ -402,7 +402,7 @@ _FACT_TEXTS: dict[str, Callable[[Any], str]] = {
 def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
     """Yield every fact of the device profile, with its unit, and what checks it."""
     for name, value in device:
-        facts = value if isinstance(value, Peaks) else [(name, value)]
+        facts = [*value] if isinstance(value, Peaks) else [(name, value)]
         for key, fact in facts:
             title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
             if isinstance(fact, Fact):

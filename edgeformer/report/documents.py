@@ -56,7 +56,7 @@ _BASES = {
 def write_report(report: Report, location: Location) -> list[Path]:
     """Write ``reports/<device>.{json,md,csv,html,svg}`` of a run or bundle and return the paths in that order.
 
-    A report for another question than the device's own budget (a search, other limits, one artifact) is named
+    A report for another question than the device's own budget (a choice, other limits, one artifact) is named
     ``<device>-<question>`` and overwrites only its own earlier version.
     """
     folder, stem, context = location.reports, report.stem, ReportContext(report)
@@ -175,7 +175,7 @@ def _render(template: str, options: dict[str, Any], **content: Any) -> str:
 
 
 def print_report(report: Report, files: Sequence[Path], console: Console, *, has_verdict: bool = False) -> None:
-    """Print the tables, the verdict, the notes, the report's files, and the candidates of a search.
+    """Print the tables, the verdict, the notes, the report's files, and the candidates of a choice.
 
     ``has_verdict``: :func:`print_verdict` has printed estimates and verdict already.
     """
@@ -201,15 +201,15 @@ def print_report(report: Report, files: Sequence[Path], console: Console, *, has
         if path.suffix == ".svg":
             console.print(f"        {badge_markdown(report, f'reports/{path.name}')}", soft_wrap=True, markup=False)
 
-    search = report.search
-    if search is not None:
-        sign = "≥" if metric_named(search.metric).higher_is_better else "≤"
-        bound = f" with {search.metric} {sign} {search.bound:g}" if search.bound is not None else ""
-        title = f"Choice: least {search.minimize}{bound}; {_BASES[search.basis]}"
-        console.print(candidate_columns(search, "feasible").terminal(title, context.candidates))
-        pick = "[green]pick[/green]" if search.pick is not None else "[red]no pick[/red]"
-        console.print(f"{pick} {escape(search.reason)}", soft_wrap=True)
-        for line in search.not_in_bundle:
+    choice = report.search
+    if choice is not None:
+        sign = "≥" if metric_named(choice.metric).higher_is_better else "≤"
+        bound = f" with {choice.metric} {sign} {choice.bound:g}" if choice.bound is not None else ""
+        title = f"Choice: least {choice.minimize}{bound}; {_BASES[choice.basis]}"
+        console.print(candidate_columns(choice, "feasible").terminal(title, context.candidates))
+        pick = "[green]pick[/green]" if choice.pick is not None else "[red]no pick[/red]"
+        console.print(f"{pick} {escape(choice.reason)}", soft_wrap=True)
+        for line in choice.not_in_bundle:
             console.print(f"[dim]not in the bundle[/dim] {escape(line)}", soft_wrap=True, highlight=False)
 
 

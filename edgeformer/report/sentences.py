@@ -1,19 +1,21 @@
 """Every sentence of a verdict, a choice and a guarantee, from the data of the decision.
 
-This module imports only :mod:`edgeformer.artifacts`, so that every layer can write its notes with it.
+This module imports only :mod:`edgeformer.artifacts`, so that every layer can write its notes with it, and little of
+that, so that a command starts fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
-from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability, release
-from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
+from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads, markdown
+
+if TYPE_CHECKING:
+    from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability
+    from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
 
 NO_REASON = "no reason is recorded"
 Shape = tuple[int, int]
@@ -40,8 +42,7 @@ def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 # Checks and verdicts
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The call whose figure is compared with a limit.
 
     Attributes:
@@ -209,6 +210,8 @@ def published_sentence(check: PublishedCheck) -> str:
 
 def checks_sentence(report: Report) -> str | None:
     """Return how the report's estimates compare with its measurements; None if it has none."""
+    from statistics import median  # takes longer to import than the rest of this module
+
     checks = [check for check in report.estimate_checks if check.stable] or report.estimate_checks
     if not checks:
         return None
@@ -272,8 +275,27 @@ def limit_objection(name: str, value: float | None, limit: float, unit: str, sha
     return f"{name} {shown(value, unit)}{place} is over {shown(limit, unit)}"
 
 
-@dataclass(frozen=True)
-class Tie:
+def unknown_objection(name: str, reason: str | None) -> str:
+    """Return that a figure is not known."""
+    return f"its {name} is unknown: {reason or NO_REASON}"
+
+
+def no_score(
+    kind: Literal["engine", "target", "metric", "rounded", "split", "any"], name: str = "", detail: str | None = None
+) -> str:
+    """Return why a candidate has no score; ``name``: of the remedy, the device, the metric or the precision."""
+    return {
+        "engine": f"it has no score, because an engine runs only on its target: {name}",
+        "target": f"{name} compared its outputs but did not score it on the validation split"
+        + (f" ({detail})" if detail else ""),
+        "metric": f"it has no {name}",
+        "rounded": f"it has no score in {name}; export on a machine that computes in {name}",
+        "split": "it has no score on the validation split",
+        "any": "it has no score",
+    }[kind]
+
+
+class Tie(NamedTuple):
     """Why two costs are no different: overlapping ranges of estimates, or values that differ by less than noise."""
 
     kind: Literal["ranges", "times", "values"]
@@ -289,8 +311,7 @@ class Tie:
         return f"a tie: {kind} that differ by less than {self.tolerance * 100:g}%{instant} are no different"
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Which candidate is picked, and why.
 
     Attributes:
@@ -319,10 +340,8 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
     candidates, minimize, bound, positions = choice.candidates, choice.minimize, choice.bound, decision.eligible
     demands = "break no limit"
     if decision.best_score is not None:
-        demands = (
-            f"are of the model with the best {metric.name} ({metric.text(decision.best_score)}) and lose at most one "
-            f"standard error ({decision.score_loss:.4f})"
-        )
+        loss = f"lose at most one standard error ({decision.score_loss:.4f})" if decision.score_loss else "keep it"
+        demands = f"come from the model with the best {metric.name} ({metric.text(decision.best_score)}) and {loss}"
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
     if decision.pick is None or decision.cheapest is None:

@@ -16,7 +16,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -24,7 +24,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.sampling import Sampling
 from edgeformer.serve.queue import WritingQueue
-from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
+from edgeformer.serve.service import RefusedError, RequestMessage, ServeLimits, Service, read_message
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of new tokens of a completion that names none, as in OpenAI's interface; a chat has no such limit."""
@@ -37,17 +37,13 @@ _NEUTRAL = {
 """Keys of OpenAI's interface that are not supported → values (JSON) that change nothing."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestMessage):
     """What a stream contains besides text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = Field(None, description="end with a chunk that has the token counts")
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Request(RequestMessage):
     model: str | None = Field(None, description="the id in /v1/models")
     max_tokens: int | None = Field(None, ge=1, description="new tokens at most")
     temperature: float | None = Field(None, ge=0, le=2, description="0: always the likeliest token. Default: 1")
@@ -90,19 +86,15 @@ class CompletionRequest(_Request):
     prompt: str | list[str] = Field(description="one text")
 
 
-class TextPart(BaseModel):
+class TextPart(RequestMessage):
     """A part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(RequestMessage):
     """A message of a chat."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str | list[TextPart]
@@ -209,7 +201,10 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(str(form)),
+        }
         self._tokens = {name: token for name, token in tokens.items() if name.endswith("_token") and token}
         try:
             self._template = environment.from_string(source)
@@ -234,13 +229,12 @@ def _refuse(message: object) -> None:
 
 
 class CompletionService(Service):
-    """Answers requests in OpenAI's form with one language model.
+    """Answers requests in OpenAI's form with one language model, which is opened here.
 
-    Args:
-        writer: the model, which is opened here.
-        template: of chats; None: the model's.
+    ``template``: of chats; None: the model's.
     """
 
+    queue: WritingQueue
     page = "write"
     posts: ClassVar = {
         "/v1/completions": (CompletionRequest, Completion, "Continue a text"),
@@ -249,7 +243,7 @@ class CompletionService(Service):
     refusal = ErrorMessage
     refusals: ClassVar = {"400": "the request is invalid or exceeds a limit", "404": "another model is asked for"}
 
-    def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics, template: str | None = None) -> None:
+    def __init__(self, writer: Writer, queue: WritingQueue, limits: ServeLimits, template: str | None = None) -> None:
         config = writer.tokenizer_config
         source = template if template is not None else config.get("chat_template")
         self._template: ChatTemplate | None = None
@@ -265,23 +259,12 @@ class CompletionService(Service):
         self._special = [token.content for token in added if token.special]
         for _ in writer.write(writer.encode("a"), 1, Sampling(0)):
             pass  # the first call allocates memory, which no client should wait for
-        self.name, self.id = writer.name, writer.artifact
+        self.name, self.id, self.queue = writer.name, writer.artifact, queue
         model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "edgeformer"}
         listed = {"object": "list", "data": [model]}
         self.documents = {"/v1/models": listed, f"/v1/models/{self.name}": model}
         self.facts = {"chat": self._template is not None, **facts}
         self._writer, self._limits = writer, limits
-        self._queue = WritingQueue(writer, limits, metrics)
-
-    @property
-    def healthy(self) -> bool:
-        return self._queue.healthy
-
-    def close(self) -> None:
-        self._queue.close()
-
-    def expire(self) -> None:
-        self._queue.expire()
 
     def example(self, address: str) -> str:
         header, body = "'Content-Type: application/json'", '{"prompt": "TEXT", "stream": true}'
@@ -296,9 +279,8 @@ class CompletionService(Service):
 
     async def answer(self, request: Request, body: bytes) -> Response:
         is_chat = request.url.path == "/v1/chat/completions"
-        content: CompletionRequest | ChatRequest = read_message(
-            ChatRequest if is_chat else CompletionRequest, body, 400, most_problems=1
-        )
+        kind: type[CompletionRequest | ChatRequest] = ChatRequest if is_chat else CompletionRequest
+        content = read_message(kind, body, 400, most_problems=1)
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
@@ -314,7 +296,7 @@ class CompletionService(Service):
             message = str(error).replace("--max-tokens", "max_tokens")
             param = "max_tokens" if message.startswith("max_tokens") else param
             raise RefusedError(400, message, param=param, code="context_length_exceeded") from None
-        pieces = self._queue.write(ids, max_tokens, sampling, stop)
+        pieces = self.queue.write(ids, max_tokens, sampling, stop)
         frame = _Frame(self.name, len(ids), is_chat=is_chat)
         if not content.stream:
             return JSONResponse(frame.whole(await _unless_disconnected(request, _collect(pieces))))

@@ -19,7 +19,7 @@ from edgeformer.inference.generate import TextPiece, Writer
 from edgeformer.inference.predict import Predictor, check_answerable, open_predictor
 from edgeformer.inference.sampling import Sampling
 from edgeformer.run import Location
-from edgeformer.serve.service import Metrics, RefusedError, ServeLimits
+from edgeformer.serve.service import Metrics, RefusedError, RequestQueue, ServeLimits
 from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.task import Answer
 
@@ -39,7 +39,7 @@ class _QueuedTexts(NamedTuple):
     answers: Future[list[Answer]]
 
 
-class BatchingQueue:
+class BatchingQueue(RequestQueue):
     """Answers requests in the order of their arrival, in one thread that calls the model.
 
     While a call runs, new requests queue up, and the next call takes them together. A single text is therefore answered
@@ -75,7 +75,6 @@ class BatchingQueue:
 
     @property
     def healthy(self) -> bool:
-        """Whether it accepts requests, and its thread runs."""
         return not self._closing and self._thread.is_alive()
 
     def close(self) -> None:
@@ -147,7 +146,7 @@ def batch_by_length(lengths: Int64s, max_rows: int) -> list[Int64s]:
     return batches
 
 
-class WritingQueue:
+class WritingQueue(RequestQueue):
     """Writes texts in the order of their requests, one at a time, in a thread that alone uses the model."""
 
     def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics) -> None:
@@ -158,7 +157,6 @@ class WritingQueue:
 
     @property
     def healthy(self) -> bool:
-        """Whether it accepts requests."""
         return not self._closing.is_set()
 
     async def write(

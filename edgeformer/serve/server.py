@@ -38,17 +38,15 @@ from edgeformer.inference.predict import Predictor
 from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
 from edgeformer.run import Location
 from edgeformer.serve.openai import CompletionService
-from edgeformer.serve.queue import BatchingQueue, open_served_predictor
-from edgeformer.serve.service import Metrics, RefusedError, ServeLimits, Service, read_message
+from edgeformer.serve.queue import BatchingQueue, WritingQueue, open_served_predictor
+from edgeformer.serve.service import Metrics, RefusedError, RequestMessage, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
 from edgeformer.tasks.task import Unanswered
 from edgeformer.tasks.tokens import TokenTask
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(RequestMessage):
     """One text, or many; of a classifier of pairs the second texts, too."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str | None = Field(None, description="one text; alternative to texts")
     texts: list[str] | None = Field(None, min_length=1, description="many texts")
@@ -101,10 +99,8 @@ class PredictResponse(BaseModel):
     predictions: list[PredictionMessage]
 
 
-class RankRequest(BaseModel):
+class RankRequest(RequestMessage):
     """A query and the documents that are ranked for it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str
     documents: list[str] = Field(min_length=1)
@@ -168,6 +164,7 @@ def openapi(service: Service, limits: ServeLimits) -> dict[str, object]:
 class PredictService(Service):
     """Answers texts with a model that is not a language model, in batches."""
 
+    queue: BatchingQueue
     page = "predict"
     posts: ClassVar = {
         "/predict": (PredictRequest, PredictResponse, "Answer one text or many, in the order of the texts"),
@@ -177,12 +174,8 @@ class PredictService(Service):
     refusals: ClassVar = {"422": "the request is invalid or exceeds a limit"}
 
     def __init__(self, model: Predictor, queue: BatchingQueue, limits: ServeLimits, metrics: Metrics) -> None:
-        self._model, self._queue, self._limits, self._metrics = model, queue, limits, metrics
-        self.name, self.id = model.name, model.id
-
-    @property
-    def healthy(self) -> bool:
-        return self._queue.healthy
+        self._model, self._limits, self._metrics = model, limits, metrics
+        self.name, self.id, self.queue = model.name, model.id, queue
 
     def example(self, address: str) -> str:
         return f"curl {address}/predict -H 'Content-Type: application/json' -d '{{\"text\": \"TEXT\"}}'"
@@ -228,7 +221,7 @@ class PredictService(Service):
         except InputError as error:
             raise RefusedError(422, str(error)) from None
         try:
-            answers = await asyncio.wait_for(asyncio.wrap_future(self._queue.submit(texts)), limits.timeout_s)
+            answers = await asyncio.wait_for(asyncio.wrap_future(self.queue.submit(texts)), limits.timeout_s)
         except asyncio.TimeoutError:
             raise RefusedError(504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts") from None
         self._metrics.texts.inc(len(answers))
@@ -312,8 +305,8 @@ def application(
                 metrics.request_s.observe(time.perf_counter() - started)
 
     async def health(_: Request) -> Response:
-        facts = {"status": "ok" if service.healthy else "stopping", "run": service.name, "artifact": service.id}
-        return JSONResponse({**facts, **service.facts}, 200 if service.healthy else 503)
+        facts = {"status": "ok" if service.queue.healthy else "stopping", "run": service.name, "artifact": service.id}
+        return JSONResponse({**facts, **service.facts}, 200 if service.queue.healthy else 503)
 
     async def show_metrics(_: Request) -> Response:
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
@@ -379,9 +372,9 @@ def open_service(location: Location, options: ServeOptions, metrics: Metrics) ->
         chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
         with (
             closing(Writer(location, chosen)) as writer,
-            closing(CompletionService(writer, limits, metrics, options.chat_template)) as completions,
+            closing(WritingQueue(writer, limits, metrics)) as writing,
         ):
-            yield completions
+            yield CompletionService(writer, writing, limits, options.chat_template)
         return
     for flag, value in (("--chat-template", options.chat_template), ("--cosine", options.cosine)):
         if value is not None:
@@ -400,7 +393,7 @@ class _Server(uvicorn.Server):
     timeout_s: float
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self.timeout_s, self.service.expire)
+        asyncio.get_running_loop().call_later(self.timeout_s, self.service.queue.expire)
         await super().shutdown(sockets)
 
 

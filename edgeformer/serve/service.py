@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -74,6 +74,12 @@ class Metrics:
         resident.set_function(lambda: psutil.Process().memory_info().rss)
 
 
+class RequestMessage(BaseModel):
+    """A part of a request: unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class RefusedError(InputError):
     """A request that gets an error response of this status.
 
@@ -106,11 +112,28 @@ def read_message(kind: type[M], body: bytes, status: int, most_problems: int) ->
         raise RefusedError(status, "; ".join(problems), param=keys[0]) from None
 
 
+class RequestQueue(ABC):
+    """Requests that wait for the model, and the thread that alone uses it."""
+
+    @property
+    @abstractmethod
+    def healthy(self) -> bool:
+        """Whether it accepts requests."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Accept no more requests, and end the thread."""
+
+    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
+        """End the requests that still run: the server stops, and their time is over."""
+
+
 class Service(ABC):
     """A model behind a server.
 
     Attributes:
         name, id: of the run and of the artifact.
+        queue: in front of the model.
         page: name of the files of its page.
         posts: path → messages of request and response, and what it does.
         documents: path → a JSON document to read.
@@ -120,17 +143,13 @@ class Service(ABC):
 
     name: str
     id: str
+    queue: RequestQueue
     page: ClassVar[str]
     posts: ClassVar[Mapping[str, tuple[type[BaseModel], type[BaseModel], str]]]
     documents: Mapping[str, object] = MappingProxyType({})
     refusal: ClassVar[type[BaseModel]]
     refusals: ClassVar[Mapping[str, str]]
     facts: Mapping[str, object] = MappingProxyType({})
-
-    @property
-    @abstractmethod
-    def healthy(self) -> bool:
-        """Whether it accepts requests."""
 
     @abstractmethod
     def example(self, address: str) -> str:
@@ -139,12 +158,6 @@ class Service(ABC):
     @abstractmethod
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         """Return the body of an error response."""
-
-    def close(self) -> None:  # noqa: B027 - not every model has something to close
-        """End the threads that use the model."""
-
-    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
-        """End the requests that still run: the server stops, and their time is over."""
 
     @abstractmethod
     async def answer(self, request: Request, body: bytes) -> Response:

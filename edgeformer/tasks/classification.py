@@ -108,10 +108,10 @@ class Classification(TextTask):
     noun = "classifier"
     recipe_type = ClassificationRecipe
     score_type = ClassificationScore
-    metric = Metric("accuracy", True, 4, 0.0, 1.0, is_share=True)
+    metric = Metric("accuracy", "accuracy", 4, is_share=True)
     columns = (
         ScoreColumn("n", "rows", None),
-        ScoreColumn("accuracy", "accuracy", 4),
+        metric,
         ScoreColumn("precision", "precision", 4),
         ScoreColumn("recall", "recall", 4),
         ScoreColumn("f1", "F1", 4),

@@ -236,10 +236,10 @@ class Embedding(TextTask):
     noun = "text embedding model"
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
-    metric = Metric("similarity", True, 4, 0.0, 1.0)
+    metric = Metric("similarity", "similarity", 4)
     columns = (
         ScoreColumn("n", "pairs", None),
-        ScoreColumn("similarity", "similarity", 4),
+        metric,
         ScoreColumn("loss", "loss", 4),
     )
     budget = None

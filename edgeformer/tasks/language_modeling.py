@@ -190,11 +190,11 @@ class LanguageModeling(TokenTask):
     noun = "language model"
     recipe_type = LanguageRecipe
     score_type = LanguageScore
-    metric = Metric("perplexity", False, 2, 1.0, None)
+    metric = Metric("perplexity", "perplexity", 2, higher_is_better=False, lowest=1.0, highest=None)
     columns = (
         ScoreColumn("n", "tokens", None),
         ScoreColumn("loss", "loss", 4),
-        ScoreColumn("perplexity", "perplexity", 2),
+        metric,
         ScoreColumn("word_perplexity", "per word", 2),
     )
     exit_schedule = EarlyExit()

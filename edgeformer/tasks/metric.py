@@ -22,41 +22,6 @@ _BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 l
 
 
 @dataclass(frozen=True)
-class Metric:
-    """The metric by which models of a task are compared.
-
-    Attributes:
-        name: key in JSON, such as ``accuracy``.
-        places: decimals in a table.
-        lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
-        evaluated_on: data on which it is computed.
-        is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
-    """
-
-    name: str
-    higher_is_better: bool
-    places: int
-    lowest: float
-    highest: float | None
-    evaluated_on: str = "validation"
-    is_share: bool = False
-
-    @property
-    def accepted(self) -> str:
-        """What ``--min-score`` states, such as ``lowest accepted accuracy``."""
-        return f"{'lowest' if self.higher_is_better else 'highest'} accepted {self.name}"
-
-    def of(self, score: Score | None) -> float | None:
-        """Return the figure of a score; None for no score or one of another task."""
-        value: float | None = getattr(score, self.name, None)
-        return value
-
-    def text(self, value: float | None) -> str:
-        """Format the figure for a table; an en dash for None."""
-        return "–" if value is None else f"{value:,.{self.places}f}"
-
-
-@dataclass(frozen=True)
 class ScoreColumn:
     """One figure of a score in a table: key in JSON, heading, decimals (None: a count)."""
 
@@ -69,6 +34,43 @@ class ScoreColumn:
         if value is None:
             return "–"
         return f"{value:,}" if self.places is None else f"{value:,.{self.places}f}"
+
+
+@dataclass(frozen=True)
+class Metric(ScoreColumn):
+    """The column by which models of a task are compared.
+
+    Attributes:
+        lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
+        evaluated_on: data on which it is computed.
+        is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
+    """
+
+    higher_is_better: bool = True
+    lowest: float = 0.0
+    highest: float | None = 1.0
+    evaluated_on: str = "validation"
+    is_share: bool = False
+
+    @property
+    def name(self) -> str:
+        """Key in JSON, such as ``accuracy``."""
+        return self.key
+
+    @property
+    def accepted(self) -> str:
+        """What ``--min-score`` states, such as ``lowest accepted accuracy``."""
+        return f"{'lowest' if self.higher_is_better else 'highest'} accepted {self.name}"
+
+    def of(self, score: Score | None) -> float | None:
+        """Return the figure of a score; None for no score or one of another task."""
+        value: float | None = getattr(score, self.name, None)
+        return value
+
+    def loss(self, value: float, change: float) -> float:
+        """Return a change for the worse as a positive number, in the metric's unit if it is a share, else relative."""
+        loss = -change if self.higher_is_better else change
+        return loss if self.highest is not None else loss / max(abs(value), 1e-12)
 
 
 class Meter(ABC):

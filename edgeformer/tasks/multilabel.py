@@ -194,10 +194,10 @@ class MultiLabel(TextTask):
     noun = "multi-label classifier"
     recipe_type = MultiLabelRecipe
     score_type = MultiLabelScore
-    metric = Metric("f1", True, 4, 0.0, 1.0)
+    metric = Metric("f1", "F1", 4)
     columns = (
         ScoreColumn("n", "rows", None),
-        ScoreColumn("f1", "F1", 4),
+        metric,
         ScoreColumn("precision", "precision", 4),
         ScoreColumn("recall", "recall", 4),
         ScoreColumn("macro_f1", "macro F1", 4),

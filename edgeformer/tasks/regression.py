@@ -182,10 +182,10 @@ class Regression(TextTask):
     noun = "regression model"
     recipe_type = RegressionRecipe
     score_type = RegressionScore
-    metric = Metric("spearman", True, 4, -1.0, 1.0)
+    metric = Metric("spearman", "Spearman", 4, lowest=-1.0)
     columns = (
         ScoreColumn("n", "rows", None),
-        ScoreColumn("spearman", "Spearman", 4),
+        metric,
         ScoreColumn("pearson", "Pearson", 4),
         ScoreColumn("r2", "R²", 4),
         ScoreColumn("rmse", "RMSE", 4),

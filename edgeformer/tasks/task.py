@@ -265,14 +265,9 @@ class Scorer(Protocol):
         """Return a validation score as figures for metrics.jsonl."""
         return {f"val_{name}": getattr(score, name) for name in ("loss", self.metric.name, *self.recorded)}
 
-    @property
-    def heading(self) -> str:
-        """Name of the metric in tables."""
-        return next(column.heading for column in self.columns if column.key == self.metric.name)
-
     def describe(self, score: Any) -> str:
         """Return a validation score as one line of text."""
-        return f"validation loss {score.loss:.4f}, {self.heading} {getattr(score, self.metric.name):.4f}"
+        return f"validation loss {score.loss:.4f}, {self.metric.heading} {getattr(score, self.metric.name):.4f}"
 
     def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""

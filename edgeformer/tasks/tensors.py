@@ -144,10 +144,10 @@ class TensorTask(Task):
     noun = "graph without a tokenizer"
     recipe_type = Recipe
     score_type = TensorScore
-    metric = Metric("cosine", True, 4, -1.0, 1.0, "golden inputs")
+    metric = Metric("cosine", "cosine with FP32", 4, lowest=-1.0, evaluated_on="golden inputs")
     columns = (
         ScoreColumn("n", "calls", None),
-        ScoreColumn("cosine", "cosine with FP32", 4),
+        metric,
         ScoreColumn("loss", "RMS error", 4),
     )
     unit = "calls"

@@ -109,8 +109,8 @@ class ReadingTask(Task, RowSource):
         }
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        labels = self.class_names(recipe.data)
-        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config["pad_token_id"])}
+        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
+        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
         return {**({"labels": labels} if labels else {}), **facts}
 
 
@@ -146,7 +146,7 @@ class TextTask(ReadingTask, Answerer):
         size = self.texts_per_row
         count = len(texts) // size
         rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
-        return (size * rows[:, None] + np.arange(size)).reshape(-1)
+        return (size * rows[:, None] + np.arange(size, dtype=np.int64)).reshape(-1)
 
     def reader(
         self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
@@ -210,7 +210,7 @@ class TextTask(ReadingTask, Answerer):
         if drop <= limit:
             return None
         on = f"{score.n:,} {self.unit}"
-        return f"{self.heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
+        return f"{self.metric.heading} {value:.4f} is {drop:.4f} below FP32 on {on}; the limit is {limit:.4f}"
 
     def golden_score(
         self, exit_: int, logits: Any, answers: Arrays, rows: Int64s | None = None, data: Any = None

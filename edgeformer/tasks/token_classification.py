@@ -213,10 +213,10 @@ class TokenClassification(TextTask):
     noun = "token classifier"
     recipe_type = TokenRecipe
     score_type = SpanScore
-    metric = Metric("f1", True, 4, 0.0, 1.0)
+    metric = Metric("f1", "F1", 4)
     columns = (
         ScoreColumn("n", "spans", None),
-        ScoreColumn("f1", "F1", 4),
+        metric,
         ScoreColumn("precision", "precision", 4),
         ScoreColumn("recall", "recall", 4),
         ScoreColumn("macro_f1", "macro F1", 4),

@@ -71,7 +71,7 @@ class TokenTask(ReadingTask):
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
         words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])
-        return np.arange(min(len(texts), int(np.searchsorted(words, max_words)) + 1))
+        return np.arange(min(len(texts), int(np.searchsorted(words, max_words)) + 1), dtype=np.int64)
 
     def reader(
         self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
@@ -203,9 +203,6 @@ class TokenTask(ReadingTask):
             "bos_token": boundary,
             "eos_token": boundary,
         }
-
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"max_length": recipe.data.sequence_length, "pad_id": int(config["boundary_token_id"])}
 
     def card_lines(self, recipe: Any) -> list[str]:
         data = recipe.data

@@ -121,7 +121,7 @@ def run(
     device_rows = rows_of_kind(rows, kind) if on_target else [row for row in rows if row.where == "device"]
     options, limits = options or ChoiceOptions(), limits or requirements()
     check_options(options, manifest)
-    scores = tuple(Limit("score", bound) for bound in options.bounds.values())
+    scores = (Limit("score", options.min_score),) if options.min_score is not None else ()
     limits = replace(limits, limits=(*limits.limits, *scores))
     return choose(manifest, rows, device_rows, limits, options.minimize, records)
 

@@ -226,16 +226,18 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
 
 
 @pytest.mark.parametrize(
-    ("options", "task", "expected"),
+    ("score", "task", "expected"),
     [
-        (ChoiceOptions(91.0), "classification", "lowest accepted accuracy of a classifier; .* 0 to 1 .0.91 is 91%"),
-        (ChoiceOptions(0.5), "language-modeling", "highest accepted perplexity of .* must be at least 1"),
-        (ChoiceOptions(float("nan")), "language-modeling", "must be at least 1"),
+        (91.0, "classification", "lowest accepted accuracy of a classifier; .* 0 to 1 .0.91 is 91%"),
+        (0.5, "language-modeling", "highest accepted perplexity of .* must be at least 1"),
+        (float("nan"), "language-modeling", "must be at least 1"),
+        (None, "language-modeling", "leaks future tokens"),
     ],
 )
-def test_unusable_bounds_are_refused(options: ChoiceOptions, task: str, expected: str) -> None:
+def test_unusable_scores_and_leaking_models_are_refused(score: float | None, task: str, expected: str) -> None:
+    manifest = bundle(artifact("model"), task=task, leaks=score is None)
     with pytest.raises(InputError, match=expected):
-        run(bundle(artifact("model"), task=task), [row("model")], options=options)
+        run(manifest, [row("model")], options=ChoiceOptions(score))
 
 
 def test_absent_variants_name_the_option_that_adds_them() -> None:
@@ -261,16 +263,7 @@ def test_absent_variants_name_the_option_that_adds_them() -> None:
     )
 
 
-"""accuracy, p50, bytes of the file, bytes of memory, stated energy"""
-
-
 def test_an_unstable_measurement_is_a_reservation() -> None:
     shaky = Latency(status="measured", p50=4.0, n=100, stable=False)
     result = run(bundle(artifact("a"), artifact("b")), [row("a", 9.0), row("b", latency_ms=shaky)])
     assert "1 of the 2 measurements are unstable" in result.reason
-
-
-def test_a_leaking_model_cannot_be_searched() -> None:
-    manifest = bundle(artifact("model", validation=perplexity(20.0)), task="language-modeling", leaks=True)
-    with pytest.raises(InputError, match="leaks future tokens"):
-        run(manifest, [row("model")])

@@ -18,7 +18,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
-from edgeformer.benchmark.gate import GateOptions, file_checks, gate_bundles, memory_check, named_baseline
+from edgeformer.benchmark.gate import GATE_LIMITS, GateOptions, file_checks, gate_bundles, memory_check, named_baseline
 from edgeformer.benchmark.gate_result import UNDECIDED, Gate, GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
 from edgeformer.benchmark.paired_run import (
@@ -326,7 +326,7 @@ def test_size_and_drift_are_compared(
 
 
 def test_checks_that_are_off_are_not_made(baseline: Path) -> None:
-    off = replace(GATE, longest_s=0.0001, max_memory_growth=None, max_size_growth=None, max_score_loss=None)
+    off = replace(GATE, longest_s=0.0001, limits=GATE_LIMITS[:1])
     gate = gated(baseline, baseline, off)
     assert {check.name for check in gate.checks} == {"latency", "drift"}
     assert {note.split(" (")[0] for note in gate.notes if note.startswith("not checked")} == {

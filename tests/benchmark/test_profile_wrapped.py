@@ -57,7 +57,7 @@ def test_rows_at_every_size_that_the_graph_takes(tmp_path: Path) -> None:
 def test_fixed_sizes_are_one_row_that_says_what_went_in(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, graphs.recurrent(), shapes={"x": (5, 1, 4)}, ranges={"rate": (8000, 16000)})
     resolved = resolve(ProfileOptions(), PI, bundle.manifest)
-    assert resolved.shapes == ((1, 1),) and (resolved.limits.batch, resolved.limits.seq) == (1, 1)
+    assert resolved.shapes == ((1, 1),) and resolved.requirements.shape == (1, 1)
     assert "all sizes are fixed" in resolved.notes[0]
 
 

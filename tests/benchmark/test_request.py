@@ -13,7 +13,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import BundleManifest
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.benchmark.choice import ChoiceOptions
-from edgeformer.benchmark.limits import Limit
+from edgeformer.benchmark.limits import Limit, limit_of
 from edgeformer.benchmark.request import ProfileOptions, question_of, resolve
 from edgeformer.bundle import Bundle
 from edgeformer.tasks import all_tasks, get_task
@@ -182,4 +182,4 @@ def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: Bun
     notes = resolve(options, PI, long_model(manifest)).notes
     assert any("judged at 1×16, 1×64" in note and "those of the profile at 1×128" in note for note in notes)
     alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).requirements
-    assert (alone.limit_of("latency"), alone.shapes) == (2.0, ((1, 128),)), "no shape was asked for"
+    assert (limit_of(alone.limits, "latency"), alone.shapes) == (2.0, ((1, 128),)), "no shape was asked for"

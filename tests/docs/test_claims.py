@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.claims.__main__ import CLAIMS, PAGE, RESULTS, dump, judged
+from benchmarks.claims.__main__ import CLAIMS, PAGE, dump, judged
 from benchmarks.claims.history import changed, read_history, trace
 from benchmarks.claims.page import page, tally
 from benchmarks.claims.schema import Claim, Claims, Result, read_claims
 from benchmarks.claims.verdicts import fault
+from benchmarks.frame import RESULTS
 from edgeformer.artifacts.errors import InputError
 
 

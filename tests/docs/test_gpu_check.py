@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import estimates, levers
+from benchmarks.gpu import levers
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.__main__ import OPEN
 from benchmarks.gpu.rows import ROWS
 from benchmarks.gpu.session import DONE, FAILED, Column, Options, Row, Session, perform
 from benchmarks.results_page.gpu import gpu, table
 from edgeformer.artifacts.errors import InputError
-from edgeformer.models import load_recipe
-from tests.docs.document import ROOT
 
 
 @pytest.fixture
@@ -37,9 +34,6 @@ def read_document(options: Options, row: Row) -> dict[str, object]:
 @pytest.mark.parametrize("row", OPEN, ids=lambda row: row.topic)
 @pytest.mark.slow
 def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    if row.topic == "estimates":  # as if it was exported before, which takes half of all these tests' time
-        exported = options.work / row.topic / load_recipe(estimates.MODELS["light"]).name
-        shutil.copytree(ROOT / "tests" / "old_format" / "classifier-v1", exported)
     assert perform(row, options) == DONE, capsys.readouterr().out
     document = read_document(options, row)
     cases = document["cases"]

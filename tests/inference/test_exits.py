@@ -26,18 +26,13 @@ from edgeformer.inference.predict import Confidence, predict, select_candidates
 from edgeformer.report.sentences import exit_guarantee
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.decoder import StepSession
-from tests.cli.in_process import Edgeformer, in_process
+from tests.cli.in_process import Edgeformer
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
 STEP = "onnx-fp32-step"
 ROWS = 400
 GOAL = ("--max-drop", "8%", "--risk", "10%")
 HeldOut = Callable[[int], Path]
-
-
-@pytest.fixture
-def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

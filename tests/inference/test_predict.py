@@ -17,7 +17,7 @@ from edgeformer.inference.predict import predict
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.task import Unanswered
-from tests.cli.in_process import Edgeformer, in_process
+from tests.cli.in_process import Edgeformer
 
 OLD = Path(__file__).parents[1] / "old_format"
 CLASSIFIER = OLD / "classifier-v1"
@@ -28,11 +28,6 @@ OVERFLOW = "the model's answer is not a number (overflow)"
 @pytest.fixture
 def location() -> Location:
     return locate(str(CLASSIFIER), OLD)
-
-
-@pytest.fixture
-def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    return in_process(monkeypatch, capsys)
 
 
 def answers_of(location: Location, texts: list[Any], **options: Any) -> list[Any]:

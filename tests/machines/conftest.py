@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.in_process import Edgeformer, in_process
 from tests.machines.sshd import Sshd, start_sshd
 
 
@@ -33,8 +32,3 @@ def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A run in a folder of its own, which is the working directory."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(finished_run, tmp_path / "artifacts" / "small"))
-
-
-@pytest.fixture
-def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    return in_process(monkeypatch, capsys)

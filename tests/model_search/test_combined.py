@@ -63,14 +63,11 @@ def test_the_best_is_named_if_none_keeps_the_limits() -> None:
     assert result.candidates[result.closest].artifact == "pretrained/onnx-int8"
 
 
-def test_a_refused_model_is_not_recommended() -> None:
-    result = combine_choices(SEARCHES, limits(), "latency", {"pretrained": "without a teacher it scores 0.92"})
+def test_refused_models_and_dominated_candidates() -> None:
+    searches, reason = {**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, "without a teacher it scores 0.92"
+    result = combine_choices(searches, limits(), "latency", {"pretrained": reason})
     assert result.pick is not None and result.candidates[result.pick].artifact == "light/onnx-int8"
-    assert result.candidates[2].reason == "without a teacher it scores 0.92"
-
-
-def test_a_dominated_candidate_is_not_on_the_front() -> None:
-    result = combine_choices({**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, limits(), "latency")
+    assert result.candidates[2].reason == reason
     assert [c.artifact for c in result.candidates if not c.on_front] == ["slow/onnx-int8"]
 
 

@@ -17,7 +17,7 @@ from benchmarks.studies.jobs import (
     source_notes,
     with_local_data,
 )
-from benchmarks.studies.results import Results
+from benchmarks.studies.results import Results, StudyRow, StudyTable, kept_documents
 from benchmarks.studies.specification import load_study, study_names
 from benchmarks.studies.study import main
 from benchmarks.studies.train import missing_steps
@@ -158,3 +158,16 @@ def test_what_a_finished_run_still_lacks(tmp_path: Path) -> None:
     assert step[:4] == ("evaluate", str(tmp_path), "--artifact", "onnx-int8")
     complete = Evaluation(rows=(*rows, scores("onnx-int8", "random-split")))
     assert not [*missing_steps(job, item.model_copy(update={"evaluation": complete}), tmp_path, ("test",))]
+
+
+def test_finished_runs_are_committed_once(tmp_path: Path) -> None:
+    results, folder = Results(tmp_path, committed=False), tmp_path / "committed"
+    results.keep(results_of("mine"))
+    results.keep(results_of("of another study"))
+    row = StudyRow(run="a", label="A", at="test", cells={}, origin="here", keys=("mine",))
+    table = StudyTable(study="made", title="T", element="E", protocol="-", columns=("loss",), rows=(row,), minutes=1.0)
+    for _ in range(2):
+        results.commit(table, folder)
+    assert [*kept_documents(folder)] == ["mine"] and kept_documents(folder)["mine"]["epochs"] == 2
+    assert len((folder / "runs" / "made.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert StudyTable.model_validate_json((folder / "made.json").read_text(encoding="utf-8")) == table

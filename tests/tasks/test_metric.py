@@ -23,7 +23,7 @@ from edgeformer.tasks.metric import (
     top_probability,
 )
 
-ACCURACY = Metric("accuracy", True, 4, 0.0, 1.0)
+ACCURACY = Metric("accuracy", "accuracy", 4)
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
 
 
@@ -33,7 +33,7 @@ def test_the_help_says_what_min_score_limits() -> None:
 
 
 def test_figures_of_a_score_are_formatted_for_tables() -> None:
-    perplexity = Metric("perplexity", False, 2, 1.0, None)
+    perplexity = Metric("perplexity", "perplexity", 2, higher_is_better=False, lowest=1.0, highest=None)
     assert (ACCURACY.of(SCORE), ACCURACY.of(None), perplexity.of(SCORE)) == (0.5, None, None)
     assert (ACCURACY.text(0.87654), ACCURACY.text(None), perplexity.text(12345.678)) == ("0.8765", "–", "12,345.68")
     columns = ScoreColumn("loss", "loss", 3), ScoreColumn("n", "rows", None)

@@ -6,7 +6,9 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import edgeformer
@@ -16,8 +18,9 @@ from edgeformer.benchmark.choice import ChoiceOptions, check_options
 from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import compare_figures
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
-from edgeformer.tasks import get_task
+from edgeformer.tasks import Origin, get_task
 from tests.fakes.install import HERE, installed
 from tests.tasks.tiny import train_tiny
 
@@ -51,16 +54,13 @@ def test_the_package_is_one_file() -> None:
 
 
 def test_training_export_and_prediction(trained: Path) -> None:
-    run, bundle = Run.open(trained), edgeformer.open(trained)
+    run, location = Run.open(trained), locate(str(trained), trained.parent)
     assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
     record = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert "val_distance" in record
-    assert [answer.label for answer in bundle.predict(["the room was bad 7", "the soup was great 7"])] == [
-        "bad",
-        "great",
-    ]
-    location = locate(str(trained), trained.parent)
-    artifacts = location.open_bundle().built()
+    answers: Any = predict(location, ["the room was bad 7", "the soup was great 7"])[1]
+    assert [answer.label for answer in answers] == ["bad", "great"]
+    artifacts = location.open_bundle().built("full")
     assert {artifact.precision for artifact in artifacts} == {"fp32", "int8"}
     assert all(run.task.metric.of(artifact.validation) is not None for artifact in artifacts)
     rows = evaluate(location, EvaluateOptions(artifact="all")).rows
@@ -71,12 +71,12 @@ def test_training_export_and_prediction(trained: Path) -> None:
 def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:
     bundle = locate(str(trained), trained.parent).open_bundle()
     check_options(ChoiceOptions(min_score=0.3), bundle.manifest)
-    with pytest.raises(InputError, match="--min-score -1: is the largest accepted distance of a rating model"):
+    with pytest.raises(InputError, match="--min-score -1: is the highest accepted distance of a rating model"):
         check_options(ChoiceOptions(min_score=-1.0), bundle.manifest)
     task, check = get_task("ratings"), GateCheck(name="score", artifact="a", status="undecided", limit=0.1)
-    rows = bundle.task.rows.read_set(bundle.data, bundle.reader(), "test", edgeformer.tasks.Origin())
+    rows = bundle.task.rows.read_set(bundle.data, bundle.reader(), "test", Origin())
     with bundle.session(bundle.built("full")[0]) as session:
-        batch = task.rows.batch(rows, range(len(rows)), bundle.reader().pad)
+        batch = task.rows.batch(rows, np.arange(len(rows)), bundle.reader().pad)
         figures = task.row_figures(task.row_answers(session.run(batch), batch, bundle.data), rows, bundle.data)
     compared = compare_figures(task, check, figures, figures, "the test set")
     assert (compared.status, compared.change) == ("pass", 0.0)

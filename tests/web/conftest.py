@@ -15,7 +15,6 @@ import pytest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes.web.libraries import RUNTIME, TOKENIZERS
 from edgeformer.web import PageOptions, publish
-from tests.cli.in_process import Edgeformer, in_process
 from tests.web.browser import CLASSIFIER, Browser, Tab, headless
 
 
@@ -63,12 +62,6 @@ def browser() -> Iterator[Browser]:
     """Browser for the tests of a module, without a network."""
     with headless() as running:
         yield running
-
-
-@pytest.fixture
-def edgeformer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Edgeformer:
-    """Run the command line in this process."""
-    return in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -58,10 +58,10 @@ class Ratings(Classification):
     noun = "rating model"
     recipe_type = RatingRecipe
     score_type = RatingScore
-    metric = Metric("distance", False, 3, 0.0, None)
+    metric = Metric("distance", "distance", 3, higher_is_better=False, highest=None)
     columns = (
         ScoreColumn("n", "rows", None),
-        ScoreColumn("distance", "distance", 3),
+        metric,
         ScoreColumn("loss", "loss", 4),
     )
     recorded = ()
