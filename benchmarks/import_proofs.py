@@ -178,7 +178,7 @@ def main(json: Path | None = None, show: Path | None = None) -> None:
         rows = [measure(kind, head, Path(folder)) for kind in TOKENIZERS for head in HEADS]
         language = [measure_language(kind, Path(folder)) for kind in CLASSES]
     facts = {"date": now(), "code_version": code_version(), "cpu": cpu_name(), "versions": library_versions()}
-    record = {**facts, "rows": rows, "language": language}
+    record: dict[str, object] = {**facts, "rows": rows, "language": language}
     if json is not None:
         write_json(json, record)
     print(tables(record))

@@ -12,13 +12,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.estimates import page as estimates
+from benchmarks.frame import ROOT
 from benchmarks.published.pages import device_pages, index_facts
 from benchmarks.results_page.bench import machine_pages, summary, targets
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.gpu import gpu
 from benchmarks.results_page.provenance import measured
 from benchmarks.results_page.studies import picture, questions, study_pages
-from benchmarks.results_page.tables import ROOT, TABLES, closed, printed
+from benchmarks.results_page.tables import TABLES, closed, printed
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.files import write_text
 

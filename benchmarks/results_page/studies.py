@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import ROOT
 from benchmarks.results_page.provenance import read_json, study_origin
-from benchmarks.results_page.tables import FOLDER, ROOT, printed
+from benchmarks.results_page.tables import FOLDER, printed
 from benchmarks.studies.figures import draw_study, figure_titles
 from benchmarks.studies.render import Questions, column_legend, finding_of, prose, study_body
 from benchmarks.studies.results import StudyTable, kept_documents

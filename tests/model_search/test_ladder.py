@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from edgeformer.model_search.ladder import ladder_of_recipe
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.data.sources import Columns
+from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
 from edgeformer.models import load_recipe
 
 TAUGHT = {"linear-distilled", "light-distilled", "folded"}
@@ -47,3 +49,11 @@ def test_models_from_cheap_to_expensive(
         path.write_text(yaml.safe_dump(sections), encoding="utf-8")
         recipe: Any = load_recipe(str(path))
         assert bool(recipe.data.unlabelled) == (bool(model.teachers) and changes == UNLABELLED)
+
+
+def test_spans_get_the_pretrained_encoder_before_a_larger_one(minilm: Path, tmp_path: Path) -> None:
+    """The larger one would use up the budget; it is skipped where the pretrained encoder is far better."""
+    path = tmp_path / "names.conll"
+    path.write_text("".join(f"Ada B-PER\nis O\nin O\nUlm{number} B-LOC\n\n" for number in range(40)), encoding="utf-8")
+    ladder = ladder_of_file(path, Columns(), str(minilm), SILENT)
+    assert [model.name for model in ladder] == ["small", "pretrained", "light"]

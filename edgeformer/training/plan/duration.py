@@ -37,6 +37,7 @@ from edgeformer.estimate.published import Setting, estimate_ms
 from edgeformer.estimate.roofline import WORK, rates_of, work_ms
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.segments import choose_attention
+from edgeformer.report.sentences import published_sentence
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
 from edgeformer.tasks import get_task
@@ -314,7 +315,8 @@ def _rated_seconds(
     return (
         micro_batches * estimated.low / 1000,
         micro_batches * estimated.high / 1000,
-        f"{operations:.2g} operations; estimates of inference are {estimated.check.sentence}; no training was compared",
+        f"{operations:.2g} operations; estimates of inference are {published_sentence(estimated.check)}; no training "
+        "was compared",
     )
 
 
@@ -334,7 +336,7 @@ def _fit_seconds(recipe: Recipe, cache: Path) -> float:
     timed_s = time.perf_counter() - started
     expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
     further = max(0, min(expected, training.max_iterations) - len(ends))
-    return timed_s + further * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
 def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
