@@ -307,7 +307,7 @@ def vocabulary(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [lower, accents, chinese, sentence_lower, padded, added, vocabulary])
 def test_tokens_are_those_of_transformers(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    sizes = {"vocab_size": 401} if change is added else {}
+    sizes: dict[str, Any] = {"vocab_size": 401} if change is added else {}
     make_model(tmp_path / "encoder", "bert", **sizes)
     model = saved(library.SentenceTransformer(str(tmp_path / "encoder"), device="cpu"), tmp_path / "model")
     before = Run.open(import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts", name="before"))).reader()

@@ -12,8 +12,8 @@ from edgeformer.artifacts.bundle_files import lacks_parity
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes import OpenOptions, cannot_run, requested_providers, runtime_of
-from edgeformer.runtimes.coreml import CoreMLBuilder
 from edgeformer.runtimes.coreml import session as runtime
+from edgeformer.runtimes.coreml.builder import CoreMLBuilder
 from edgeformer.runtimes.module_builder import MAX_BATCH
 from edgeformer.runtimes.runtime import ArtifactFiles, Target
 from tests.runtimes.looped_module import INPUTS, LENGTH, WIDTH, Looped, job_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -260,6 +260,7 @@ def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
         calls.append({"program": program, "use_explicit_typing": use_explicit_typing, **options})
         return bytes(CODE_BYTES + copies * weights)
 
+    import_module("torch._dynamo")  # which looks for an installed TensorRT while it is imported
     package, tensorrt = ModuleType("torch_tensorrt"), ModuleType("tensorrt")
     attributes: dict[str, Any] = {
         "Input": SimpleNamespace, "__version__": "2.13.0",

@@ -19,8 +19,8 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.verify import verify
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts, requested_providers
-from edgeformer.runtimes.executorch import ExecuTorchBuilder
 from edgeformer.runtimes.executorch import session as runtime
+from edgeformer.runtimes.executorch.builder import ExecuTorchBuilder
 from edgeformer.runtimes.module_builder import MAX_BATCH, StoredModel
 from edgeformer.runtimes.runtime import Target
 from tests.runtimes.looped_module import INPUTS, LENGTH, VOCABULARY, Looped, graph, job_for

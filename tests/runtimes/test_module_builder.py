@@ -10,8 +10,8 @@ import pytest
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.runtimes.coreml import CoreMLBuilder
-from edgeformer.runtimes.executorch import ExecuTorchBuilder
+from edgeformer.runtimes.coreml.builder import CoreMLBuilder
+from edgeformer.runtimes.executorch.builder import ExecuTorchBuilder
 from edgeformer.runtimes.module_builder import ModuleBuilder
 from edgeformer.runtimes.runtime import Target, Unavailable
 from tests.runtimes.looped_module import Branching, graph, job_for
