@@ -276,7 +276,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     loss = _loss(metric, old, new - old)
     least, largest = sorted(_loss(metric, old, change) for change in (low, high))
     status: GateStatus = compare(Figure(loss), limit)
-    doubt: sentences.ScoreDoubt | None = None
+    doubt: str | None = None
     if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
         status, doubt = "undecided", "too few rows"
     elif status == "fail" and least <= 0:
@@ -285,7 +285,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         doubt = "inside the interval"
     unit = "pairs" if task.predicts == "vectors" else "rows"
     reasons = [sentences.scored_rows(count, unit, source, changed, low, high)]
-    reasons += [sentences.score_doubt(doubt, limit)] if doubt is not None else []
+    reasons += [sentences.SCORE_DOUBT[doubt].format(limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
 
