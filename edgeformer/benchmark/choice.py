@@ -250,9 +250,10 @@ def _score_of(
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
-    unscored = sentences.no_score("engine", REMEASURE)
+    unscored = sentences.NO_SCORE["engine"].format(REMEASURE)
     if record is not None:
-        unscored = sentences.no_score("target", record.device, record.unscored)
+        detail = f" ({record.unscored})" if record.unscored else ""
+        unscored = sentences.NO_SCORE["target"].format(record.device, detail)
     if artifact.status != "built":  # it failed on its target
         return artifact.reason or "it was not built"
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
@@ -278,14 +279,14 @@ def _score_of(
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
-                return sentences.no_score("metric", metric.name)
+                return sentences.NO_SCORE["metric"].format(metric.name)
             scored_as = entry.id if entry is not artifact else None
             return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
     if rounds_to is not None:
-        return sentences.no_score("rounded", rounds_to)
+        return sentences.NO_SCORE["rounded"].format(rounds_to)
     if not artifact.is_graph:
         return unscored
-    return sentences.no_score("split" if has_split else "any")
+    return sentences.NO_SCORE["split" if has_split else "any"]
 
 
 def _candidate(

@@ -329,23 +329,25 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
         errors.append(error)
     (old, new), drift = errors, both.candidate.drift
     tolerance = drift.tolerance if drift is not None else None
-    kind: sentences.Drifting = "as before"
+    status: GateStatus = "fail"
     if old is None or new is None:
-        kind = "unknown"
+        sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
+        status, reason = "undecided", sentences.DRIFT["unknown"].format(" and the ".join(sides))
     elif tolerance is not None and compare(Figure(new), tolerance) == "fail":
-        kind = "beyond the tolerance"
+        reason = sentences.DRIFT["beyond the tolerance"].format(tolerance)
     elif new > _DRIFT_FACTOR * old and (tolerance is None or new > _DRIFT_SHARE * tolerance):
-        kind = "doubled"
-    unknown_sides = [side for side, error in (("baseline", old), ("candidate", new)) if error is None]
+        reason = sentences.DRIFT["doubled"]
+    else:
+        status, reason = "pass", sentences.DRIFT["loops" if drift is not None else "outputs"]
     yield GateCheck(
         name="drift",
         artifact=both.candidate.id,
-        status={"as before": "pass", "unknown": "undecided"}.get(kind, "fail"),  # type: ignore[arg-type]
+        status=status,
         baseline=old,
         candidate=new,
         change=(new - old) / old if old and new is not None else None,
         limit=_DRIFT_FACTOR - 1,
-        reason=sentences.drift_reason(kind, tolerance, unknown_sides, has_loops=drift is not None),
+        reason=reason,
     )
 
 

@@ -268,7 +268,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     loss = metric.loss(old, new - old)
     least, largest = sorted(metric.loss(old, change) for change in (low, high))
     status: GateStatus = compare(Figure(loss), limit)
-    doubt: sentences.ScoreDoubt | None = None
+    doubt: str | None = None
     if count < (2 if metric.highest is None or not limit else 1 / limit) and least <= limit:
         status, doubt = "undecided", "too few rows"
     elif status == "fail" and least <= 0:
@@ -276,7 +276,7 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     elif least <= limit < largest:
         doubt = "inside the interval"
     reasons = [sentences.scored_rows(count, task.rows.row_noun, source, changed, low, high)]
-    reasons += [sentences.score_doubt(doubt, limit)] if doubt is not None else []
+    reasons += [sentences.SCORE_DOUBT[doubt].format(limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
 

@@ -21,6 +21,8 @@ from edgeformer.artifacts.units import format_bytes, format_milliseconds
 
 R = TypeVar("R")
 """Type of a row."""
+Record = dict[str, Any]
+"""A row whose figures have names only."""
 
 DASH = "–"
 _STATUS_COLOURS = {
@@ -29,6 +31,8 @@ _STATUS_COLOURS = {
 }
 
 Unit = Literal["", "ms", "bytes", "mj", "per_s", "share", "error"]
+CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
+"""Unit of a check of a report or a gate → that of a column."""
 
 
 def format_value(value: Any, unit: Unit = "") -> str:

@@ -7,21 +7,20 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.report.columns import DASH, Column, TableColumns
-from edgeformer.report.context import latency_text
+from edgeformer.report.columns import DASH, Column, Record, TableColumns
+from edgeformer.report.context import latency_text, names_of_rows
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import get_task
 
 Style = Literal["plain", "markdown", "csv"]
-Record = dict[str, Any]
 
 RUN_TO_RUN = 0.10
 """Two runs of the same measurement may differ by this much; rows called stable keep to it."""
@@ -48,9 +47,7 @@ def compare_reports(first: Report, second: Report) -> Record:
     ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), ``ratio`` b/a,
     ``noise`` (smallest significant relative difference), ``mark`` (b is slower…) and ``status`` of both.
     """
-    names = ["artifact", "where", "phase", "batch", "seq"]
-    if any(len({attrgetter(*names)(row) for row in report.rows}) < len(report.rows) for report in (first, second)):
-        names += ["provider", "threads"]
+    names = names_of_rows((first.rows, second.rows), "artifact", "where", "phase", "batch", "seq")
     shape_of = attrgetter(*names)
     rows_a, rows_b = ({shape_of(row): row.latency_ms for row in report.rows} for report in (first, second))
     rows = []

@@ -6,8 +6,9 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from edgeformer.artifacts.report import (
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
-from edgeformer.report.columns import Column, TableColumns, Unit, format_value
+from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, Unit, format_value
 from edgeformer.report.sentences import (
     NO_REASON,
     badge_text,
@@ -47,7 +48,6 @@ ABOUT = "≈"
 _REASON_WIDTH = 80
 """Characters of a reason in a terminal table; the files hold the full text."""
 _PHASES = {"prefill": " prompt", "decode": " per token"}
-_CHECK_UNITS: dict[str, Unit] = {"bytes": "bytes", "ms": "ms", "mJ": "mj"}
 UNSTABLE = (
     "unstable: the times changed during the measurement or differ in a second process; close other programs and "
     "measure again"
@@ -78,7 +78,7 @@ def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
     figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
-    return figure_text(figure, _CHECK_UNITS.get(check.unit, ""), range_only=range_only)
+    return figure_text(figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -95,6 +95,13 @@ def shape_text(row: Row, report: Report) -> str:
     threads = f", {format_threads(row.threads)}" if len(counts) > 1 and row.threads is not None else ""
     per_call = _PHASES.get(row.phase, "")
     return f"{shape}{per_call}{threads}"
+
+
+def names_of_rows(groups: Iterable[Sequence[Row]], *names: str) -> tuple[str, ...]:
+    """Return the attributes that tell rows of a group apart: ``names``, and provider and threads if they must."""
+    key_of = attrgetter(*names)
+    is_enough = all(len({key_of(row) for row in rows}) == len(rows) for rows in groups)
+    return names if is_enough else (*names, "provider", "threads")
 
 
 # First what a narrow window shows without scrolling. In HTML a status is in the cell of its figure.
@@ -187,7 +194,7 @@ CHECKS: TableColumns[Check] = TableColumns(
         Column("result", "status", mark=True),
         Column("artifact"),
         Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
-        Column("limit", number=True, text=lambda check: format_value(check.limit, _CHECK_UNITS.get(check.unit, ""))),
+        Column("limit", number=True, text=lambda check: format_value(check.limit, CHECK_UNITS.get(check.unit, ""))),
         Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
         Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
         Column("why", "reason", flows=True, dash=""),

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.report import Report, read_report
 from edgeformer.benchmark.choice import cheapest_artifact
-from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, format_value
-from edgeformer.report.context import UNSTABLE, shape_text
+from edgeformer.report.columns import DASH, Column, Record, TableColumns, TerminalTable, format_value
+from edgeformer.report.context import UNSTABLE, names_of_rows, shape_text
 from edgeformer.report.documents import render_template
 from edgeformer.report.sentences import verdict_sentence, verdict_status
 from edgeformer.runtimes import provider_facts
-
-Record = dict[str, Any]
 
 
 def name_reports(paths: Sequence[Path]) -> dict[str, Report]:
@@ -46,13 +43,11 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
         ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
         and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
     """
-    names = ["artifact", "phase", "batch", "seq"]
     measured = {
         name: [row for row in report.rows if row.where == "host" and row.phase != "cold"]
         for name, report in reports.items()
     }
-    if any(len({attrgetter(*names)(row) for row in rows}) < len(rows) for rows in measured.values()):
-        names += ["provider", "threads"]
+    names = names_of_rows(measured.values(), "artifact", "phase", "batch", "seq")
     key_of = attrgetter(*names)
     rows_of = {name: {key_of(row): row for row in rows} for name, rows in measured.items()}
     rows: list[Record] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -12,18 +11,15 @@ from rich.text import Text
 
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.benchmark.gate_result import Gate, GateCheck
-from edgeformer.report.columns import DASH, Column, TableColumns, Unit, coloured, format_value
+from edgeformer.report.columns import CHECK_UNITS, DASH, Column, Record, TableColumns, coloured, format_value
 from edgeformer.report.sentences import names_by_reason
 from edgeformer.runtimes import provider_facts
-
-Record = dict[str, str]
 
 _MEANINGS = {
     "pass": "Every check is within its limit.",
     "fail": "A check is beyond its limit.",
     "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
 }
-_UNITS: Mapping[str, Unit] = {"bytes": "bytes", "ms": "ms"}
 _COLUMNS: TableColumns[Record] = TableColumns(
     [
         Column("result", mark=True),
@@ -49,7 +45,7 @@ def _records(gate: Gate) -> list[Record]:
     records = []
     for check in sorted(gate.checks, key=lambda check: ("fail", "undecided", "pass").index(check.status)):
         per_token = {"decode": " per token", "prefill": " of the prompt"}.get(check.phase or "", "")
-        unit = _UNITS.get(check.unit, "")
+        unit = CHECK_UNITS.get(check.unit, "")
         before, now = (
             format_value(value, unit) if value is None or unit else f"{value:.4g}"
             for value in (check.baseline, check.candidate)

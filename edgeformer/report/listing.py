@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -12,12 +11,10 @@ from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_n
 from edgeformer.artifacts.errors import ArtifactError, RecipeError
 from edgeformer.estimate.published import published_record
 from edgeformer.models import load_recipe
-from edgeformer.report.columns import Column, TableColumns, TerminalTable
+from edgeformer.report.columns import Column, Record, TableColumns, TerminalTable
 from edgeformer.run import Run, find_bundle, run_folders
 from edgeformer.runtimes import all_runtimes, library_versions
 from edgeformer.tasks import get_task
-
-Record = dict[str, Any]
 
 
 def _scaled(value: float | None, unit: float, suffix: str = "") -> str | None:

@@ -1,13 +1,13 @@
 """Every sentence of a verdict, a choice and a guarantee, from the data of the decision.
 
-This module imports only :mod:`edgeformer.artifacts`, so that every layer can write its notes with it, and little of
-that, so that a command starts fast.
+This module needs only :mod:`edgeformer.artifacts`, and the type of a metric, so that every layer can write its notes
+with it. It imports little, so that a command starts fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import quote
 
 from edgeformer.artifacts.manifest import release
@@ -16,6 +16,7 @@ from edgeformer.artifacts.units import format_bytes, format_milliseconds, format
 if TYPE_CHECKING:
     from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability
     from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
+    from edgeformer.tasks import Metric
 
 NO_REASON = "no reason is recorded"
 Shape = tuple[int, int]
@@ -43,22 +44,14 @@ def names_by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 class Call(NamedTuple):
-    """The call whose figure is compared with a limit.
-
-    Attributes:
-        shape: (batch, seq).
-        shape_note: why this is not the shape of the budget.
-        provider, rounds_to: named if other rows differ in the provider, or if it rounds.
-        threads: named if other rows differ in them.
-        is_pass_per_token: a whole pass for each token.
-    """
+    """The call whose figure is compared with a limit."""
 
     shape: Shape
-    shape_note: str | None = None
-    provider: str | None = None
+    shape_note: str | None = None  # why this is not the shape of the budget
+    provider: str | None = None  # if other rows differ in it, or if it rounds
     rounds_to: str | None = None
-    threads: int | None = None
-    is_pass_per_token: bool = False
+    threads: int | None = None  # if other rows differ in them
+    is_pass_per_token: bool = False  # a whole pass for each token
 
 
 def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_undecided: bool) -> str | None:
@@ -247,21 +240,6 @@ def estimate_note(report: Report) -> str | None:
 # Choices
 
 
-class Metric(Protocol):
-    """What a sentence states of a task's metric."""
-
-    @property
-    def name(self) -> str:
-        """Name, such as accuracy."""
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger score is better."""
-
-    def text(self, value: float | None) -> str:
-        """Format a score."""
-
-
 def score_objection(score: float, bound: float, metric: Metric, interval: tuple[float, float] | None) -> str:
     """Return that a score misses its limit; ``interval``: of the score, if the limit lies inside it."""
     side = "below" if metric.higher_is_better else "above"
@@ -280,19 +258,15 @@ def unknown_objection(name: str, reason: str | None) -> str:
     return f"its {name} is unknown: {reason or NO_REASON}"
 
 
-def no_score(
-    kind: Literal["engine", "target", "metric", "rounded", "split", "any"], name: str = "", detail: str | None = None
-) -> str:
-    """Return why a candidate has no score; ``name``: of the remedy, the device, the metric or the precision."""
-    return {
-        "engine": f"it has no score, because an engine runs only on its target: {name}",
-        "target": f"{name} compared its outputs but did not score it on the validation split"
-        + (f" ({detail})" if detail else ""),
-        "metric": f"it has no {name}",
-        "rounded": f"it has no score in {name}; export on a machine that computes in {name}",
-        "split": "it has no score on the validation split",
-        "any": "it has no score",
-    }[kind]
+NO_SCORE = {
+    "engine": "it has no score, because an engine runs only on its target: {}",
+    "target": "{} compared its outputs but did not score it on the validation split{}",
+    "metric": "it has no {}",
+    "rounded": "it has no score in {0}; export on a machine that computes in {0}",
+    "split": "it has no score on the validation split",
+    "any": "it has no score",
+}
+"""Why a candidate has no score, with the remedy, device, metric or precision."""
 
 
 class Tie(NamedTuple):
@@ -312,27 +286,17 @@ class Tie(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Which candidate is picked, and why.
-
-    Attributes:
-        eligible: positions of the candidates that may be picked.
-        costs: the quantity to minimize, of every candidate.
-        unit: of the costs.
-        pick, cheapest: positions; ``tie``: why the pick is as good as the cheapest, if it is another one.
-        runner_up: position of the cheapest of the others.
-        best_score: eligible are only artifacts of the model with this score …
-        score_loss: … that lose at most this much of it.
-    """
+    """Which candidate is picked, and why; candidates are named by their positions."""
 
     eligible: tuple[int, ...]
-    costs: Sequence[Figure]
+    costs: Sequence[Figure]  # the quantity to minimize, of every candidate
     unit: str
     pick: int | None = None
     cheapest: int | None = None
-    tie: Tie | None = None
-    runner_up: int | None = None
-    best_score: float | None = None
-    score_loss: float = 0.0
+    tie: Tie | None = None  # why the pick is as good as the cheapest, if it is another one
+    runner_up: int | None = None  # the cheapest of the others
+    best_score: float | None = None  # eligible are only artifacts of the model with this score …
+    score_loss: float = 0.0  # … that lose at most this much of it
 
 
 def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapping[str, str]) -> str:
@@ -448,19 +412,14 @@ def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) ->
     return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
 
 
-Drifting = Literal["unknown", "beyond the tolerance", "doubled", "as before"]
-
-
-def drift_reason(kind: Drifting, tolerance: float | None, unknown_sides: Sequence[str], *, has_loops: bool) -> str:
-    """Return how the difference from torch FP32 has changed; ``unknown_sides``: of which it is not recorded."""
-    if kind == "unknown":
-        sides = " and the ".join(unknown_sides)
-        return f"the bundle of the {sides} records no difference from torch FP32; export it again"
-    if kind == "beyond the tolerance":
-        return f"above its tolerance of {tolerance:g}"
-    if kind == "doubled":
-        return "more than twice that of the baseline"
-    return "RMS error of the worst loop" if has_loops else "largest error of an output"
+DRIFT = {
+    "unknown": "the bundle of the {} records no difference from torch FP32; export it again",
+    "beyond the tolerance": "above its tolerance of {:g}",
+    "doubled": "more than twice that of the baseline",
+    "loops": "RMS error of the worst loop",
+    "outputs": "largest error of an output",
+}
+"""How the difference from torch FP32 has changed, with the sides or the tolerance."""
 
 
 def scored_rows(count: int, unit: str, source: str, changed: tuple[int, int] | None, low: float, high: float) -> str:
@@ -474,16 +433,12 @@ def scored_rows(count: int, unit: str, source: str, changed: tuple[int, int] | N
     return f"{text}; 95% interval of the difference {low:+.4f} to {high:+.4f}"
 
 
-ScoreDoubt = Literal["too few rows", "may be chance", "inside the interval"]
-
-
-def score_doubt(kind: ScoreDoubt, limit: float) -> str:
-    """Return why a score does not decide, or may decide otherwise with more rows."""
-    return {
-        "too few rows": f"too few rows for a limit of {limit:g}: {MORE_ROWS}",
-        "may be chance": f"the loss exceeds the limit of {limit:g}, but may be chance: {MORE_ROWS} with more rows",
-        "inside the interval": f"the limit of {limit:g} lies inside the interval, so more rows could change the result",
-    }[kind]
+SCORE_DOUBT = {
+    "too few rows": f"too few rows for a limit of {{:g}}: {MORE_ROWS}",
+    "may be chance": f"the loss exceeds the limit of {{:g}}, but may be chance: {MORE_ROWS} with more rows",
+    "inside the interval": "the limit of {:g} lies inside the interval, so more rows could change the result",
+}
+"""Why a score does not decide, or may decide otherwise with more rows; with the limit."""
 
 
 # Artifacts, data and imports
