@@ -43,6 +43,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tasks/metric.py": ("tasks",),
     "tasks/classification.py": ("tasks",),
     "tasks/language_modeling.py": ("tasks",),
+    "tasks/texts.py": ("tasks",),
+    "tasks/tokens.py": ("tasks",),
     "data/batching.py": ("data/test_batching.py", "data/test_language.py"),
     "measurement/trackers.py": ("measurement", "system/test_host.py"),
     "benchmark/verdict.py": ("benchmark/test_verdict.py",),

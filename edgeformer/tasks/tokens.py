@@ -17,9 +17,7 @@ from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import IGNORED, TextRows, cut_batches, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
-from edgeformer.data.language import encode_paragraphs, paragraphs, prepare_text, text_file
 from edgeformer.data.rows import LabelledTexts
-from edgeformer.data.splits import unknown_set
 from edgeformer.data.tokenization import TextBounds, load_language_tokenizer
 from edgeformer.tasks.metric import Array, Arrays, as_parity, perplexity_of, token_losses, top_probability
 from edgeformer.tasks.task import Float64s, Int64s, TextReader
@@ -59,14 +57,21 @@ class TokenTask(ReadingTask):
         return (tests or ["validation"])[0] if split == "test" and "test" not in tests else split
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[TextRows]:
+        from edgeformer.data.language import prepare_text  # other tasks import this module, too
+
         return prepare_text(recipe.data, recipe.tokenizer, recipe.model.vocab_size, cache, progress)
 
     def set_texts(self, data: TextConfig, name: str, /) -> LabelledTexts:
+        from edgeformer.data.language import paragraphs
+        from edgeformer.data.splits import unknown_set
+
         if name not in data.parts:
             raise unknown_set(name, ["validation", *data.parts])
         return LabelledTexts.unlabelled([*paragraphs(data, name)])
 
     def file_texts(self, data: TextConfig, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
+        from edgeformer.data.language import text_file
+
         return LabelledTexts.unlabelled(text_file(path, data, columns))
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
@@ -91,6 +96,8 @@ class TokenTask(ReadingTask):
         the end of a packed row (training forgets the part in front), and a document that is longer than the model
         reads (its rest is not in ``n``).
         """
+        from edgeformer.data.language import encode_paragraphs
+
         config = data if as_trained else data.model_copy(update={"mode": "paragraphs"})
         plain = PlainText(reader.tokenizer, reader.bounds)
         return encode_paragraphs([str(text) for text in texts.texts], config, plain)

@@ -37,8 +37,8 @@ def _ratings() -> Iterator[None]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a trained run with a bundle."""
     folder, choose = tmp_path_factory.mktemp("ratings"), random.Random(0)
-    rows = [(rating, f"the {choose.choice(('soup', 'room'))} was {rating}") for rating in RATINGS for _ in range(60)]
-    lines = [f"{rating}\t{text} {number}" for number, (rating, text) in enumerate(rows)]
+    things = ("soup", "room", "staff")
+    lines = [f"{rating}\tthe {choose.choice(things)} was {rating} {n}" for n in range(60) for rating in RATINGS]
     (folder / "rated.tsv").write_text("label\ttext\n" + "\n".join(lines) + "\n", encoding="utf-8")
     source = {"kind": "file", "path": str(folder / "rated.tsv")}
     run = train_tiny(
