@@ -47,7 +47,7 @@ class Spike(NamedTuple):
 
 
 class Training(ABC):
-    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`) or at once (:class:`~.fit.Fit`).
+    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (``fit.Fit``).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
 
