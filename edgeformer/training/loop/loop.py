@@ -33,7 +33,7 @@ MAX_SKIPPED_IN_A_ROW = 32
 """Each skipped step halves the scaling factor of fp16: after so many no factor can help."""
 _AVERAGED_STEPS = 50
 """Batches differ in length, so the time of a step is a mean."""
-_FORWARD_SHARE = 1 / 3
+FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed."""
 
 
@@ -203,7 +203,7 @@ class TrainingLoop(Training):
                 # The time left, with scoring. It is an upper bound if early stopping can still end training sooner.
                 validations = math.ceil(self._last_step / self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
-                steps_left = self._last_step - position.step + _FORWARD_SHARE * rows_left / effective
+                steps_left = self._last_step - position.step + FORWARD_SHARE * rows_left / effective
                 left_s = steps_left * statistics.fmean(step_seconds)
                 stopping = self._config.early_stopping
                 ends_sooner = stopping and validations > stopping.patience - position.epochs_without_improvement
