@@ -190,7 +190,7 @@ def _train(
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
     if is_fitted:
         memory = _check_fit_memory(objective, options)
-    loop: Training = (Fit if is_fitted else TrainingLoop)(objective, processes)
+    loop: Training = Fit(objective, processes) if is_fitted else TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
         record.create(options, memory, run_lock)

@@ -33,7 +33,7 @@ MAX_SKIPPED_IN_A_ROW = 32
 """Each skipped step halves the scaling factor of fp16: after so many no factor can help."""
 _AVERAGED_STEPS = 50
 """Batches differ in length, so the time of a step is a mean."""
-_FORWARD_SHARE = 1 / 3
+FORWARD_SHARE = 1 / 3
 """Time to score a row, as a share of its time in a step; assumed."""
 SCORING_S = 120.0
 """Seconds for each set that is scored where ``max_steps`` ends a run in its first epoch, which is a trial."""
@@ -49,7 +49,7 @@ class Spike(NamedTuple):
 
 
 class Training(ABC):
-    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`) or at once (:class:`~.fit.Fit`).
+    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (``fit.Fit``).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
 
@@ -206,7 +206,7 @@ class TrainingLoop(Training):
                 validations = math.ceil(self._last_step / self._epoch_steps) - position.epoch
                 rows_left = validations * len(prepared.validation) + sum(map(len, prepared.tests.values()))
                 step_s = statistics.fmean(step_seconds)
-                scoring_s = _FORWARD_SHARE * rows_left / effective * step_s
+                scoring_s = FORWARD_SHARE * rows_left / effective * step_s
                 if self._last_step < self._epoch_steps:
                     scoring_s = min(scoring_s, (1 + len(prepared.tests)) * SCORING_S)
                 left_s = (self._last_step - position.step) * step_s + scoring_s

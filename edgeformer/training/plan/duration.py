@@ -45,6 +45,7 @@ from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.checkpoint import Position
 from edgeformer.training.loop.distributed import connect
 from edgeformer.training.loop.frozen import FrozenStart
+from edgeformer.training.loop.loop import FORWARD_SHARE
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.loop.step import TF32_CAPABILITY, Stepper
 from edgeformer.training.loop.teacher import Teacher, without_teacher
@@ -52,8 +53,6 @@ from edgeformer.training.loop.teacher import Teacher, without_teacher
 TIMED_S = 6.0
 """Seconds of training that are timed."""
 WARM_UP_STEPS, MIN_STEPS, MAX_STEPS = 3, 8, 200
-_FORWARD_SHARE = 1 / 3
-"""Share of the forward pass in the products of a step; a teacher whose states are compared adds one forward pass."""
 SHARE_OF_PEAK = (0.04, 0.5)
 """Of a CPU's stated rate that training reaches: small models reach little of it. benchmarks/plan_time.py has the shares
 of finished trainings."""
@@ -391,10 +390,11 @@ def time_steps(recipe: Recipe, cache: Path, seconds: float) -> tuple[float, int]
         if number >= WARM_UP_STEPS:
             timed_s, timed_tokens, steps = timed_s + time.perf_counter() - mark, timed_tokens + tokens[step], steps + 1
     token_s = timed_s / timed_tokens
+    # A teacher whose states are compared adds one forward pass.
     runs_teacher = has_teacher and (objective.per_token or training.distillation.states)
-    training_s = token_s * tokens.sum() * epochs * (1 + _FORWARD_SHARE * bool(runs_teacher))
+    training_s = token_s * tokens.sum() * epochs * (1 + FORWARD_SHARE * bool(runs_teacher))
     scored = prepared.validation.lengths.sum() * epochs + sum(rows.lengths.sum() for rows in prepared.tests.values())
-    return float(starting_s + training_s + _FORWARD_SHARE * token_s * scored), steps
+    return float(starting_s + training_s + FORWARD_SHARE * token_s * scored), steps
 
 
 def main() -> None:
