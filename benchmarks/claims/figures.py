@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.claims.schema import Claims, Code, Counted, Each, Formula, Json, Number, Quoted, Setting, Source, Study
 from benchmarks.claims.tables import NotThere, cell, seeds
 from benchmarks.results_page.provenance import Affected, Change, origin_of, read_json, superseded, superseded_study
+from benchmarks.studies.results import kept_documents
 from edgeformer.artifacts.errors import InputError
 
 MIB = 2**20
@@ -190,6 +191,8 @@ class Finder:
 
     def _read(self, file: str) -> Any:
         path = self.results / file
+        if path.parent.name == "studies" and path.stem in (runs := kept_documents(path.parent)):
+            return runs[path.stem]
         if not path.is_file():
             raise NotThere(f"{file} is not committed yet")
         return read_json(path)

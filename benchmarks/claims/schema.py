@@ -33,7 +33,10 @@ class Counted(Frozen):
 
 
 class Json(Frozen):
-    """A figure of a committed file. A step is a key, a position, or what one object of a list must hold."""
+    """A figure of a committed file; studies/NAME.json is also the line NAME of studies/runs/*.jsonl.
+
+    A step of ``path`` is a key, a position, or what one object of a list must hold.
+    """
 
     kind: Literal["json"]
     file: str

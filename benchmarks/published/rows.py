@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from benchmarks.published.listing import list_operators
-from benchmarks.published.networks import build
+from benchmarks.published.networks import FOLDER, list_network
 from benchmarks.published.transformers import Architecture, Transformer, parse_architecture
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
 
-FOLDER = Path(__file__).parent
 _RUNTIMES = {
     "tensorrt": r"^TensorRT(?! Edge-LLM|-LLM)|\bTensorRT EP", "onnxruntime": r"^ONNX Runtime", "openvino": r"^OpenVINO",
     "ruy": r"ruy|^TFLite 2\.5\.0$", "litert": r"^(TFLite|TensorFlow Lite|LiteRT|XNNPACK)", "executorch": r"^ExecuTorch",
@@ -85,12 +83,12 @@ def load() -> tuple[list[Measurement], dict[str, int]]:
 
 def _measurement(row: dict[str, str], model: str, source: str) -> Measurement | str:
     """Return a row in one form, or why it is left out."""
-    unit, statistic, given = row["unit"], row["statistic"], row["input"]
+    unit, statistic, size_text = row["unit"], row["statistic"], row["input"]
     if _DOUBTFUL.search(row["note"]):
         return "its source doubts it"
     if _NO_CALL.search(f"{statistic} {model} {row['runtime']}") or unit not in _TO_MS:
         return "not the time of one call"
-    if _NO_INPUT.search(given):
+    if _NO_INPUT.search(size_text):
         return "its input is not known exactly"
     runtime = next((name for name, text in _RUNTIMES.items() if re.search(text, row["runtime"])), row["runtime"])
     precision = next((name for name, text in _PRECISIONS.items() if re.search(text, row["precision"])), None)
@@ -98,10 +96,10 @@ def _measurement(row: dict[str, str], model: str, source: str) -> Measurement | 
         return "an unknown precision"
     batch, value = int(row["batch"] or 1), float(row["value"])
     phase: Literal["call", "prefill", "decode"] = "call"
-    size, past = _size(given), 0
+    size, past = _size(size_text), 0
     if unit in ("tokens/s", "ms/token"):
         is_prompt = re.search(r"prompt|prefill|pp", statistic) is not None
-        length = _number(given) or _number(statistic)
+        length = _number(size_text) or _number(statistic)
         if batch != 1 or (is_prompt and length is None):
             return "its input is not known exactly"
         phase, size, past = ("prefill", length or 0, 0) if is_prompt else ("decode", 1, (length or 2 * _DECODED) // 2)
@@ -126,39 +124,36 @@ _TO_MS = {
 }  # fmt: skip
 
 
-def _size(given: str) -> int | None:
+def _size(size_text: str) -> int | None:
     """Return the tokens of ``sequence 128``, or the larger side of ``224x224x3``."""
-    if found := re.search(r"sequence (\d+)", given):
-        return int(found[1])
-    if found := re.match(r"(\d+)x(\d+)", given):
-        return max(int(found[1]), int(found[2]))
-    return 3000 if "window" in given else None
+    if match := re.search(r"sequence (\d+)", size_text):
+        return int(match[1])
+    if match := re.match(r"(\d+)x(\d+)", size_text):
+        return max(int(match[1]), int(match[2]))
+    return 3000 if "window" in size_text else None
 
 
 def _number(text: str) -> int | None:
     """Return the first number of ``tg128`` or ``prompt 512 tokens``."""
-    found = re.search(r"(?:pp|tg|prompt |prefill )(\d[\d,]*)", text)
-    return int(found[1].replace(",", "")) if found else None
+    match = re.search(r"(?:pp|tg|prompt |prefill )(\d[\d,]*)", text)
+    return int(match[1].replace(",", "")) if match else None
 
 
 @cache
 def operators(model: str, batch: int, size: int, past: int) -> tuple[ExecutedNode, ...] | None:
-    """Return the nodes of one call of a model; None: it is not rebuilt."""
+    """Return the nodes of one call of a model; None: they are not known."""
     name, _, description = model.partition("|")
     architecture = parse_architecture(description)
+    if architecture is None:
+        return list_network(name, batch, size)
     with torch.device("meta"):
-        if architecture is not None:
-            module: torch.nn.Module | None = Transformer(architecture, past).eval()
-        else:
-            module = build(name)
-        if module is None:
-            return None
+        module = Transformer(architecture, past).eval()
         return tuple(list_operators(module, _input(architecture, batch, size)))
 
 
-def _input(architecture: Architecture | None, batch: int, size: int) -> torch.Tensor:
+def _input(architecture: Architecture, batch: int, size: int) -> torch.Tensor:
     """Return an input on the meta device."""
-    if architecture is None or architecture.patch:
+    if architecture.patch:
         return torch.zeros(batch, 3, size, size)
     if architecture.mel:
         return torch.zeros(batch, 80, size)

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.studies NAME` makes a study."""
+"""`python -m benchmarks studies NAME` makes a study."""
 
 from benchmarks.studies.study import main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())

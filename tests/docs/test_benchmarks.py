@@ -89,6 +89,5 @@ def test_a_script_is_run_by_its_name(capsys: pytest.CaptureFixture[str]) -> None
     assert "waiting " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no benchmark 'nothing'; there are bench"):
         main(["nothing"])
-    with pytest.raises(SystemExit) as stop:
-        main(["waiting", "--help"])
-    assert stop.value.code == 0 and capsys.readouterr().out.startswith("question  how long")
+    main(["waiting", "--help"])
+    assert capsys.readouterr().out.startswith("question  how long")
