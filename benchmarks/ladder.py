@@ -42,7 +42,7 @@ MODELS = {
     "baseline_sst2_fast-glue-dev": "baseline",
     "recurrent_distilled_sst2": "light, distilled",
     "folded-teacher-norms-3-epochs": "MiniLM, folded",
-    "minilm_sst2-search": "MiniLM of `search` (the teacher)",
+    "minilm_sst2-search": "MiniLM of `search`",
     "minilm_sst2": "MiniLM",
 }
 """Name of a run without its seed → the model, in the order of the table."""

@@ -76,8 +76,8 @@ def ladder() -> dict[str, str]:
         "linear_taught_sst_test": f"{taught:.4f}",
         "linear_taught_gain": f"{100 * (taught - plain):.1f}",
         "ladder_error": f"{100 * error:.1f}",
-        "ladder_teacher_dev": f"{runs['minilm_sst2-search']['validation']['accuracy']:.4f}",
-        "ladder_teacher_sst_test": f"{runs['minilm_sst2-search']['tests']['sst-test']['accuracy']:.4f}",
+        "ladder_teacher_dev": f"{runs['minilm_sst2']['tests']['glue-dev']['accuracy']:.4f}",
+        "ladder_teacher_sst_test": f"{runs['minilm_sst2']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
     }
 
