@@ -201,7 +201,8 @@ def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
 SLOWER_THE_SECOND_TIME = """
 import os, time
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.measurement import conditions, worker
+from edgeformer.measurement import conditions
+from edgeformer.system import worker
 seconds = 0.05 if os.path.exists({log!r}) else 0.010
 open({log!r}, "a").write("x")
 real = OnnxSession.run
