@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.published.fit import Groups, fit, left_out, summary
+from benchmarks.published.networks import FOLDER
 from benchmarks.published.pages import RESULT, draw, index_facts
-from benchmarks.published.rows import FOLDER, Measurement, load, rebuilt
+from benchmarks.published.rows import Measurement, load, rebuilt
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import load_profile, shipped_names
 from edgeformer.artifacts.errors import EdgeformerError
