@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, in_format, model_of, recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session
+from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from benchmarks.gpu.timing import ratio, rules_of, times
 from edgeformer.artifacts.report import MeasureRules
 
@@ -112,4 +112,8 @@ ROW = Row(
         *(Column(f"times as fast after {n} (claimed {CLAIMED[n]})", f"all_loops_over_exit.{n}.median", "{:.2f}")
           for n in CLAIMED),
     ),
+    module="early_exit",
 )  # fmt: skip
+
+if __name__ == "__main__":
+    raise SystemExit(main(ROW))

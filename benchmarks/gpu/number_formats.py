@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.recipes import in_format, model_of, recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session
+from benchmarks.gpu.session import Column, Figures, Row, Session, main
 from benchmarks.gpu.timing import on_device_ms, rules_of, times
 
 MODELS = {"stacked": "baseline_sst2_fast", "shared": "recurrent_sst2_fast"}
@@ -130,9 +130,13 @@ def floor(session: Session) -> Figures:
 
     size, bytes_ = (64, 1 << 16) if session.tiny else (8192, 1 << 30)
     figures: Figures = {}
-    formats = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    for name, format_ in formats.items():
-        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    for name, format_, tf32 in (
+        ("fp32", torch.float32, False),
+        ("tf32", torch.float32, True),
+        ("fp16", torch.float16, False),
+        ("bf16", torch.bfloat16, False),
+    ):
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         remaining, right = (torch.randn(size, size, device=session.device).to(format_) for _ in "ab")
         figures[f"{name}_operations_per_s"] = 2 * size**3 / _seconds(session, lambda: remaining @ right)  # noqa: B023
     torch.set_float32_matmul_precision("highest")
@@ -188,4 +192,8 @@ ROW = Row(
         Column("floor, ms", "floor_ms", "{:.4f}"),
         Column("steady", "stable"),
     ),
+    module="number_formats",
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main(ROW))

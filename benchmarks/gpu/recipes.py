@@ -13,16 +13,22 @@ from typing import Any
 
 from benchmarks.gpu.session import Figures, Session
 from edgeformer.artifacts.device import DeviceProfile
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.run import Run
 
 _WIKITEXT = "kind: hub, name: Salesforce/wikitext, config: wikitext-2-raw-v1, label: null"
+WIKITEXT_2 = (
+    f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}], "
+    f"test: [{{{_WIKITEXT}, split: test}}]}}"
+)
+"""In place of WikiText-103, which is too large to be brought."""
 WIKITEXT_2_STEPS = (
     f"data.parts={{train: [{{{_WIKITEXT}, split: train}}], validation: [{{{_WIKITEXT}, split: validation}}]}}"
 )
-"""In place of WikiText-103, which is too large to be brought. Only steps are timed: nothing is tested."""
+"""The same where only steps are timed: nothing is tested."""
 VALIDATION_LINES = 200
 """Of the validation text, where only steps are timed: all of it takes longer than the steps."""
 _SYNTHETIC = "kind: synthetic-reviews"
@@ -61,11 +67,31 @@ TINY_CLASSES = (
     "training.epochs=1",
     "training.precision=fp32",
 )
-_TINY = {"crt": TINY_TEXT, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
+TINY_DECODER = (
+    *(record for record in TINY_TEXT if not record.startswith("model.")),
+    "model.vocab_size=300",
+    "model.hidden_size=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn_size=32",
+    "model.max_positions=64",
+    "model.rope_theta=10000.0",
+)
+_TINY = {"crt": TINY_TEXT, "decoder": TINY_DECODER, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
 
 
 def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny: Sequence[str] = ()) -> Recipe:
-    """Return a shipped recipe as this session trains it; ``tiny`` is for dry runs. Raises InputError: no data."""
+    """A shipped recipe as this session trains it.
+
+    Args:
+        session: whose data it reads.
+        name: of the recipe.
+        overrides: as ``--set`` takes them.
+        tiny: those that a dry run has beyond the others.
+
+    Raises:
+        InputError: no data was brought.
+    """
     recipe = None
     if session.options.data is not None:
         from benchmarks.studies.jobs import load_local_data, with_local_data
@@ -79,19 +105,29 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
     return recipe
 
 
+def device_profile(name: str) -> DeviceProfile:
+    """A shipped hardware profile."""
+    return load_profile(name)
+
+
 def some_steps(
     session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile, *, refuse: bool = True
 ) -> Figures:
-    """Do some optimizer steps of the real training, from nothing, in a run of this name.
+    """Some optimizer steps of the real training, from nothing.
 
     Args:
+        session: in whose folder the run lies.
+        recipe: what is trained.
+        name: of the run.
+        steps: at most.
         cap: the card is cut down to what this profile leaves to a process; not on a CPU, where there is nothing to cut.
-        refuse: do not begin where the prediction says that it will not fit (InputError).
+        refuse: do not begin where the prediction says that it will not fit.
 
     Returns:
         Speed (median of what is logged, less the first record: libraries load in it), predicted and measured peak.
 
     Raises:
+        InputError: it will not fit.
         EdgeformerError: a single row does not fit into memory.
     """
     import torch
@@ -145,8 +181,12 @@ def trained(run: Run) -> Figures:
         if memory.device == "cuda" and predicted is not None:
             # The measured peak is of allocated tensors: without the allocator's gaps, which the reserve is for.
             compared = predicted - (memory.predicted_reserve_bytes or 0)
-        figures |= {"predicted_peak_bytes": predicted, "measured_peak_bytes": measured}
-        figures |= {"budget_bytes": memory.budget_bytes, "measured_as": memory.measured_as}
+        figures |= {
+            "predicted_peak_bytes": predicted,
+            "measured_peak_bytes": measured,
+            "budget_bytes": memory.budget_bytes,
+        }
+        figures |= {"measured_as": memory.measured_as}
         figures["predicted_over_measured"] = compared / measured if compared and measured else None
     return figures
 
@@ -162,7 +202,12 @@ def model_of(recipe: Any, device: str) -> Any:
 
 
 def in_format(model: Any, format_: str) -> Any:
-    """Put the model's weights into another number format, as exported graphs have them: norms stay in FP32."""
+    """The model with its weights in another number format, in place, as exported graphs have them: norms stay in FP32.
+
+    Args:
+        model: of a family.
+        format_: torch's name of it: float32, float16, bfloat16.
+    """
     import torch
 
     for module in model.modules():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session
-from edgeformer.artifacts.documents import load_profile
+from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
+from benchmarks.gpu.session import Column, Figures, Row, Session, main
 
 RECIPE, DEVICE = "crt_deep_rtx4050", "rtx4050"
 ALLOWED = 0.10
@@ -14,7 +13,7 @@ ALLOWED = 0.10
 def measure(session: Session) -> None:
     """``plan`` for the device, then the steps on what it leaves to a process."""
     recipe = recipe_for(session, RECIPE, [WIKITEXT_2_STEPS])
-    device = load_profile(DEVICE)
+    device = device_profile(DEVICE)
 
     def plan() -> Figures:
         from edgeformer.training.plan.plan import plan
@@ -54,4 +53,8 @@ ROW = Row(
         Column("rows at a time", "batch_size"),
         Column("tokens/s", "tokens_per_s", "{:,.0f}"),
     ),
+    module="six_gigabytes",
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main(ROW))

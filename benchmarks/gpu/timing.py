@@ -23,10 +23,16 @@ def rules_of(tiny: bool) -> MeasureRules:
 
 
 def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[str, Any]:
-    """Return what one call takes, which puts its work into the current stream.
+    """What one call takes.
 
-    ``p50_ms`` is until the caller could go on, the card having finished, ``device_p50_ms`` on the card alone (None on a
-    CPU); the other figures say how well the sample can be trusted.
+    Args:
+        call: puts its work into the current stream.
+        device: cuda or cpu.
+        rules: when to stop.
+
+    Returns:
+        Milliseconds: ``p50_ms`` until the caller could go on, the card having finished; ``device_p50_ms`` on the card
+        alone, None on a CPU; and how well the sample can be trusted.
     """
     import torch
 
@@ -38,10 +44,14 @@ def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[
     sample = measure(waited, rules)
     summary = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
     alone = on_device_ms(call, min(len(sample.samples_ms), 50)) if device == "cuda" else None
-    return {
-        "p50_ms": summary.p50, "device_p50_ms": alone, "cv": summary.cv, "n": summary.n, "stable": summary.stable,
-        "warnings": list(summary.warnings),
-    }  # fmt: skip
+    figures = {
+        "p50_ms": summary.p50,
+        "device_p50_ms": alone,
+        "cv": summary.cv,
+        "n": summary.n,
+        "stable": summary.stable,
+    }
+    return {**figures, "warnings": list(summary.warnings)}
 
 
 def on_device_ms(call: Callable[[], object], calls: int) -> float:

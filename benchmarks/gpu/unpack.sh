@@ -1,5 +1,5 @@
 # To be sourced on a machine with a card and without a network, from the root of the checkout:  . benchmarks/gpu/unpack.sh
-# Wheels are archives: unpacked into one folder they can be imported, and nothing is installed. Then:  python3 -m benchmarks gpu
+# Wheels are archives: unpacked into one folder they can be imported, and nothing is installed. Then:  python3 -m benchmarks.gpu
 BROUGHT="$PWD/benchmarks/gpu/brought"
 PYTHON="${PYTHON:-python3}"
 if [ ! -f "$BROUGHT/manifest.json" ]; then
@@ -9,6 +9,9 @@ fi
 # They come before what is installed here, so only what is missing was packed: no other torch, no other numpy.
 for wheel in "$BROUGHT"/wheels/*.whl; do
   [ -f "$wheel" ] && "$PYTHON" -m zipfile -e "$wheel" "$BROUGHT/packages"
+done
+for packed in "$BROUGHT"/data/models/*/*.xz; do
+  [ -f "$packed" ] && [ ! -f "${packed%.xz}" ] && "$PYTHON" -c "import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], 'wb'))" "$packed" "${packed%.xz}"
 done
 export PYTHONPATH="$PWD:$BROUGHT/packages${PYTHONPATH:+:$PYTHONPATH}"
 export EDGEFORMER_TEST_DATA="$BROUGHT/data"
