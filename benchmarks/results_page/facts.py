@@ -64,6 +64,18 @@ def own_data() -> dict[str, str]:
     }  # fmt: skip
 
 
+def wnut() -> dict[str, str]:
+    """Span F1 of the search on WNUT's names."""
+    record = result("2026-11-29-wnut")
+    (validation,) = [model["score"] for model in record["models"] if model["score"] is not None]
+    (test,) = record["tests"]
+    return {
+        "wnut_train": f"{record['train_rows']:,}", "wnut_test": f"{record['test_rows']:,}",
+        "wnut_spans": f"{test['rows']:,}", "wnut_validation_f1": f"{validation:.3f}",
+        "wnut_test_f1": f"{test['score']:.3f}",
+    }  # fmt: skip
+
+
 def ladder() -> dict[str, str]:
     """Figures of the linear model with and without a teacher."""
     runs = {run["run"]: run for run in result("2026-11-26-ladder")["runs"]}

@@ -77,7 +77,7 @@ class RunSpec(Frozen):
     label: str
     recipe: str = Field(description="a path, or a shipped recipe's name")
     set: dict[str, Any] = Field({}, description="recipe keys that are changed: training.epochs: 3")
-    like: str | None = Field(None, description="the row whose ``set`` this row adds its own to")
+    like: str | None = Field(None, description="the row to whose data (keys ``data.…``) this row adds its own ``set``")
     seeds: Annotated[Several[Seed], Field(min_length=1)] = (42,)
     export: Several[Precision] = Field((), description="graphs to export and score; fp32 is always among them")
     exits: bool = Field(False, description="also export a graph of every exit")
@@ -168,7 +168,8 @@ class Study(Frozen):
     def changes(self, row: str) -> dict[str, Any]:
         """Return the recipe keys that a row changes."""
         spec = self.runs[row]
-        return {**(self.runs[spec.like].set if spec.like is not None else {}), **spec.set}
+        other = self.runs[spec.like].set if spec.like is not None else {}
+        return {**{key: value for key, value in other.items() if key.startswith("data.")}, **spec.set}
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:

@@ -236,9 +236,7 @@ def open_predictor(
 
 def predicts_vectors(location: Location) -> bool:
     """Return whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    from edgeformer.tasks.embedding import Embedding
-
-    return isinstance(location.open_model().task, Embedding)
+    return location.open_model().task.name == "embedding"
 
 
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:

@@ -24,7 +24,6 @@ from edgeformer.inference.predict import Predictor, open_predictor, predicts_vec
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
 from edgeformer.tasks.embedding import (
-    Embedding,
     QuantizationLoss,
     VectorKind,
     VectorStore,
@@ -107,7 +106,7 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
 
 def check_can_rank(task: Task, data: DataSection) -> None:
     """Raise InputError if a model makes neither vectors of texts nor scores of pairs."""
-    if not isinstance(task, Embedding | Regression):
+    if task.name != "embedding" and not isinstance(task, Regression):
         raise InputError(
             f"query: a {task.noun} cannot rank texts; use an embedding model, or a reranker (a model with one output "
             "that reads a query and a document)"

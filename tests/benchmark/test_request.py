@@ -45,7 +45,7 @@ def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> No
 def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: BundleManifest) -> None:
     labels = RTX.budgets["classification"]
     own = RTX.model_copy(update={"budgets": {"regression": labels.model_copy(update={"seq": 16}), "typo": labels}})
-    assert resolve(ProfileOptions(), RTX, manifest).requirements.limit_of("latency") == labels.latency_p50_ms
+    assert limits_of(ProfileOptions(), RTX, manifest)["latency"] == labels.latency_p50_ms
     assert [RTX.budget(*task.budgets) == labels for task in all_tasks()] == [
         task.name not in ("embedding", "language-modeling", "tensors") for task in all_tasks()
     ]
@@ -89,9 +89,7 @@ def limits_of(options: ProfileOptions, device: DeviceProfile, manifest: BundleMa
 def test_limits_come_from_the_profile_and_flags_win(manifest: BundleManifest) -> None:
     profile = {"size": 100 * 2**20, "latency": 5.0, "memory": round(5.4 * 2**30)}
     assert limits_of(ProfileOptions(), RTX, manifest) == profile
-    options = ProfileOptions(
-        max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0, choose=ChoiceOptions({"accuracy": 0.9})
-    )
+    options = ProfileOptions(max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0, choose=ChoiceOptions(0.9))
     assert limits_of(options, RTX, manifest) == {"size": 2, "latency": 1.0, "memory": 0, "score": 0.9}
 
 

@@ -72,6 +72,7 @@ def test_every_table_and_figure_is_used() -> None:
 
 STATED = {
     "on a part of WikiText-2": "a data set",
+    "WNUT 2017": "a data set",
     "of small models (width 128)": "a setting",
     "up to 512 tokens": "a setting",
     "three shared layers of width 256": "a setting",

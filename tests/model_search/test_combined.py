@@ -54,7 +54,7 @@ def test_without_a_limit_the_best_model_may_lose_one_standard_error() -> None:
     searches = {"linear": search_of(0.906, 0.1, 200), "pretrained": both}
     result = combine_choices(searches, limits(), "latency")
     assert result.pick is not None and result.candidates[result.pick].artifact == "pretrained/onnx-int8"
-    assert "of the model with the best accuracy" in result.reason
+    assert "from the model with the best accuracy" in result.reason
 
 
 def test_the_best_is_named_if_none_keeps_the_limits() -> None:

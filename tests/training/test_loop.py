@@ -21,7 +21,7 @@ from edgeformer.models import load_recipe
 from edgeformer.models.distillation import Batch, Losses
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
-from edgeformer.tasks import task as tasks_module
+from edgeformer.tasks import texts
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training import train as train_module
 from edgeformer.training.loop import loop
@@ -65,7 +65,7 @@ def test_a_trial_is_scored_on_fewer_rows(
     """Only where --max-steps ends the first epoch: scores of later epochs are compared with each other."""
     for module in (loop, train_module):
         monkeypatch.setattr(module, "SCORING_S", 1e-9)
-    monkeypatch.setattr(tasks_module, "EVALUATION_ROWS", 8)
+    monkeypatch.setattr(texts, "EVALUATION_ROWS", 8)
     progress = Messages()
     run = train(load_recipe("quickstart", TINY), TrainOptions(tmp_path, accelerator="cpu", max_steps=steps), progress)
     validation = read_run(run).validation
