@@ -18,6 +18,7 @@ def facts() -> dict[str, str]:
     return {
         **ladder(), **runtimes(), **bundles(), **gating(), **memory(), **speeds(), **claims(), **last_epoch(),
         **own_data(),
+        **wnut(),
     }  # fmt: skip
 
 
