@@ -84,7 +84,7 @@ STATED = {
     "baseline; for 3%, 34 against 33": "a setting",
 }
 """Text with a number that is no measurement → the meaning of the number."""
-NAMES = re.compile(r"SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")
+NAMES = re.compile(r"span F1|SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")
 
 
 def prose() -> str:

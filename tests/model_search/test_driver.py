@@ -95,8 +95,8 @@ def test_sigterm_ends_the_training_in_order(tmp_path: Path) -> None:
     search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), Messages())
 
     def stop_when_it_trains() -> None:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "slow" / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+        deadline, metrics = time.monotonic() + 120, tmp_path / "slow" / "metrics.jsonl"
+        while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
