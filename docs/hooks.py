@@ -80,8 +80,10 @@ def _command(title: str, command: Any) -> list[str]:
     text, _, examples = (command.help or "").partition("Examples:\n")
     rows = {"": ["| option | meaning |", "|---|---|"], "Advanced": ["| advanced option | meaning |", "|---|---|"]}
     for parameter in command.get_params(context):
-        names, meaning = parameter.get_help_record(context)
-        cells = (cell.replace("|", r"\|") for cell in (names, meaning))
+        record = parameter.get_help_record(context)
+        if record is None:  # a hidden option
+            continue
+        cells = (cell.replace("|", r"\|") for cell in record)
         rows[parameter.rich_help_panel or ""].append("| `{}` | {} |".format(*cells))
     tables = ["\n".join(lines) for lines in rows.values() if len(lines) > 2]
     parts = [f"### edgeformer {title}", f"    {usage}", text, *tables]
