@@ -11,6 +11,7 @@ from benchmarks.own_data import figures
 from benchmarks.results_page.bench import machines, met
 from benchmarks.results_page.studies import questions
 from benchmarks.results_page.tables import FOLDER, result
+from edgeformer.artifacts.units import format_duration
 
 
 def facts() -> dict[str, str]:
@@ -19,6 +20,7 @@ def facts() -> dict[str, str]:
         **ladder(), **runtimes(), **bundles(), **gating(), **memory(), **speeds(), **claims(), **last_epoch(),
         **own_data(),
         **wnut(),
+        **three_commands(),
     }  # fmt: skip
 
 
@@ -74,6 +76,22 @@ def wnut() -> dict[str, str]:
         "wnut_train": f"{record['train_rows']:,}", "wnut_test": f"{record['test_rows']:,}",
         "wnut_spans": f"{test['rows']:,}", "wnut_validation_f1": f"{validation:.3f}",
         "wnut_test_f1": f"{test['score']:.3f}",
+    }  # fmt: skip
+
+
+def three_commands() -> dict[str, str]:
+    """Durations, sizes of engines and verdict of training, exporting and judging the largest recipe."""
+    record = result("2026-11-29-three-commands")
+    train, export, profile = map(format_duration, record["commands"].values())
+    engines = [record["artifacts"][name] / 2**20 for name in record["engine_build_s"]]
+    low, typical, high = record["estimated_ms_per_token"]["tensorrt-rtx-fp16-decode"]
+    scored, rows = record["scored_rows"]["validation"]
+    built_s = [f"{seconds:.0f}" for seconds in record["engine_build_s"].values()]
+    return {
+        "three_train": train, "three_export": export, "three_profile": profile, "three_engine_mib": f"{engines[0]:.0f}",
+        "three_decode_mib": f"{engines[1]:.0f}", "three_engine_s": built_s[0], "three_decode_s": built_s[1],
+        "three_verdict": record["verdict"]["status"], "three_ms": f"{typical:.1f}", "three_low": f"{low:.1f}",
+        "three_high": f"{high:.1f}", "three_limit": f"{record['limit_ms']}", "three_rows": f"{scored} of {rows}",
     }  # fmt: skip
 
 
