@@ -58,7 +58,7 @@ def command(
     than --max-slowdown allows, or worse in memory, size, score or difference from torch, or lacks an artifact. Both are
     scored on the same rows: held-out rows of the baseline that the candidate was not trained on, or --eval-data.
 
-    --on sends both bundles to a device over SSH and compares them there. Its scores need --eval-data, or data that the
+    --on sends both bundles to a machine over SSH and compares them there. Its scores need --eval-data, or data that the
     device can read.
 
     Exit code 3: a check failed. 4: a check is undecided, because the machine is busy or rows are missing.

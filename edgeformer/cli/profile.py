@@ -104,7 +104,7 @@ def command(
     limits: the lowest accuracy, F1 (several labels, spans), rank correlation (embedding models: similarity; regression:
     Spearman) or cosine with FP32 (imported ONNX files), and the highest perplexity (language models).
 
-    --on copies the bundle to a device over SSH, installs edgeformer there in a folder of its own, verifies the bundle,
+    --on copies the bundle to a machine over SSH, installs edgeformer there in a folder of its own, verifies the bundle,
     measures it, and brings the report back. The next time only changed files are sent. After a lost connection, the
     same command fetches the results.
 
@@ -169,7 +169,7 @@ def command(
     if on:
         if no_host:
             raise InputError("--no-host, --on: contradict each other; give one of them")
-        _profile_on_devices(context, on, location, artifact_ids, choosing)
+        _profile_on_machines(context, on, location, artifact_ids, choosing)
         return
     profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
     options = ProfileOptions(
@@ -233,7 +233,7 @@ def _publish(reports: Iterable[Report], location: Location, path: Path, progress
     progress.message(f"{path}: {count} measured times were added")
 
 
-def _profile_on_devices(
+def _profile_on_machines(
     context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], choosing: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""

@@ -159,7 +159,7 @@ def _ladder(
         return ladder
     if linear is not None and "pooling" in plain["model"]:
         plain = {**plain, "training": {**plain["training"], "start": "frozen"}}
-    # For spans there is no frozen model, so this one shows what reading many texts before is worth.
+    # For spans there is no frozen model: the fine-tuned encoder comes before the larger one, which may take all time.
     place = len(ladder) if linear is not None else 1
     ladder.insert(place, LadderModel(_TEACHER, "the pretrained encoder, fine-tuned", plain))
     if scratch["task"] != "classification" or linear is None:

@@ -1,8 +1,7 @@
-"""A machine for tests: a real SSH server on 127.0.0.1 with keys and a home of its own, or its stand-in fake_ssh.py."""
+"""A machine for tests: a real SSH server on 127.0.0.1, with keys and a home of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shlex
@@ -21,13 +20,6 @@ from edgeformer.machines.machine import environment_name
 
 _STARTS_WITHIN_S = 10.0
 _PROGRAM = shutil.which("sshd") or "/usr/sbin/sshd"
-REAL = Path(_PROGRAM).exists() and shutil.which("ssh-keygen") is not None
-needs_sshd = pytest.mark.skipif(not REAL, reason="needs OpenSSH's server: apt-get install openssh-server")
-
-
-def ssh_command(config: Path) -> str:
-    """Return the value of ``EDGEFORMER_SSH`` for a configuration."""
-    return f"ssh -F {config}" if REAL else f"{sys.executable} {Path(__file__).with_name('fake_ssh.py')} {config}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class Sshd:
     @property
     def ssh(self) -> str:
         """Value of ``EDGEFORMER_SSH``."""
-        return ssh_command(self.config)
+        return f"ssh -F {self.config}"
 
     @property
     def root(self) -> Path:
@@ -95,15 +87,11 @@ def start_sshd(
         launcher: command that starts the server's command.
         home: folder of the user who logs in; None: a new one.
     """
+    if not Path(_PROGRAM).exists() or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs OpenSSH's server: apt-get install openssh-server")
     home, log, config = home or folder / "home", folder / "log", folder / "ssh_config"
     folder.mkdir(parents=True)
     home.mkdir(exist_ok=True)
-    if not REAL:
-        process = subprocess.Popen(["sleep", "3600"])
-        machine = {"name": name, "home": str(home), "log": str(log), "environment": environment, "pid": process.pid}
-        config.write_text(json.dumps({**machine, "launcher": launcher}) + "\n")
-        log.touch()
-        return Sshd(name, home, config, log, process)
     for key in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     with socket.socket() as free:

@@ -21,7 +21,7 @@ from edgeformer.machines.connection import Connection, MachineError
 from edgeformer.machines.machine import environment_name
 from edgeformer.machines.packing import WHEEL, download_pack, write_wheel
 from tests.cli.in_process import Edgeformer
-from tests.machines.sshd import Sshd, needs_sshd, start_sshd
+from tests.machines.sshd import Sshd, start_sshd
 
 VERIFY = ("verify", "small", "--on", "bench")
 Start = Callable[..., Sshd]
@@ -164,7 +164,6 @@ def files_on(machine: Sshd) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-@needs_sshd
 def test_a_full_disk_is_refused_before_anything_is_sent(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
 ) -> None:
@@ -174,7 +173,6 @@ def test_a_full_disk_is_refused_before_anything_is_sent(
     assert files_on(machine) == []
 
 
-@needs_sshd
 @pytest.mark.parametrize("size", ["500k", pytest.param("100m", marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_keeps_no_half_file_or_environment(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
@@ -227,14 +225,12 @@ def test_an_unreachable_machine(start: Start, edgeformer: Edgeformer, run: Path)
     assert "Connection refused; start the SSH server there" in edgeformer(*VERIFY, code=1)
 
 
-@needs_sshd
 def test_a_key_that_the_machine_does_not_know(start: Start, edgeformer: Edgeformer, run: Path) -> None:
     machine = start()
     (machine.config.parent / "user_key.pub").write_text("")
     assert "log in with a key: run ssh-copy-id bench once" in edgeformer(*VERIFY, code=1)
 
 
-@needs_sshd
 def test_a_login_that_prints_something(start: Start, edgeformer: Edgeformer, run: Path) -> None:
     """What a shell's startup file prints comes before the answers."""
     machine = start('ForceCommand echo Welcome; echo; exec sh -c "$SSH_ORIGINAL_COMMAND"')
@@ -242,7 +238,6 @@ def test_a_login_that_prints_something(start: Start, edgeformer: Edgeformer, run
     assert "2 of 2 artifacts verified" in edgeformer(*VERIFY)
 
 
-@needs_sshd
 def test_a_machine_without_a_posix_shell(start: Start, edgeformer: Edgeformer, run: Path) -> None:
     """As Windows' cmd.exe, which knows no sh."""
     start("ForceCommand echo \"'sh' is not recognized as an internal or external command\"; exit 1")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines.killed import check_clean, check_reports, run_and_kill
-from tests.machines.sshd import Sshd, needs_sshd
+from tests.machines.sshd import Sshd
 
 KILLS = 50
 VERIFY = ["verify", "small", "--on", "kitchen-pi", "--json"]
@@ -26,7 +26,6 @@ def never(_: int) -> bool:
     return False
 
 
-@needs_sshd
 @pytest.mark.slow
 def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
     """The k-th line of progress is the step."""
@@ -46,7 +45,6 @@ def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
     check_clean(machine)
 
 
-@needs_sshd
 @pytest.mark.torture
 def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
     cwd, choose, started, kills = run.parents[1], random.Random(1), time.monotonic(), 0
@@ -67,7 +65,6 @@ def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
     check_clean(machine)
 
 
-@needs_sshd
 @pytest.mark.torture
 def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
     cwd, choose, started, kills = run.parents[1], random.Random(2), time.monotonic(), 0

@@ -15,7 +15,7 @@ from edgeformer.artifacts.report import read_report
 from edgeformer.measurement.target import AUTO, resolve_device
 from edgeformer.system.host import describe_host
 from tests.cli.in_process import Edgeformer
-from tests.machines.sshd import Sshd, ssh_command, start_sshd
+from tests.machines.sshd import Sshd, start_sshd
 
 ONE_ROW = ("--batch", "1", "--seq", "16", "--artifact", "onnx-fp32")
 ADD = ("machines", "add", "kitchen-pi", "--device", "host", "--name")
@@ -31,7 +31,7 @@ def desk(machine: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     server.install_here()
     both = tmp_path / "ssh_config"
     both.write_text(machine.config.read_text() + server.config.read_text())
-    monkeypatch.setenv("EDGEFORMER_SSH", ssh_command(both))
+    monkeypatch.setenv("EDGEFORMER_SSH", f"ssh -F {both}")
     yield server
     server.stop()
 

@@ -182,7 +182,7 @@ class Objective:
                     meter.add(*pair)
                 progress.advance(sum(map(len, batches[first : first + count])))
                 seconds = (time.perf_counter() - started) * len(batches)
-                if first == 0 and count == 1 < len(batches) and seconds > max_s:
+                if first == 0 and count == 1 and len(batches) > 1 and seconds > max_s:
                     stride = math.ceil(seconds / max_s)
                     batches = [batches[0], *batches[stride::stride]]
                     progress.message(
