@@ -51,7 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "estimate/roofline.py": ("estimate/test_roofline.py", "estimate/test_fit.py"),
     "estimate/fit.py": ("estimate/test_fit.py",),
     "estimate/estimate.py": ("estimate/test_estimate.py",),
-    "estimate/operators.py": ("estimate/test_operators.py"),
+    "estimate/operators.py": ("estimate/test_operators.py",),
     "estimate/calibrate.py": ("estimate/test_calibrate.py",),
     "training/plan/memory.py": ("training/test_training_memory.py",),
     "training/loop/optimizer.py": ("training/test_optimizer.py",),
