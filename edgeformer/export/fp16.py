@@ -1,8 +1,9 @@
 """FP16 conversion of foreign graphs, and the largest values that a model computes on its golden inputs.
 
-Graphs of trained runs become FP16 through their torch modules (``models/layers.py``, ``models/tracing.py``). A foreign
-graph is converted node by node: a node computes in FP16 if its operator is safe there and nothing that it reads or
-writes comes near FP16's limits, on the golden inputs or in a stored number. Norms, softmax, powers, sums over an axis,
+A trained run becomes FP16 in ``models/blocks``: its modules state which of them compute in FP32, and the types of all
+nodes follow. A foreign graph has no modules, so this conversion must decide by what is computed: a node computes in
+FP16 if its operator is safe there and nothing that it reads or writes comes near FP16's limits, on the golden inputs or
+in a stored number. Norms, softmax, powers, sums over an axis,
 unknown operators, inputs and outputs stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another
 name, and unused casts are removed. onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
 """
@@ -35,7 +36,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.layers import MASKED
+from edgeformer.models.blocks.layers import MASKED
+from edgeformer.models.blocks.tracing import cast_node
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Run
 from edgeformer.tasks.metric import Arrays
@@ -265,11 +267,10 @@ class _Conversion:
             half = onnx_ir.val(f"{name}_half", const_value=half_tensor)
             graph.register_initializer(half)
             if tensor.size > _SMALL_CONSTANT:
-                cast = onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{name}_widened")
+                cast = cast_node(half, _FLOAT, f"{name}_widened", name)
                 widened = cast.outputs[0]
                 graph.initializers.pop(name)
                 onnx_ir.convenience.replace_all_uses_with(value, widened)
-                widened.name, widened.dtype, widened.shape = name, _FLOAT, value.shape
                 graph.insert_before(graph[0], cast)
                 self.halves[widened] = half
         else:
@@ -279,9 +280,8 @@ class _Conversion:
                 # ONNX Runtime removes both of two casts that cancel, although a subgraph reads the result.
                 self.halves[value] = source
                 return source
-            cast = onnx_ir.node("Cast", [value], {"to": int(_HALF)}, name=f"{name}_narrowed")
+            cast = cast_node(value, _HALF, f"{name}_narrowed", f"{name}_half")
             half = cast.outputs[0]
-            half.name, half.dtype, half.shape = f"{name}_half", _HALF, value.shape
             if producer is not None and producer.graph is not None:
                 producer.graph.insert_after(producer, cast)
             else:

@@ -44,7 +44,7 @@ from onnxscript.rewriter.pattern import RewriteRuleClassBase, RewriteRuleSet
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.export.audit import INTEGERS, NO_PARAMETERS, SCALE
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.blocks.tracing import Graphs
 
 TABLE_ROWS = 32
 """Tables with fewer rows stay FP32: token types, loop encodings."""

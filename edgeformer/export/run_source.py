@@ -44,9 +44,9 @@ from edgeformer.export.quantize import quantized_graphs
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
+from edgeformer.models.blocks.layers import fp16_copy
+from edgeformer.models.blocks.tracing import Exits, Piece
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.layers import fp16_copy
-from edgeformer.models.tracing import Exits, Piece
 from edgeformer.models.weights import GOLDEN_INPUTS, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob

@@ -37,8 +37,8 @@ from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import BEGIN_IDS, TextBounds, fingerprint, load_language_tokenizer
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import count_parameters
+from edgeformer.models.blocks.causal import probe_causality
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.causal import probe_causality
 from edgeformer.models.weights import save_model
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, describe_host, now

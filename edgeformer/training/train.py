@@ -38,8 +38,8 @@ from edgeformer.data.batching import describe_lengths
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import FittedAdapter, count_parameters
+from edgeformer.models.blocks.segments import choose_attention
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.segments import choose_attention
 from edgeformer.models.weights import load_weights, save_model
 from edgeformer.report.sentences import text_lengths
 from edgeformer.run import read_run, run_folders

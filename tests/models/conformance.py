@@ -30,9 +30,9 @@ from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import ALIGNMENT, weights_file, write_graph
 from edgeformer.models import REGISTRY, model_spec_of
 from edgeformer.models.adapter import FittedAdapter, count_parameters, run_scorer
+from edgeformer.models.blocks.layers import fp16_copy
+from edgeformer.models.blocks.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.distillation import Losses
-from edgeformer.models.layers import fp16_copy
-from edgeformer.models.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.weights import load_model, save_model
 from edgeformer.runtimes.decoder import StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

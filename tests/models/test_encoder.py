@@ -19,6 +19,8 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.recipe import PlateauSchedule
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe
+from edgeformer.models.blocks.layers import MASKED, RMSNorm, fp16_copy
+from edgeformer.models.blocks.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.encoder import EncoderConfig, adapter
 from edgeformer.models.encoder.adapter import ADAPTER
 from edgeformer.models.encoder.model import (
@@ -28,8 +30,6 @@ from edgeformer.models.encoder.model import (
     SelfAttention,
     SwiGLU,
 )
-from edgeformer.models.layers import MASKED, RMSNorm, fp16_copy
-from edgeformer.models.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.training.plan.plan import count_offline

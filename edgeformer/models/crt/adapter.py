@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgeformer.models.adapter import count_parameters
+from edgeformer.models.adapter import LanguageAdapter, count_parameters
+from edgeformer.models.blocks.tracing import Graphs
 from edgeformer.models.crt.graphs import compose_decode, compose_exits, trace_pieces
 from edgeformer.models.crt.model import CRT, CachedLoops
-from edgeformer.models.language_adapter import LanguageAdapter
-from edgeformer.models.tracing import Graphs
 
 
 class CRTAdapter(LanguageAdapter):

@@ -15,8 +15,17 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
+from edgeformer.models.blocks.tracing import (
+    BATCH,
+    TOKENS,
+    Composer,
+    GraphSpec,
+    KeyValue,
+    Piece,
+    export_graph,
+    state_name,
+)
 from edgeformer.models.crt.model import CRT
-from edgeformer.models.tracing import BATCH, TOKENS, Composer, GraphSpec, KeyValue, Piece, export_graph, state_name
 from edgeformer.tasks.early_exit import exit_logits
 
 Pieces = dict[str, onnx_ir.Model]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.models.causal import (
+from edgeformer.models.blocks.causal import (
     Attend,
     CachedModel,
     KeyValueCache,
@@ -23,9 +23,9 @@ from edgeformer.models.causal import (
     cpu_attention,
     recomputed,
 )
+from edgeformer.models.blocks.layers import INITIAL_STD, NORMS, initialize_weights
+from edgeformer.models.blocks.segments import Mask
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.layers import INITIAL_STD, NORMS, initialize_weights
-from edgeformer.models.segments import Mask
 
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""

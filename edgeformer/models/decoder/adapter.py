@@ -10,12 +10,11 @@ import torch
 
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import read_run_recipe
-from edgeformer.models.adapter import count_parameters
+from edgeformer.models.adapter import LanguageAdapter, count_parameters
+from edgeformer.models.blocks.tracing import Graphs
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.graphs import compose_decode, compose_exits, compose_steps, trace_pieces
 from edgeformer.models.decoder.model import CachedDecoder, DecoderModel, TiedHead
-from edgeformer.models.language_adapter import LanguageAdapter
-from edgeformer.models.tracing import Graphs
 from edgeformer.models.weights import load_model
 
 _FOLDED_SIZES = (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.layers import split_linear
+from edgeformer.models.blocks.layers import split_linear
 
 if TYPE_CHECKING:
     from edgeformer.models.decoder.model import DecoderModel

@@ -14,9 +14,8 @@ import onnx_ir
 import torch
 from torch import Tensor, nn
 
-from edgeformer.models.decoder.model import DecoderLayer, DecoderModel
-from edgeformer.models.layers import MASKED, ExportedSwiGLU
-from edgeformer.models.tracing import (
+from edgeformer.models.blocks.layers import MASKED, ExportedSwiGLU
+from edgeformer.models.blocks.tracing import (
     BATCH,
     TOKENS,
     Composer,
@@ -27,6 +26,7 @@ from edgeformer.models.tracing import (
     layer_spec,
     state_name,
 )
+from edgeformer.models.decoder.model import DecoderLayer, DecoderModel
 from edgeformer.tasks.early_exit import exit_logits
 
 _PAST = 5  # cached tokens of the examples; differs from BATCH and TOKENS so that no size is mistaken for another

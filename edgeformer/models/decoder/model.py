@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.models.causal import (
+from edgeformer.models.blocks.causal import (
     Attend,
     CachedModel,
     Head,
@@ -22,9 +22,9 @@ from edgeformer.models.causal import (
     cpu_attention,
     recomputed,
 )
+from edgeformer.models.blocks.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
+from edgeformer.models.blocks.segments import Mask
 from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
-from edgeformer.models.segments import Mask
 
 
 class GroupedAttention(nn.Module):
@@ -53,7 +53,7 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
 
-        ``mask`` of :func:`~edgeformer.models.causal.attention_arguments`; ``attend`` for cached tokens.
+        ``mask`` of :func:`~edgeformer.models.blocks.causal.attention_arguments`; ``attend`` for cached tokens.
         """
         q, k, v = self.project(x, cos, sin)
         if attend is not None:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.encoder.model import ALL, FIRST, EncoderClassifier, FirstRow, exported_form
-from edgeformer.models.tracing import (
+from edgeformer.models.blocks.tracing import (
     BATCH,
     TOKENS,
     Composer,
@@ -29,6 +28,7 @@ from edgeformer.models.tracing import (
     state_name,
     text_spec,
 )
+from edgeformer.models.encoder.model import ALL, FIRST, EncoderClassifier, FirstRow, exported_form
 from edgeformer.tasks.early_exit import exit_logits
 
 _EMBED, _ARGUMENTS, _LAYER, _ANSWER, _READOUT = "embed", "layer_arguments", "layer", "answer_layer", "readout"

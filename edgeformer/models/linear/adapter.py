@@ -19,9 +19,9 @@ from edgeformer.artifacts.recipe import FitConfig
 from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.tokenization import WORD_BOUNDARY
 from edgeformer.models.adapter import FitSize, FittedAdapter
+from edgeformer.models.blocks.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.models.linear.fitting import HISTORY, Loss, binary_cross_entropy, cross_entropy, minimize, squared_hinge
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
-from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.tasks import Prepared
 
 _BASE = 2**12

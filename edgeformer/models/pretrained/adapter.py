@@ -14,10 +14,10 @@ from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
+from edgeformer.models.blocks.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.pretrained import PretrainedConfig
 from edgeformer.models.pretrained.model import PretrainedEncoder, exported_form, load_components, table_of
 from edgeformer.models.pretrained.source import open_source, weights_sha256
-from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import WEIGHTS, load_weights
 
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")

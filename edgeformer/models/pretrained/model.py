@@ -23,7 +23,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
+from edgeformer.models.blocks.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.relative import (
     BiasInputs,

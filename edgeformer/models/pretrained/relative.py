@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.models.layers import MASKED
+from edgeformer.models.blocks.layers import MASKED
 
 sym_min: Any = torch.sym_min
 """As ``min``, also of the unknown number of tokens of a graph."""

@@ -25,8 +25,8 @@ from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, pa
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, run_scorer
+from edgeformer.models.blocks.segments import SDPA, Segments
 from edgeformer.models.distillation import Batch, Losses
-from edgeformer.models.segments import SDPA, Segments
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.distributed import Processes
@@ -48,7 +48,7 @@ class Objective:
     """
 
     attention = AttentionUse()
-    """Of training, see :func:`~edgeformer.models.segments.choose_attention`; by default with padding, as of scoring."""
+    """Of training, see ``choose_attention``; by default with padding, as of scoring."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.published import Setting, estimate_ms
 from edgeformer.estimate.roofline import WORK, rates_of, work_ms
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.segments import choose_attention
+from edgeformer.models.blocks.segments import choose_attention
 from edgeformer.report.sentences import published_sentence
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap

@@ -30,7 +30,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import concatenate
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FitSize, run_scorer
-from edgeformer.models.segments import SDPA, Segments, choose_attention
+from edgeformer.models.blocks.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
 from edgeformer.tasks.tokens import TokenTask

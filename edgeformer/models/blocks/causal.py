@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from edgeformer.artifacts.manifest import Causality
-from edgeformer.models.segments import Mask, Segments
+from edgeformer.models.blocks.segments import Mask, Segments
 
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -373,6 +373,14 @@ class Composer:
         return model
 
 
+def cast_node(value: onnx_ir.Value, dtype: onnx_ir.DataType, name: str, result: str | None = None) -> onnx_ir.Node:
+    """Return a cast of a value. Its result is called ``result``; None: like the node."""
+    cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+    output = cast.outputs[0]
+    output.name, output.type, output.shape = result or name, onnx_ir.TensorType(dtype), value.shape
+    return cast
+
+
 def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:
     """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`deduplicate_weights` merges them.
 
@@ -424,9 +432,8 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
             converted = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
             graph.register_initializer(converted)
         else:
-            cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+            cast = cast_node(value, dtype, name)
             converted = cast.outputs[0]
-            converted.name, converted.type, converted.shape = name, onnx_ir.TensorType(dtype), value.shape
             if user is None:
                 graph.append(cast)
             else:

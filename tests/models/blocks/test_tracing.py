@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir
 
-from edgeformer.models.tracing import read_sizes_from_inputs
+from edgeformer.models.blocks.tracing import read_sizes_from_inputs
 
 
 def test_only_sizes_between_pieces_are_read_from_inputs() -> None:
