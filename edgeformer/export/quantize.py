@@ -99,7 +99,30 @@ def quantize_int8(
     """
     prepared = prepare(model)
     if has_row_scales:
-        _scale_rows(prepared)
+        # Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
+        # multiply the product by that: quantised numbers then reach from -1 to 1 at every position.
+        last_axis = _store(prepared, "rows_last_axis", np.array([-1]))
+        min_scale = _store(prepared, "rows_smallest", np.array(_MIN_SCALE, np.float32))
+        scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
+        for node in list(prepared.graph):
+            data, weight = (*node.inputs, None, None)[:2]
+            if node.op_type != "MatMul" or data is None or weight is None or not weight.is_initializer():
+                continue
+            new = []
+            if data not in scaled:
+                name, keep = str(data.name), {"keepdims": 1}
+                size = onnx_ir.node("Abs", [data], name=f"{name}_rows_abs")
+                max_abs = onnx_ir.node("ReduceMax", [size.outputs[0], last_axis], keep, name=f"{name}_rows_largest")
+                bounded = onnx_ir.node("Max", [max_abs.outputs[0], min_scale], name=f"{name}_rows_bounded")
+                divided = onnx_ir.node("Div", [data, bounded.outputs[0]], name=f"{name}_rows_divided")
+                new = [size, max_abs, bounded, divided]
+                for new_node in new:
+                    new_node.outputs[0].name = new_node.name
+                scaled[data] = divided.outputs[0], bounded.outputs[0]
+            product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
+            rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
+            product.outputs[0].name = f"{node.outputs[0].name}_rows"
+            _replace_node(prepared, node, [*new, product, rescaled])
     return _complete(_quantize_products(prepared, folder), "INT8", kept)
 
 
@@ -343,33 +366,6 @@ def _is_table(value: onnx_ir.Value) -> bool:
 
     uses = value.uses()
     return bool(uses) and all(index == 0 and node.graph is value.graph and reads_rows(node) for node, index in uses)
-
-
-def _scale_rows(model: onnx_ir.Model) -> None:
-    """Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
-    multiply the product by that: quantised numbers then reach from -1 to 1 at every position."""
-    last_axis = _store(model, "rows_last_axis", np.array([-1]))
-    min_scale = _store(model, "rows_smallest", np.array(_MIN_SCALE, np.float32))
-    scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
-    for node in list(model.graph):
-        data, weight = (*node.inputs, None, None)[:2]
-        if node.op_type != "MatMul" or data is None or weight is None or not weight.is_initializer():
-            continue
-        new = []
-        if data not in scaled:
-            name, keep = str(data.name), {"keepdims": 1}
-            size = onnx_ir.node("Abs", [data], name=f"{name}_rows_abs")
-            max_abs = onnx_ir.node("ReduceMax", [size.outputs[0], last_axis], keep, name=f"{name}_rows_largest")
-            bounded = onnx_ir.node("Max", [max_abs.outputs[0], min_scale], name=f"{name}_rows_bounded")
-            divided = onnx_ir.node("Div", [data, bounded.outputs[0]], name=f"{name}_rows_divided")
-            new = [size, max_abs, bounded, divided]
-            for new_node in new:
-                new_node.outputs[0].name = new_node.name
-            scaled[data] = divided.outputs[0], bounded.outputs[0]
-        product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
-        rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
-        product.outputs[0].name = f"{node.outputs[0].name}_rows"
-        _replace_node(model, node, [*new, product, rescaled])
 
 
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:

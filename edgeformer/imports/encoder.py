@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from edgeformer.artifacts.data_config import parse_tag
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
 from edgeformer.artifacts.errors import ArtifactError, InputError
@@ -22,18 +20,17 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import CONFIG_FILE
-from edgeformer.data.encoding import Encoded, Prepared, states_types
+from edgeformer.data.encoding import Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.imports.encoder_proof import prove_encoder
 from edgeformer.imports.run import reserve_name, write_run
 from edgeformer.models import model_spec_of, recipe_type
-from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.pretrained import MODEL
 from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, weights_sha256
 from edgeformer.runtimes.torch.session import TorchSession
-from edgeformer.tasks import Task, TextReader, get_task
+from edgeformer.tasks import get_task
 from edgeformer.tasks.scoring import answer_rows
 
 MAX_TOKENS = 512
@@ -160,7 +157,26 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         data["prompts"] = typed if options.prompts else saved
         data["pools_prompt"] = source.pools_prompt or not data["prompts"]
         data["similarity"] = source.settings.similarity_fn_name or "cosine"
-    recipe = _encoder_recipe(slug, source, options, task, data)
+    takes_pairs = not (is_embedding or source.tags_tokens) and source.sizes.token_types > 1
+    folder = Path(source.name)
+    document: dict[str, Any] = {
+        "name": slug,
+        "description": f"{source.config['model_type']}, imported from {source.name}",
+        "task": task.name,
+        "target": options.target,
+        "data": data,
+        "model": {
+            "kind": MODEL.kind,
+            "source": str(folder.resolve()) if folder.is_dir() else source.name,
+            "pooling": (options.pooling or source.pooling or "mean") if is_embedding else None,
+            "normalize": source.normalize,
+            "dimensions": source.settings.truncate_dim if is_embedding else None,
+            "pairs": takes_pairs and states_types(source.tokenizer, pairs=True),
+        },
+        "training": dict(_TRAINING),
+    }
+    MODEL.complete(document)
+    recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
 
     # 4. Load the model, and prove its answers.
     adapter = model_spec_of(recipe).adapter
@@ -174,8 +190,32 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         )
     model.eval()
     reader = task.rows.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
-    prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
     scorer: Any = adapter.scorer(model)
+    sets = task.rows.available_sets(recipe.data)
+    if "validation" in sets:
+        rows = task.rows.encode_rows(recipe.data, reader, sets["validation"])
+        golden_origin = "from the validation set"
+    else:
+        texts: list[Text] = [*SENTENCES]
+        if getattr(recipe.model, "pairs", False):
+            texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
+        rows = task.rows.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
+        with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
+            logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
+        rows = task.answerer.with_answers(rows, logits, recipe.data)
+        golden_origin = "from a built-in English text"
+        if task.golden_names[1]:
+            golden_origin += ", labelled by the FP32 model, so scores on them are agreement with it"
+    fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
+    lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
+    summary = DataSummary(
+        split="imported",
+        synthetic=False,
+        rows={name: len(labelled) for name, labelled in sets.items()},
+        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
+        fingerprints=fingerprints,
+    )
+    prepared = Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary)
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
         proof = prove_encoder(
             source, recipe, reader, session.run, progress, max_length=options.max_length,
@@ -215,61 +255,3 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
     if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
     return notes
-
-
-def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:
-    """Return the recipe that would fine-tune the model here. Raises InputError."""
-    is_embedding = task.name == "embedding"
-    takes_pairs = not (is_embedding or source.tags_tokens) and source.sizes.token_types > 1
-    folder = Path(source.name)
-    document: dict[str, Any] = {
-        "name": slug,
-        "description": f"{source.config['model_type']}, imported from {source.name}",
-        "task": task.name,
-        "target": options.target,
-        "data": data,
-        "model": {
-            "kind": MODEL.kind,
-            "source": str(folder.resolve()) if folder.is_dir() else source.name,
-            "pooling": (options.pooling or source.pooling or "mean") if is_embedding else None,
-            "normalize": source.normalize,
-            "dimensions": source.settings.truncate_dim if is_embedding else None,
-            "pairs": takes_pairs and states_types(source.tokenizer, pairs=True),
-        },
-        "training": dict(_TRAINING),
-    }
-    MODEL.complete(document)
-    recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
-    return recipe
-
-
-def _prepare_encoder(
-    recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module
-) -> tuple[Prepared[Encoded], str]:
-    """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
-    task = get_task(recipe.task)
-    sets = task.rows.available_sets(recipe.data)
-    if "validation" in sets:
-        rows, origin = task.rows.encode_rows(recipe.data, reader, sets["validation"]), "from the validation set"
-    else:
-        texts: list[Text] = [*SENTENCES]
-        if getattr(recipe.model, "pairs", False):
-            texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
-        rows = task.rows.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
-        scorer: Any = adapter.scorer(model)
-        with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
-            logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
-        rows = task.answerer.with_answers(rows, logits, recipe.data)
-        origin = "from a built-in English text"
-        if task.golden_names[1]:
-            origin += ", labelled by the FP32 model, so scores on them are agreement with it"
-    fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
-    lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
-    summary = DataSummary(
-        split="imported",
-        synthetic=False,
-        rows={name: len(labelled) for name, labelled in sets.items()},
-        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
-        fingerprints=fingerprints,
-    )
-    return Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary), origin

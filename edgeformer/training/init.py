@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import DataConfig, SpanData
@@ -30,7 +29,7 @@ from edgeformer.data.data_warnings import label_findings, load_with_findings, ro
 from edgeformer.data.encoding import Encoded, count_values, encode_texts
 from edgeformer.data.prepare import lengths_of_sets
 from edgeformer.data.records import COMPRESSIONS, FORMATS
-from edgeformer.data.rows import LabelledTexts, join_pair
+from edgeformer.data.rows import join_pair
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, train_tokenizer
@@ -176,7 +175,27 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     if options.source is None and family == "linear":
         trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, linear_model(len(detected.labels))
     elif options.source is None:
-        tokenizer, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+        train, algorithm = sets["train"], trained.get("algorithm", "wordpiece")
+        texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
+        cleaning = normalizers() if algorithm == "wordpiece" else ()
+        tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
+        vocabulary = embedding_rows(tokenizer)
+        if vocabulary < _VOCABULARY:
+            # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
+            letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
+            vocabulary = letters + (vocabulary - letters) * 3 // 4
+            tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
+        is_large = len(train) >= _LARGE_ROWS
+        width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
+        model = {
+            "kind": "encoder",
+            "vocab_size": vocabulary,
+            **width,
+            "iterations": 2,
+            "heads": 4,
+            "ffn_size": 4 * width["hidden_size"],
+            "residual_scale": 0.5,
+        }
         encoded, _ = encode_texts(tokenizer, sample, _MAX_LENGTH)
         max_length = min(_MAX_LENGTH, length_of_most(encoded.lengths))
         training = encoder_training(len(sets["train"]), select_by)
@@ -305,31 +324,6 @@ def _stem(data: Path) -> str:
 def recipe_name(data: Path) -> str:
     """Return the default name of a recipe for a data file: its stem without characters that a name cannot have."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", _stem(data)).strip("._-")[:60] or "own-data"
-
-
-def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return tokenizer and model section of a small recurrent encoder."""
-    texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
-    cleaning = normalizers() if algorithm == "wordpiece" else ()
-    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
-    vocabulary = embedding_rows(tokenizer)
-    if vocabulary < _VOCABULARY:
-        # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
-        letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
-        vocabulary = letters + (vocabulary - letters) * 3 // 4
-        tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
-    is_large = len(train) >= _LARGE_ROWS
-    width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
-    model = {
-        "kind": "encoder",
-        "vocab_size": vocabulary,
-        **width,
-        "iterations": 2,
-        "heads": 4,
-        "ffn_size": 4 * width["hidden_size"],
-        "residual_scale": 0.5,
-    }
-    return tokenizer, model
 
 
 def _path_from(path: Path, out: Path) -> str:

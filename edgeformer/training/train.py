@@ -189,7 +189,17 @@ def _train(
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
     if is_fitted:
-        memory = _check_fit_memory(objective, options)
+        train_rows = objective.prepared.train
+        rows = len(train_rows)
+        _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
+        budget, source = host_free_bytes()
+        if breakdown.peak_bytes > budget and not options.ignore_memory:
+            raise InputError(
+                f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
+                f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
+                "(data.rows), or fit anyway with --ignore-memory"
+            )
+        memory = _memory_use("cpu", breakdown, budget)
     loop: Training = Fit(objective, processes) if is_fitted else TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
@@ -316,21 +326,6 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
     return _memory_use(kind, breakdown, budget)
-
-
-def _check_fit_memory(objective: Objective, options: TrainOptions) -> MemoryUse:
-    """Predict the peak of a fit whose rows were read, and refuse one that does not fit."""
-    train_rows = objective.prepared.train
-    rows = len(train_rows)
-    _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
-    budget, source = host_free_bytes()
-    if breakdown.peak_bytes > budget and not options.ignore_memory:
-        raise InputError(
-            f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
-            f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
-            "(data.rows), or fit anyway with --ignore-memory"
-        )
-    return _memory_use("cpu", breakdown, budget)
 
 
 def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:

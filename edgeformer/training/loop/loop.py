@@ -151,7 +151,15 @@ class TrainingLoop(Training):
                 if not self._train_epoch(stop):
                     self._save()
                     return False
-                self._report_spike()
+                spike, self._spike = self._spike, None
+                if spike is not None:
+                    since = position.losses[spike.step - position.step - 1 :]
+                    loss = statistics.median(since[-SPIKE_MIN_STEPS:])
+                    if loss > spike.limit:
+                        progress.message(
+                            f"loss spike at step {spike.step}: {spike.loss:.4g}, and {loss:.4g} since then; the mean "
+                            f"before it was {spike.usual:.4g}"
+                        )
                 is_complete = position.batch == self._epoch_steps
                 is_best = self._validate(is_complete=is_complete)
                 if is_complete:
@@ -318,18 +326,6 @@ class TrainingLoop(Training):
             self._record("spike", {"loss": step.loss, "usual_loss": usual})
             self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
         position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
-
-    def _report_spike(self) -> None:
-        """Report the first loss spike of an epoch if the loss has not come back since then."""
-        spike, self._spike = self._spike, None
-        if spike is not None:
-            since = self.position.losses[spike.step - self.position.step - 1 :]
-            loss = statistics.median(since[-SPIKE_MIN_STEPS:])
-            if loss > spike.limit:
-                self._progress.message(
-                    f"loss spike at step {spike.step}: {spike.loss:.4g}, and {loss:.4g} since then; the mean before it "
-                    f"was {spike.usual:.4g}"
-                )
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
         if self._log is not None:

@@ -77,7 +77,12 @@ def plan(
         if not is_fitted:
             with bar(progress, "Searching for a recipe that fits", None, ""):
                 if fits:
-                    larger_batches = _larger_batches(data.recipe, budget, device.kind, precision)
+                    training = data.recipe.training  # larger batches have the same effective batch
+                    for factor in (factor for factor in _LARGER_FACTORS if training.accumulation % factor == 0):
+                        change = _batch_change(data.recipe, training.batch_size * factor, "")
+                        larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
+                        if larger.peak_bytes <= budget:
+                            larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
                 else:
                     suggestions = suggest(
                         data.recipe, budget, device_kind=device.kind, precision=precision,
@@ -107,18 +112,6 @@ def plan(
         reason=reason + teacher_note,
         notes=((fit_note,) if is_fitted else ()) + data.notes,
     )
-
-
-def _larger_batches(recipe: Recipe, budget: int, device_kind: DeviceKind, precision: str) -> list[Suggestion]:
-    """Return the larger batches with the same effective batch that fit."""
-    larger_batches: list[Suggestion] = []
-    for factor in _LARGER_FACTORS:
-        if recipe.training.accumulation % factor == 0:
-            change = _batch_change(recipe, recipe.training.batch_size * factor, "")
-            peak = predict_peak(change.apply(recipe), device_kind=device_kind, precision=precision).peak_bytes
-            if peak <= budget:
-                larger_batches.append(_suggestion((change,), peak, budget))
-    return larger_batches
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:
