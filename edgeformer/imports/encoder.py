@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from edgeformer.imports.encoder_proof import prove_encoder
 from edgeformer.imports.run import reserve_name, write_run
 from edgeformer.models import model_spec_of, recipe_type
 from edgeformer.models.pretrained import MODEL
-from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, weights_sha256
+from edgeformer.models.pretrained.source import AS_ONNX, open_source, weights_sha256
 from edgeformer.runtimes.torch.session import TorchSession
 from edgeformer.tasks import get_task
 from edgeformer.tasks.scoring import answer_rows
@@ -223,19 +223,6 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         )  # fmt: skip
 
     # 5. Write the run.
-    for note in (*notes, *_encoder_notes(source, options, labels)):
-        progress.message(note)
-    if proof.reason is not None:
-        progress.message(f"unproven: {proof.reason}")
-    return write_run(
-        free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
-        golden_origin=golden_origin, proof=proof,
-    )  # fmt: skip
-
-
-def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
-    """Describe the defaults that were chosen. ``labels``: of a classifier; empty: regression; None: embedding."""
-    notes = []
     if source.has_code:
         notes.append("config.json names Python code (auto_map), which edgeformer does not run")
     if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
@@ -254,4 +241,11 @@ def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | N
         )
     if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
-    return notes
+    for note in notes:
+        progress.message(note)
+    if proof.reason is not None:
+        progress.message(f"unproven: {proof.reason}")
+    return write_run(
+        free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
+        golden_origin=golden_origin, proof=proof,
+    )  # fmt: skip

@@ -243,48 +243,6 @@ def _choose_length(job: _Import, run: Run, tokens: TextReader, calls: TextCalls)
     return longest, [f"max_length: texts are cut to {longest} tokens, because the graph fails on longer ones"]
 
 
-def _plain_answers(job: _Import, length: int, calls: TextCalls) -> dict[Text, Array]:
-    """Return probe text → probabilities [C], by the library tokenizers and ONNX Runtime alone, text by text.
-
-    Raises InputError: the graph fails on a text, or its output does not hold logits.
-    """
-    import onnxruntime as ort
-    from tokenizers import Tokenizer
-
-    encoder: Any = Tokenizer.from_file(str(job.options.tokenizer))
-    encoder.enable_truncation(**{**(encoder.truncation or {}), "max_length": length})
-    encoder.no_padding()
-    if calls.tokens is not None:
-        encoder.enable_padding(length=calls.tokens, pad_id=calls.pad_id)
-    session = ort.InferenceSession(job.folder / GRAPH, providers=[default_provider("cpu")])
-    path, ports, logits = job.graph.path, job.graph.outline.inputs, dict[Text, Array]()
-    for text in (*PROBE_TEXTS, *(PROBE_PAIRS if "token_type_ids" in [port.name for port in ports] else ())):
-        tokens = encoder.encode(*text_parts(text))
-        row = {"input_ids": tokens.ids, "attention_mask": tokens.attention_mask, "token_type_ids": tokens.type_ids}
-        inputs = {port.name: np.array([row[port.name]] * (calls.rows or 1), dtype=port.dtype) for port in ports}
-        try:
-            output = np.asarray(session.run([calls.output], inputs)[0])
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(
-                f"{path}: fails on the text {join_pair(text)[:80]!r} ({str(error).splitlines()[0][:200]}); give the "
-                "tokenizer of this model, or a smaller --max-length"
-            ) from None
-        expected = (calls.rows or 1, len(job.options.labels))
-        if output.shape != expected or output.dtype != np.float32:
-            raise InputError(
-                f"{path}: `{calls.output}` are {output.dtype}{list(output.shape)}, and a text classifier gives "
-                f"float32{list(expected)}; {_STILL_IMPORTABLE}"
-            )
-        logits[text] = output[0]
-    values = np.stack([*logits.values()])
-    if (values >= 0).all() and np.abs(values.sum(axis=1) - 1).max() < _SUM_TOLERANCE:
-        raise InputError(
-            f"{path}: `{calls.output}` holds probabilities instead of logits; export the model without the Softmax at "
-            "its end"
-        )
-    return dict(zip(logits, softmax(values), strict=True))
-
-
 def _pair(expected: Mapping[Text, Array], answers: Sequence[Answer]) -> Iterator[Compared]:
     """Pair the answers with those that are expected; an empty text has none."""
     for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
@@ -327,6 +285,9 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
 
     Raises InputError: the graph fails on texts, or answers otherwise than ONNX Runtime alone.
     """
+    import onnxruntime as ort
+    from tokenizers import Tokenizer
+
     options, task = job.options, get_task("classification")
     with job.open() as session:
         # 1. Write tokenizer and configuration.
@@ -340,8 +301,42 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         write_json(job.folder / CONFIG_FILE, {**config, "max_length": max_length, "pad_token_id": tokens.pad})
         reader = task.rows.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
 
-        # 2. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
-        expected, predictor = _plain_answers(job, max_length, calls), task.answerer.predictor(reader, data)
+        # 2. Answer the probe texts by the library tokenizers and ONNX Runtime alone, text by text.
+        encoder: Any = Tokenizer.from_file(str(job.options.tokenizer))
+        encoder.enable_truncation(**{**(encoder.truncation or {}), "max_length": max_length})
+        encoder.no_padding()
+        if calls.tokens is not None:
+            encoder.enable_padding(length=calls.tokens, pad_id=calls.pad_id)
+        plain_session = ort.InferenceSession(job.folder / GRAPH, providers=[default_provider("cpu")])
+        path, ports, plain_logits = job.graph.path, job.graph.outline.inputs, dict[Text, Array]()
+        for text in (*PROBE_TEXTS, *(PROBE_PAIRS if "token_type_ids" in [port.name for port in ports] else ())):
+            encoding = encoder.encode(*text_parts(text))
+            row = dict(zip(TEXT_INPUTS, (encoding.ids, encoding.attention_mask, encoding.type_ids), strict=False))
+            call = {port.name: np.array([row[port.name]] * (calls.rows or 1), dtype=port.dtype) for port in ports}
+            try:
+                output = np.asarray(plain_session.run([calls.output], call)[0])
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(
+                    f"{path}: fails on the text {join_pair(text)[:80]!r} ({str(error).splitlines()[0][:200]}); give "
+                    "the tokenizer of this model, or a smaller --max-length"
+                ) from None
+            shape = (calls.rows or 1, len(job.options.labels))
+            if output.shape != shape or output.dtype != np.float32:
+                raise InputError(
+                    f"{path}: `{calls.output}` are {output.dtype}{list(output.shape)}, and a text classifier gives "
+                    f"float32{list(shape)}; {_STILL_IMPORTABLE}"
+                )
+            plain_logits[text] = output[0]
+        values = np.stack([*plain_logits.values()])
+        if (values >= 0).all() and np.abs(values.sum(axis=1) - 1).max() < _SUM_TOLERANCE:
+            raise InputError(
+                f"{path}: `{calls.output}` holds probabilities instead of logits; export the model without the Softmax "
+                "at its end"
+            )
+        expected = dict(zip(plain_logits, softmax(values), strict=True))
+
+        # 3. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
+        predictor = task.answerer.predictor(reader, data)
         window, library = predictor.read([*expected]), f"onnxruntime {library_versions()['onnxruntime']}"
         for rows in dict.fromkeys((calls.rows, calls.rows or 1)):
             calls = calls.model_copy(update={"rows": rows})
@@ -352,7 +347,7 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         if calls.rows == 1:
             notes.append("calls: one text per call, because the graph takes one, or padding changes its answers")
 
-        # 3. Run golden rows, and score the labelled file.
+        # 4. Run golden rows, and score the labelled file.
         random = np.random.default_rng(options.seed)
         labelled: Any = None
         if options.data is not None:

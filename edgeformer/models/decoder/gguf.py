@@ -51,35 +51,29 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
     if config.iterations > 1:
         architecture = LOOPED
         metadata |= {"num_loops": config.iterations, "skip_loop_final_norm": False}
-    tensors = {"token_embd.weight": model.tokens.weight, "output_norm.weight": model.norm.weight}
+    tensors: dict[str, Tensor] = {"token_embd.weight": model.tokens.weight, "output_norm.weight": model.norm.weight}
     if not config.tied:
         tensors["output.weight"] = model.head.weight
     # These architectures rotate neighbours instead of halves, so the rows of a head change places.
     rotates_neighbours = architecture in ("llama", LOOPED)
+    layer: Any
     for number, layer in enumerate(model.layers):
-        for name, tensor in _layer_tensors(layer, rotates_neighbours).items():
-            tensors[f"blk.{number}.{name}"] = tensor
+        attention: Any = layer.attention
+        widths = [heads * attention.head_size for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
+        parts = dict(zip("qkv", split_linear(attention.qkv, widths), strict=True))
+        ffn: Any = layer.ffn
+        gate, up = split_linear(ffn.w12, [ffn.w12.out_features // 2] * 2)
+        own = {"attn_norm.weight": layer.norm1.weight, "ffn_norm.weight": layer.norm2.weight}
+        for name, part in parts.items():
+            heads = attention.heads if name == "q" else attention.kv_heads
+            for kind, rows in part.named_parameters():
+                if rotates_neighbours and name != "v":  # pairs (i, i + D / 2) of a head become neighbours
+                    rows = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+                own[f"attn_{name}.{kind}"] = rows
+            if name != "v" and hasattr(norm := getattr(attention, f"{name}_norm"), "weight"):
+                own[f"attn_{name}_norm.weight"] = norm.weight
+        products = {"attn_output": attention.out, "ffn_gate": gate, "ffn_up": up, "ffn_down": ffn.w3}
+        own |= {f"{name}.weight": product.weight for name, product in products.items()}
+        tensors |= {f"blk.{number}.{name}": tensor for name, tensor in own.items()}
     arrays = {name: tensor.detach().float().numpy() for name, tensor in tensors.items()}
     return architecture, metadata, arrays
-
-
-def _layer_tensors(layer: Any, rotates_neighbours: bool) -> dict[str, Tensor]:
-    attention = layer.attention
-    widths = [heads * attention.head_size for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
-    parts = dict(zip("qkv", split_linear(attention.qkv, widths), strict=True))
-    gate, up = split_linear(layer.ffn.w12, [layer.ffn.w12.out_features // 2] * 2)
-    tensors: dict[str, Tensor] = {"attn_norm.weight": layer.norm1.weight, "ffn_norm.weight": layer.norm2.weight}
-    for name, part in parts.items():
-        heads = attention.heads if name == "q" else attention.kv_heads
-        for kind, tensor in part.named_parameters():
-            moved = _neighbours(tensor, heads) if rotates_neighbours and name != "v" else tensor
-            tensors[f"attn_{name}.{kind}"] = moved
-        if name != "v" and hasattr(norm := getattr(attention, f"{name}_norm"), "weight"):
-            tensors[f"attn_{name}_norm.weight"] = norm.weight
-    products = {"attn_output": attention.out, "ffn_gate": gate, "ffn_up": up, "ffn_down": layer.ffn.w3}
-    return tensors | {f"{name}.weight": product.weight for name, product in products.items()}
-
-
-def _neighbours(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the rows [heads · D, …] so that pairs (i, i + D / 2) of a head become neighbours."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -61,14 +61,35 @@ class EncoderAdapter(ModelAdapter):
         FP16 pieces are converted from the FP32 ones. A trimmed model needs only a new embed, which alone reads the
         token table. The loop graph of the step artifact is one iteration with all positions.
         """
+        # 1. Describe the pieces. Layers have their weights as inputs, at the end.
         model = exported_form(model)
+        longest = {"sequence": len(model.cos)}
+        weight, layer = model.tokens.weight, model.layers[0]
+        example = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
+        is_real = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+        is_real[1, 1:] = 0
+        text = {**example, "attention_mask": is_real}
+        axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
+        layer_inputs: Any = zip(_ARGUMENT_AXES, model.layer_arguments(example["state"], is_real), strict=True)
+        tensors = {**example, **dict(layer_inputs)}
+        specs = {
+            _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), len(model.cos), ("state",)),
+            _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
+            _READOUT: GraphSpec(Piece(model, model.readout), example, {"state": _STATE_AXES}, longest=longest),
+        }
+        layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
+        for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
+            specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
+
+        # 2. Trace or convert them.
         pieces: dict[str, onnx_ir.Model] = {}
-        for name, spec in _specs(model).items():
+        for name, spec in specs.items():
             if base is not None and model.tokens.weight.dtype == torch.float16:
                 pieces[name] = convert_graph_to_fp16(base.pieces[name], spec)
             else:
                 pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
 
+        # 3. Compose the graphs.
         composer = _EncoderComposer(model, pieces)
         ids, mask = composer.input(_EMBED, "input_ids"), composer.input(_ARGUMENTS, "attention_mask")
         h = composer.call(_EMBED, {"input_ids": ids})["state"]
@@ -91,28 +112,6 @@ class EncoderAdapter(ModelAdapter):
         (state,) = composer.iterate(values["state"], composer.call(_ARGUMENTS, values), _LAYER)
         loop = composer.finish([*values.values()], {"next_state": state})
         return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
-
-
-def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
-    """Return the specs of all pieces of a model in exported form. Layers have their weights as inputs, at the end."""
-    longest = {"sequence": len(model.cos)}
-    weight, layer = model.tokens.weight, model.layers[0]
-    state = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
-    mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
-    mask[1, 1:] = 0
-    text = {**state, "attention_mask": mask}
-    axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
-    arguments: Any = zip(_ARGUMENT_AXES, model.layer_arguments(state["state"], mask), strict=True)
-    tensors = {**state, **dict(arguments)}
-    specs = {
-        _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), len(model.cos), ("state",)),
-        _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
-        _READOUT: GraphSpec(Piece(model, model.readout), state, {"state": _STATE_AXES}, longest=longest),
-    }
-    layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
-    for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
-        specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
-    return specs
 
 
 class _EncoderComposer(Composer):

@@ -133,7 +133,23 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     typing_is_optional = format_ == "tensorrt" and trt.__version__.startswith("10.")
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
     network = builder.create_network(flags)
-    _parse(trt.OnnxParser(network, log), network, graph)
+    if not graph.is_file():
+        raise ArtifactError(f"{graph}: no such file; export it again")
+    parser = trt.OnnxParser(network, log)
+    # Parse the file, not its bytes: the parser resolves external weights relative to it.
+    if not (parser.parse_from_file(str(graph)) and network.num_outputs):
+        errors, details = [parser.get_error(index) for index in range(parser.num_errors)], []
+        for error in errors:
+            # Cut the message about a missing driver that follows every error on a system without a GPU.
+            text = " ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300]
+            details.append(f"{error.node_operator()} {error.node_name()} {text}".strip())
+        reason = "; ".join(details)
+        # The parser reads an empty file as an empty network.
+        if not errors or any(word in str(e.code()) for e in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
+            raise ArtifactError(
+                f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
+            )
+        raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
     # 2. Set precision, device and shapes.
     config = builder.create_builder_config()
@@ -195,28 +211,6 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
-
-
-def _parse(parser: Any, network: Any, graph: Path) -> None:
-    """Parse a graph's file. Raises ArtifactError if it is damaged, EdgeformerError if TensorRT does not support it."""
-    if not graph.is_file():
-        raise ArtifactError(f"{graph}: no such file; export it again")
-    # Parse the file, not its bytes: the parser resolves external weights relative to it.
-    if parser.parse_from_file(str(graph)) and network.num_outputs:
-        return
-    errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    details = []
-    for error in errors:
-        # Cut the message about a missing driver that follows every error on a system without a GPU.
-        text = " ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300]
-        details.append(f"{error.node_operator()} {error.node_name()} {text}".strip())
-    reason = "; ".join(details)
-    # The parser reads an empty file as an empty network.
-    if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
-        raise ArtifactError(
-            f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
-        )
-    raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
 
 _PRECISIONS = {

@@ -229,12 +229,32 @@ class TrainingLoop(Training):
                     skipped = {"skipped": float(self._window.skipped)} if self._window.skipped else {}
                     self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
                     self._window = Meter(self.objective.per_token)
-                self._check_loss(step)
+                if step.skipped:
+                    position.skipped += 1
+                    position.skipped_in_a_row += 1
+                    self._record("skipped", {"skipped_steps": float(position.skipped)})
+                    progress.message(
+                        f"step {position.step} skipped: its gradient overflows in fp16 ({position.skipped} skipped so "
+                        "far); the scaling factor is halved"
+                    )
+                    if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                        raise self.processes.failure(
+                            f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}, "
+                            "because the gradient overflows in fp16 at every scaling factor; the best weights and the "
+                            "last checkpoint are kept; use training.precision: bf16 or fp32"
+                        )
+                else:
+                    recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
+                    limit = usual + SPIKE_DEVIATIONS * statistics.pstdev(recent or [0.0])
+                    if len(recent) >= SPIKE_MIN_STEPS and step.loss > limit:
+                        self._record("spike", {"loss": step.loss, "usual_loss": usual})
+                        self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
+                    position.skipped_in_a_row, position.losses = 0, [*recent, step.loss][-SPIKE_WINDOW:]
                 # Save now if after one more step a checkpoint would be too late.
-                since, limit = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
-                is_late = since + step.seconds_sum + self._saving_s > limit
-                if self._saving_s + step.seconds_sum > limit / 2:  # saving takes most of it: count from the save's end
-                    is_late = since - self._saving_s >= limit
+                since, limit_s = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
+                is_late = since + step.seconds_sum + self._saving_s > limit_s
+                if self._saving_s + step.seconds_sum > limit_s / 2:  # it takes most of it: count from the save's end
+                    is_late = since - self._saving_s >= limit_s
                 stop_requests, late_processes = self.processes.sums(stop.is_set(), is_late)
                 if stop_requests:
                     return False
@@ -299,33 +319,6 @@ class TrainingLoop(Training):
             if processes.is_main:
                 self.checkpoints.save(state, self.stepper.schedule, self.position, best=best)
         self._saved_at, self._saving_s = started, time.monotonic() - started
-
-    def _check_loss(self, step: Meter) -> None:
-        """Report a skipped step, record a loss spike. Raises EdgeformerError after too many skipped steps in a row."""
-        position = self.position
-        if step.skipped:
-            position.skipped += 1
-            position.skipped_in_a_row += 1
-            self._record("skipped", {"skipped_steps": float(position.skipped)})
-            self._progress.message(
-                f"step {position.step} skipped: its gradient overflows in fp16 ({position.skipped} skipped so far); "
-                "the scaling factor is halved"
-            )
-            if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise self.processes.failure(
-                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}, because the "
-                    "gradient overflows in fp16 at every scaling factor; the best weights and the last checkpoint are "
-                    "kept; use training.precision: bf16 or fp32"
-                )
-            return
-        position.skipped_in_a_row = 0
-        recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
-        has_history = len(recent) >= SPIKE_MIN_STEPS
-        limit = usual + SPIKE_DEVIATIONS * statistics.pstdev(recent or [0.0])
-        if has_history and step.loss > limit:
-            self._record("spike", {"loss": step.loss, "usual_loss": usual})
-            self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
-        position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
 
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
         if self._log is not None:

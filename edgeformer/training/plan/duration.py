@@ -256,7 +256,21 @@ def planned_time(
             if data.rows_from != "data":
                 raise InputError(f"only a fit of some rows tells the time, and the data was not read: {data.text}")
             with bar(progress, "Timing some iterations", None, ""):
-                total_s, steps = _fit_seconds(recipe, cache), recipe.training.max_iterations
+                started, steps = time.perf_counter(), recipe.training.max_iterations
+                has_teacher = getattr(recipe.training, "teacher", None) is not None
+                objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
+                adapter, training = cast(Any, objective.model_spec.adapter), cast(Any, objective.recipe.training)
+                ends = list[float]()
+
+                def advance(loss: float) -> bool:
+                    ends.append(time.perf_counter())
+                    return True
+
+                adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
+                timed_s = time.perf_counter() - started
+                expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
+                further = max(0, min(expected, training.max_iterations) - len(ends))
+                total_s = timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
             timed = f"{_TIMED_ITERATIONS} iterations, timed on this host; "
         elif device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
@@ -317,25 +331,6 @@ def _rated_seconds(
         f"{operations:.2g} operations; estimates of inference are {published_sentence(estimated.check)}; no training "
         "was compared",
     )
-
-
-def _fit_seconds(recipe: Recipe, cache: Path) -> float:
-    """Predict the seconds of a fit without a teacher from its preparation and from some of its iterations."""
-    started = time.perf_counter()
-    has_teacher = getattr(recipe.training, "teacher", None) is not None
-    objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
-    adapter, training = cast(Any, objective.model_spec.adapter), cast(Any, objective.recipe.training)
-    ends = list[float]()
-
-    def advance(loss: float) -> bool:
-        ends.append(time.perf_counter())
-        return True
-
-    adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
-    timed_s = time.perf_counter() - started
-    expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
-    further = max(0, min(expected, training.max_iterations) - len(ends))
-    return timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
 def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
