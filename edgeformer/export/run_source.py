@@ -41,6 +41,7 @@ from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
 from edgeformer.export.previous import SOURCES, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
+from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
@@ -194,9 +195,9 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
     write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))
 
 
-@dataclass
-class RunSource:
-    """A finished run, see :class:`~edgeformer.export.source.ExportSource`.
+@dataclass(kw_only=True)
+class RunSource(ExportSource):
+    """A finished run.
 
     Attributes:
         requested_exits: that become graphs.
@@ -205,21 +206,14 @@ class RunSource:
     """
 
     run: Run
-    options: ExportOptions
-    progress: Progress
     subject: Exportable
-    folder: Path
     requested_exits: Sequence[int]
     reader: TextReader
     facts: dict[str, Any]
     trimmed: TrimmedModel | None
-    made_from: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
     validations: dict[bool, Validation | None] = field(default_factory=dict)
     baseline: Baseline = field(default_factory=dict)
     max_activation: float = 0.0
-    base: tuple[ArtifactManifest, ...] = ()
-    names: frozenset[str] = frozenset()
 
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
@@ -252,25 +246,17 @@ class RunSource:
         if options.vocab_trim:
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
             trimmed = trim_subject(subject, run.manifest, tokenizer, keeping)
-        made_from = {name: sha256_of(run.folder / name) for name in SOURCES}
-        folder = run.folder / BUNDLE_FOLDER
-        return cls(run, options, progress, subject, folder, requested, reader, facts, trimmed, made_from)
-
-    @property
-    def target(self) -> str | None:
-        return self.run.recipe.target
-
-    @property
-    def can_calibrate(self) -> bool:
-        return self.calibration_problem is None
-
-    @property
-    def rounds(self) -> bool:
-        return self.options.joining
-
-    @property
-    def exits(self) -> tuple[int, ...]:
-        return self.subject.exits
+        problem = None
+        if not isinstance(subject.task, Answerer):
+            problem = f"a {subject.task.noun} has no labelled texts"
+        elif run.manifest.data.fingerprints.get("train") is None:
+            problem = "run.json does not record the training set; import the model again with --data DIR"
+        return cls(
+            options=options, progress=progress, folder=run.folder / BUNDLE_FOLDER, target=run.recipe.target,
+            made_from={name: sha256_of(run.folder / name) for name in SOURCES}, exits=subject.exits,
+            calibration_problem=problem, rounds=options.joining, run=run, subject=subject, requested_exits=requested,
+            reader=reader, facts=facts, trimmed=trimmed,
+        )  # fmt: skip
 
     def begin(self, new: Path) -> None:
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
@@ -375,20 +361,12 @@ class RunSource:
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""
-        adapter, model, exits = self.subject.adapter, self.subject.model, self.exits
+        adapter, model, exits = self.subject.adapter, self.subject.model, self.subject.exits
         model = adapter.exported(fp16_copy(model) if graph.precision == "fp16" else model)
         if graph.exit in (None, exits[-1]):
             whole: nn.Module = adapter.whole(model)
             return whole.eval()
         return Piece(model, lambda *inputs: model.every_exit(*inputs)[exits.index(graph.exit)]).eval()
-
-    @property
-    def calibration_problem(self) -> str | None:
-        """Why there are no texts of the training split to calibrate with; None: they may be read."""
-        if not isinstance(self.subject.task, Answerer):
-            return f"a {self.subject.task.noun} has no labelled texts"
-        is_known = self.run.manifest.data.fingerprints.get("train") is not None
-        return None if is_known else "run.json does not record the training set; import the model again with --data DIR"
 
     def calibration_calls(self) -> Calls:
         """Read a fixed sample of the training texts, as inputs of one row each. Raises DataError."""
@@ -425,7 +403,7 @@ class RunSource:
         kept_notes = (note for note in previous.notes if note.partition(":")[0] not in subjects)
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
-            made_from=dict(self.made_from), exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
+            made_from=self.made_from or {}, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
             leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
             parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
             data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),
