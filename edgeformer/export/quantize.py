@@ -450,7 +450,7 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Mod
 
 
 class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
-    """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
+    """Matches the operators that :func:`edgeformer.models.crt.adapter._run_loop` is exported as: eighteen per loop."""
 
     def pattern(
         self, op: Any, projected: Any, heads: Any, past_key: Any, past_value: Any, scale: Any, unseen: Any, least: Any,
@@ -494,7 +494,7 @@ class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
 
 
 class GroupedAttention(RewriteRuleClassBase):  # type: ignore[misc]
-    """Matches :func:`edgeformer.models.decoder.graphs.grouped_attention` with the rotations before it and caches."""
+    """Matches :func:`edgeformer.models.decoder.adapter.grouped_attention` with the rotations before it and caches."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, n new tokens, H heads, D size of a head, C width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -63,6 +63,20 @@ class LanguageModel(nn.Module):
             until: the last loop to compute; None: all loops.
             every: also return the states after the other loops, and before the first one as loop 0.
         """
+        documents, mask = attention_arguments(positions)
+        x, run_loop, arguments = self.begin(input_ids, documents, mask)
+        states = {0: x} if every else {}
+        for loop, others in zip(range(1, (until or self.loops) + 1), arguments, strict=False):
+            is_recomputed = self.training and self.checkpointing == "loop"
+            x = recomputed(run_loop, x, *others) if is_recomputed else run_loop(x, *others)
+            if every or loop in self.exits:
+                states[loop] = x
+        return states
+
+    def begin(
+        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
+    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
+        """Embed the tokens; also return the function of a loop, and its arguments after the state for each loop."""
         raise NotImplementedError
 
     def head_of(self, loop: int) -> Head:

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens, n new tokens, C width, H heads, D = C / H, V vocabular
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from edgeformer.models.blocks.causal import (
     CachedModel,
     KeyValueCache,
     LanguageModel,
-    attention_arguments,
     cpu_attention,
     recomputed,
 )
@@ -284,21 +283,11 @@ class CRT(LanguageModel):
         result: Tensor = self.norm2(x + h)
         return result, next_cache
 
-    def forward(
-        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
-    ) -> dict[int, Tensor]:
-        positions, mask = attention_arguments(positions)
-        x = self.embed(input_ids, positions)
-        states = {0: x} if every else {}
-        for loop in range(1, (until or self.loops) + 1):
-            encoding = self.loop_encodings[loop - 1]
-            if self.training and self.checkpointing == "loop":
-                x = recomputed(self.block, x, encoding, positions, mask)
-            else:
-                x = self.block(x, encoding, positions, mask)
-            if every or loop in self.exits:
-                states[loop] = x
-        return states
+    def begin(
+        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
+    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
+        arguments = ((self.loop_encodings[loop], positions, mask) for loop in range(self.loops))
+        return self.embed(input_ids, positions), self.block, arguments
 
 
 class CachedLoops(CachedModel):

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and va
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,9 +19,7 @@ from edgeformer.models.blocks.causal import (
     Head,
     KeyValueCache,
     LanguageModel,
-    attention_arguments,
     cpu_attention,
-    recomputed,
 )
 from edgeformer.models.blocks.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
 from edgeformer.models.blocks.segments import Mask
@@ -134,25 +133,15 @@ class DecoderModel(LanguageModel):
             h = layer(h, cos, sin, mask)
         return self.norm(h)
 
-    def forward(
-        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
-    ) -> dict[int, Tensor]:
-        positions, mask = attention_arguments(positions)
+    def begin(
+        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
+    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
         if positions is None:
             place = slice(0, input_ids.shape[1])
             cos, sin = self.cos[None, place, None], self.sin[None, place, None]
         else:
             cos, sin = self.cos[positions, None], self.sin[positions, None]
-        h = self.embed(input_ids)
-        states = {0: h} if every else {}
-        for loop in range(1, (until or self.loops) + 1):
-            if self.training and self.checkpointing == "loop":
-                h = recomputed(self.iterate, h, cos, sin, mask)
-            else:
-                h = self.iterate(h, cos, sin, mask)
-            if every or loop in self.exits:
-                states[loop] = h
-        return states
+        return self.embed(input_ids), self.iterate, [(cos, sin, mask)] * self.loops
 
     def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """Return what a GGUF file of the model holds, see :func:`edgeformer.models.decoder.gguf.gguf_contents`."""
