@@ -24,7 +24,6 @@ from edgeformer.artifacts.manifest import (
     ArtifactManifest,
     BundleManifest,
     Precision,
-    RunManifest,
     Vocabulary,
 )
 from edgeformer.artifacts.progress import Progress, bar
@@ -35,7 +34,7 @@ from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import TextBounds, special_ids
-from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
+from edgeformer.data.trimming import Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
@@ -158,24 +157,6 @@ class TrimmedModel:
     reader: TextReader
 
 
-def trim_subject(
-    subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, keeping: Keeping = ALL_USED
-) -> TrimmedModel:
-    """Trim a model's embedding table to the tokens that its training text uses. Raises InputError, DataError.
-
-    Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed model in
-    torch: the cost of trimming is in the validation score.
-    """
-    trimmed, vocabulary = subject.task.rows.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
-    special = special_ids(trimmed.tokenizer)
-    new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
-    new_ids[trimmed.kept] = np.arange(len(trimmed.kept))
-    inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
-    model = subject.adapter.trim(subject.model, torch.from_numpy(trimmed.kept))
-    small = _with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
-    return TrimmedModel(small, trimmed, vocabulary, TextReader(trimmed.tokenizer, special.pad, vocabulary.kept))
-
-
 def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
     """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary. Raises ArtifactError."""
     numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
@@ -218,6 +199,7 @@ class RunSource(ExportSource):
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
         """Load the model, and check the options against it. Raises ArtifactError, InputError."""
+        # 1. Check options and model
         for flag, size in {"--vocab-keep": options.vocab_keep, "--vocab-max": options.vocab_max}.items():
             if size is not None and not options.vocab_trim:
                 raise InputError(f"{flag}: changes what --vocab-trim keeps; add --vocab-trim")
@@ -237,6 +219,8 @@ class RunSource(ExportSource):
                 raise InputError(
                     f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; give one of them, or all"
                 )
+
+        # 2. Read the tokenizer, and trim it
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
@@ -244,8 +228,20 @@ class RunSource(ExportSource):
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
+            # Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed
+            # model in torch: the cost of trimming is in the validation score.
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
-            trimmed = trim_subject(subject, run.manifest, tokenizer, keeping)
+            fingerprints = run.manifest.data.fingerprints
+            trim, vocabulary = subject.task.rows.trim(subject.recipe.data, tokenizer, fingerprints, keeping)
+            special = special_ids(trim.tokenizer)
+            new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
+            new_ids[trim.kept] = np.arange(len(trim.kept))
+            inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
+            model = subject.adapter.trim(subject.model, torch.from_numpy(trim.kept))
+            small = _with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
+            trimmed = TrimmedModel(small, trim, vocabulary, TextReader(trim.tokenizer, special.pad, vocabulary.kept))
+
+        # 3. Describe the source
         problem = None
         if not isinstance(subject.task, Answerer):
             problem = f"a {subject.task.noun} has no labelled texts"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import ImportProof
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
@@ -51,9 +50,7 @@ def prove_encoder(
         except Exception as error:  # the libraries raise any type for a folder that they cannot open
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"transformers cannot open the model to compare its answers: {lines[0]}"
-            if not allow_difference:
-                raise InputError(f"{reason}; import it unproven, and marked so, with --unproven") from None
-            return unproven(reason)
+            return unproven(reason, allowed=allow_difference)
         texts: list[Text] = [] if "CrossEncoder" in library else [*PROBE_TEXTS]
         tokenizer = reader.tokenizer
         task = get_task(recipe.task)

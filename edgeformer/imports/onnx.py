@@ -488,6 +488,7 @@ def import_onnx(
         DataError: golden inputs, a tokenizer or labelled data cannot be used.
         ArtifactError: the file is no ONNX graph, is damaged or hostile, or ONNX Runtime cannot open it.
     """
+    # 1. Check folder and graph
     options = options or OnnxImportOptions()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         if not (folder / BUNDLE_FILE).is_file():
@@ -506,6 +507,8 @@ def import_onnx(
     else:
         data, calls = _plan_tensors(graph, options)
         answer = partial(_answer_tensors, data=data, golden_calls=calls)
+
+    # 2. Copy the graph
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_path(folder):
         remove_leftovers(folder)
@@ -520,6 +523,8 @@ def import_onnx(
             for source, copy in ((path, target), *zip(graph.weights.values(), weights, strict=True)):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
+
+            # 3. Run it
             entry = ArtifactManifest(
                 id=f"{ONNX}-{graph.precision}",
                 file=GRAPH,

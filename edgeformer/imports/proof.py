@@ -60,12 +60,14 @@ def prove(
             )
     if not texts:
         return unproven(f"no probe text has an answer to compare with that of {library}")
-    if reason is not None and not allow_difference:
-        raise InputError(f"{reason}; import it unproven, and marked so, with --unproven")
+    if reason is not None:
+        unproven(reason, allowed=allow_difference)
     finite = largest if np.isfinite(largest) else None
     return ImportProof(library=library, texts=texts, largest_difference=finite, tolerance=tolerance, reason=reason)
 
 
-def unproven(reason: str) -> ImportProof:
-    """Return the record of an import that was not compared, for this ``reason``."""
+def unproven(reason: str, *, allowed: bool = True) -> ImportProof:
+    """Return the record of an import that is not proven, for this ``reason``. Raises InputError: it is not allowed."""
+    if not allowed:
+        raise InputError(f"{reason}; import it unproven, and marked so, with --unproven") from None
     return ImportProof(reason=reason)

@@ -133,6 +133,7 @@ def write_language_run(
         InputError: data or tokenizer do not fit.
         ArtifactError: the weights are degenerate.
     """
+    # 1. Write a recipe
     config, published = model.config, load_recipe(base).model_dump()
     length = min(published["data"]["sequence_length"], config.max_positions)
     data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
@@ -159,6 +160,8 @@ def write_language_run(
     recipe = recipe_type(published["task"], config.kind).model_validate(document)
     for note in notes:
         progress.message(note)
+
+    # 2. Choose golden inputs
     if tokenizer is None:
         tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     bounds = TextBounds.of(tokenizer, tokenizer_config)
@@ -175,6 +178,8 @@ def write_language_run(
         ends = np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(ids, ends, None, len(ids) - 1, words, 0)
         golden_origin = "from a built-in English text"
+
+    # 3. Probe the model, and write the run
     try:
         causality = probe_causality(model)
     except ValueError as error:

@@ -50,6 +50,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     Raises:
         RecipeError: states cannot be compared with those of the teacher.
     """
+    # 1. Read the settings
     training = recipe.training
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=float(getattr(training, "label_smoothing", 0)), reduction="sum")
     dropout = float(getattr(training, "token_dropout", 0)) if prepared is not None else 0.0
@@ -60,6 +61,8 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         unk = special_ids(prepared.tokenizer).unk
     activation = getattr(recipe.data, "activation", None)  # of regression
     config = None if getattr(training, "teacher", None) is None else training.distillation
+
+    # 2. Load the teacher whose states are compared
     teacher: Any = None
     if config is not None and config.states:
         folder = Path(training.teacher)  # its states have the sizes of the student's
@@ -77,6 +80,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
             )
         teacher = load_teacher(recipe, prepared, f", or {remedy}")
 
+    # 3. Define the loss
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
         types = {TOKEN_TYPES: batch[TOKEN_TYPES]} if recipe.model.reads_types and TOKEN_TYPES in batch else {}

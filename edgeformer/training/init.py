@@ -131,6 +131,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     Raises:
         InputError: the recipe exists already, its name is invalid, or the data cannot be used; nothing was written.
     """
+    # 1. Check names
     stem = _stem(data)
     out = options.out or Path(f"{stem}.yaml")
     name = options.name or recipe_name(data)
@@ -143,6 +144,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             f"{data}: is a folder; give one file of it, or train a recipe on the folder: edgeformer train RECIPE "
             f"--data {data}"
         )
+
+    # 2. Read the data
     with bar(progress, "Reading the data", None, "rows"):
         spans = detect_spans(data, options.columns)
         if spans is not None and options.columns.label_names is not None:
@@ -160,6 +163,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
+
+    # 3. Choose model, tokenizer and training
     # Names are known by their capitals, too.
     trained = {"kind": "trained", **({"algorithm": "wordpiece-cased"} if spans is not None else {})}
     select_by = "f1" if spans is not None or is_uneven(detected.labels) else "accuracy"
@@ -211,6 +216,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             model["pooling"] = pretrained.pooling
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
             model["pairs"] = True
+
+    # 4. Write the recipe
     # Users see which columns are read, also by default.
     keys = {"text": source.text, "label": source.label}
     shown = source.model_dump(exclude_defaults=True)
@@ -238,6 +245,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
         drafted = load_recipe(str(temporary)).training
+
+    # 5. Describe lengths and doubts about the data
     counts = count_values(count_words(sample, config.cleaning))
     lengths = text_lengths(lengths_of_sets({"train": counts})["train"], "words")
     if encoded is not None:

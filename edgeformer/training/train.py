@@ -139,6 +139,7 @@ def _train(
 ) -> Path:
     """Train in connected processes. ``run_lock`` receives the lock of the run's folder."""
 
+    # 1. Find the run to resume
     def lock_resumed_run() -> Path | None:
         if not options.resume:
             free_folder(options.artifacts, options.name, recipe.name)  # refuses a name that is in use
@@ -157,6 +158,8 @@ def _train(
         return folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
+
+    # 2. Predict the memory
     is_fitted = isinstance(model_spec_of(recipe).adapter, FittedAdapter)
     with processes.failing_together():
         attention = choose_attention(recipe, processes.device.type, processes.precision)
@@ -168,6 +171,8 @@ def _train(
     else:
         with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
             memory = _plan_memory(recipe, options, processes)
+
+    # 3. Prepare model and data
     with processes.failing_together(), processes.local_main_first():
         has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
@@ -188,6 +193,8 @@ def _train(
                 "use the same recipe, files, options and number format in all processes"
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
+
+    # 4. Create or restore the run
     if is_fitted:
         train_rows = objective.prepared.train
         rows = len(train_rows)
@@ -208,6 +215,8 @@ def _train(
         record.resume(resumed_folder, progress)
     if processes.is_main:
         record.announce(progress)
+
+    # 5. Train
     command = resume_command(record.folder, options.flags)
     try:
         remedy = f"the run continues from its last checkpoint with: {command}"

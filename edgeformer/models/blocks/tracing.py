@@ -414,6 +414,7 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
     type of the other operand, and modules with ``keeps_float32`` take FP16, compute in float32 and return FP16. Tests
     compare the two graphs node for node. Raises EdgeformerError if the FP16 type of a node is undefined.
     """
+    # 1. Define the casts
     model = piece.clone()
     graph = model.graph
     narrowed: set[onnx_ir.Value] = set()  # results of keeps_float32 modules, which nodes behind the module read in FP16
@@ -441,6 +442,7 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
         casts[value, dtype] = converted
         return converted
 
+    # 2. Convert inputs and stored weights
     for value in graph.inputs:
         if value.dtype == _FLOAT:
             # Setting value.dtype would change the type object that clones share.
@@ -452,6 +454,8 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
             value.type = onnx_ir.TensorType(value.const_value.dtype)
         elif value.dtype == _FLOAT:
             constants.add(value)
+
+    # 3. Give all float operands of a node one type
     for node in list(graph):  # in execution order: all float operands get one type, which the float results get, too
         results = [value for value in node.outputs if value.dtype == _FLOAT]
         operands = [value for value in node.inputs if value is not None and value.dtype in (_FLOAT, _HALF)]
@@ -477,6 +481,8 @@ def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Mode
             value.type = onnx_ir.TensorType(dtype)
             if in_float32 and dtype == _FLOAT:
                 narrowed.add(value)
+
+    # 4. Give the outputs the types of the FP16 model's
     with torch.inference_mode():
         outputs = spec.module(*spec.inputs.values())
     for index, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):

@@ -24,6 +24,7 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
 
     Raises EdgeformerError if llama.cpp has no architecture for the model.
     """
+    # 1. Choose the architecture
     config = model.config
     extras = [name for name, is_set in (("qk_norm", config.qk_norm), ("qkv_bias", config.qkv_bias)) if is_set]
     if config.iterations > 1 and extras:
@@ -34,6 +35,8 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
     if len(extras) > 1:
         raise EdgeformerError("GGUF: llama.cpp has no architecture with model.qk_norm and model.qkv_bias; use one")
     architecture = {"qk_norm": "qwen3", "qkv_bias": "qwen2"}[extras[0]] if extras else "llama"
+
+    # 2. Describe the sizes
     metadata: dict[str, Any] = {
         "context_length": config.max_positions,
         "embedding_length": config.hidden_size,
@@ -51,6 +54,8 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
     if config.iterations > 1:
         architecture = LOOPED
         metadata |= {"num_loops": config.iterations, "skip_loop_final_norm": False}
+
+    # 3. Name the tensors
     tensors: dict[str, Tensor] = {"token_embd.weight": model.tokens.weight, "output_norm.weight": model.norm.weight}
     if not config.tied:
         tensors["output.weight"] = model.head.weight

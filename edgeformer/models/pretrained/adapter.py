@@ -51,6 +51,7 @@ class PretrainedAdapter(ModelAdapter):
 
     def start(self, model: PretrainedEncoder, recipe: Any) -> tuple[str, ...]:
         """Load the source's weights, or the teacher's for ``model.fold.weights: teacher``."""
+        # 1. Compare the source with the recipe
         config: PretrainedConfig = recipe.model
         source = open_source(config.source)
         if config.weights_sha256 is not None and weights_sha256(source.folder) != config.weights_sha256:
@@ -73,6 +74,8 @@ class PretrainedAdapter(ModelAdapter):
                 "tokenizer.kind: trained is not possible with pretrained token vectors, which belong to their own "
                 "tokenizer; remove tokenizer from the recipe"
             )
+
+        # 2. Load the source's weights
         classes = getattr(recipe, "classes", None)
         dropouts = _dropouts(config)
         components, missing = load_components(
@@ -89,6 +92,8 @@ class PretrainedAdapter(ModelAdapter):
             )
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
+
+        # 3. Replace them by the teacher's
         has_classifier = components.head is not None
         uses_teacher = config.fold is not None and config.fold.weights == "teacher"
         teacher_weights: dict[str, Tensor] = {}

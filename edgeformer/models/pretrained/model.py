@@ -150,6 +150,8 @@ def load_components(
 
     AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
+
+    # 1. Choose class and options
     options = {**architecture, **overrides}
     kind = options.pop("model_type")
     if classes is not None and len(options.get("id2label") or {}) != classes:
@@ -157,6 +159,8 @@ def load_components(
         options["num_labels"] = classes
     head = "TokenClassification" if per_token else "SequenceClassification"
     auto_model: Any = getattr(transformers, "AutoModel" if classes is None else f"AutoModelFor{head}")
+
+    # 2. Load the weights
     try:
         config = transformers.AutoConfig.for_model(kind, **options)
         attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
@@ -170,6 +174,8 @@ def load_components(
             str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
         )  # fmt: skip
+
+        # 3. Refuse weights that have no place
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
         unexpected = sorted({*report["unexpected_keys"], *mismatched})
         unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
@@ -261,6 +267,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 def map_components(model: Any, *, per_token: bool = False) -> Components:
     """Map a transformers model to components; norms become float32 ones. It is a bare encoder or a classifier."""
+    # 1. Replace the norms
     from transformers.activations import ACT2FN
 
     for module in list(model.modules()):
@@ -269,6 +276,8 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
                 norm = LayerNorm(child.normalized_shape, eps=child.eps, bias=child.bias is not None)
                 norm.weight, norm.bias = child.weight, child.bias
                 setattr(module, name, norm)
+
+    # 2. Find layers and positions
     config, encoder = model.config, model.base_model
     kind, depth, layout = config.model_type, config.num_hidden_layers, LAYOUTS[config.model_type]
     parts, head_parts = ({path: part for path, part in root.named_modules() if path} for root in (encoder, model))
@@ -282,6 +291,7 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     if padding is not None:  # the rows before it are unused
         positions = table_of(positions.weight[padding:])
 
+    # 3. Map the head
     def dropout(key: str) -> float:
         value = getattr(config, key, None) if key else 0.0
         return float(getattr(config, layout.dropout) if value is None else value)
@@ -298,6 +308,8 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
             dense_dropout=0.0 if per_token else dropout(layout.dense_dropout),
             norm=head_parts.get(layout.head_norm),
         )
+
+    # 4. Combine the parts
     return Components(
         words=parts[layout.words],
         positions=positions,

@@ -263,6 +263,7 @@ def open_source(name: str) -> Source:
         InputError: no such folder or model, an unsupported computation, or weights that only unpickling could read.
         ArtifactError: a file is missing or damaged, or contradicts the weights.
     """
+    # 1. Read config.json, and refuse what is not computed
     files = SourceFolder.open(name)
     folder, config_path = files.folder, files.folder / CONFIG_FILE
     if (folder / "adapter_config.json").is_file():
@@ -279,6 +280,8 @@ def open_source(name: str) -> Source:
     for key in (key for key, is_set in _unsupported(sizes).items() if is_set):
         value = f"is {config.get(key)!r}" if key != "quantization_config" else "exists: the weights are quantised"
         raise InputError(f"{config_path}: {key} {value}, which is not supported; use another encoder; {AS_ONNX}")
+
+    # 2. Compare the sizes with the weights
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(
@@ -295,6 +298,8 @@ def open_source(name: str) -> Source:
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
     if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
         raise ArtifactError(f"{config_path}: describes a larger model than the {weights_bytes:,} bytes of its weights")
+
+    # 3. Read the settings of sentence-transformers
     settings_path = files.root / "config_sentence_transformers.json"
     settings = SentenceSettings()
     if files.modules is not None and settings_path.is_file():
@@ -330,6 +335,8 @@ def open_source(name: str) -> Source:
                 problem = "include_prompt: false is not supported with the pooling cls"
                 raise InputError(f"{module_path}: {problem}; {AS_ONNX}")
             pooling = modes[0]
+
+    # 4. Describe the source
     heads, labels = sizes.architectures or [], sizes.id2label or {}
     other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
     return Source(

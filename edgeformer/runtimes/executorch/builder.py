@@ -48,6 +48,8 @@ class ExecuTorchBuilder(ModuleBuilder):
         self, module: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], length: int, path: Path,
         precision: Precision,
     ) -> StoredModel:  # fmt: skip
+
+        # 1. Convert the module
         import torch
 
         with converting("ExecuTorch cannot lower this model"):
@@ -79,6 +81,7 @@ class ExecuTorchBuilder(ModuleBuilder):
         from executorch.exir._serialize._program import deserialize_pte_binary
         from executorch.exir.schema import Tensor
 
+        # 2. Count what is stored
         # Stored tensors and their item sizes; XNNPACK's weights have no type in the file: their item size is 0.
         file = deserialize_pte_binary(contents)
         (plan,) = file.program.execution_plan

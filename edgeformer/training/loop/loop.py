@@ -174,6 +174,7 @@ class TrainingLoop(Training):
 
     def _train_epoch(self, stop: threading.Event) -> bool:
         """Take the steps of the current epoch from ``position.batch`` on. Returns False after a stop request."""
+        # 1. Resume the progress
         position, progress, effective = self.position, self._progress, self._config.effective_batch
         prepared, step_seconds = self.objective.prepared, deque[float](maxlen=_AVERAGED_STEPS)
         self.stepper.model.train()
@@ -186,6 +187,7 @@ class TrainingLoop(Training):
             mark = time.perf_counter()
             steps = self.objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
             for rows in steps:
+                # 2. Take a step
                 lr, size = float(self.stepper.optimizer.param_groups[0]["lr"]), position.batch_size
                 step = self.stepper.take(rows, position)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
@@ -197,6 +199,8 @@ class TrainingLoop(Training):
                         f"{effective})"
                     )
                     self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
+
+                # 3. Report it
                 self._window.add(step)
                 position.batch += 1
                 position.step += 1
@@ -229,6 +233,8 @@ class TrainingLoop(Training):
                     skipped = {"skipped": float(self._window.skipped)} if self._window.skipped else {}
                     self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
                     self._window = Meter(self.objective.per_token)
+
+                # 4. Check the loss
                 if step.skipped:
                     position.skipped += 1
                     position.skipped_in_a_row += 1
@@ -250,6 +256,8 @@ class TrainingLoop(Training):
                         self._record("spike", {"loss": step.loss, "usual_loss": usual})
                         self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
                     position.skipped_in_a_row, position.losses = 0, [*recent, step.loss][-SPIKE_WINDOW:]
+
+                # 5. Save or stop, if it is time
                 # Save now if after one more step a checkpoint would be too late.
                 since, limit_s = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
                 is_late = since + step.seconds_sum + self._saving_s > limit_s

@@ -39,6 +39,7 @@ def plan(
     Raises:
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
+    # 1. Determine the budget
     teacher_note = ""
     try:
         recipe = with_teacher(recipe, artifacts)
@@ -59,6 +60,8 @@ def plan(
         raise InputError(
             f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"
         )
+
+    # 2. Predict memory and time
     with TemporaryDirectory() as folder:  # for encoded data: plan leaves no files
         cache, work = Path(folder), StepWork()
         data = planned_data(recipe, cache, progress, artifacts / ".cache" / "tokens")
@@ -89,6 +92,8 @@ def plan(
                         fast_precision=planned_precision("auto", device),
                     )  # fmt: skip
         time = planned_time(data, work, device, precision, cache, fits=fits, progress=progress)
+
+    # 3. Describe the result
     reason = f"fits: {format_bytes(budget - peak)} of {format_bytes(budget)} are free at the peak"
     if not fits:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the available {format_bytes(budget)}"
