@@ -237,7 +237,9 @@ def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None =
     unquantized = [str(value.name) for value in tables]
     for node in RecursiveGraphIterator(quantized.graph):
         operands = [value for value in node.inputs if value is not None]
-        if all(value in constant for value in operands) and not any(map(_holds_graph, node.attributes.values())):
+        graph_types = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+        holds_graph = any(attribute.type in graph_types for attribute in node.attributes.values())
+        if all(value in constant for value in operands) and not holds_graph:
             constant.update(node.outputs)
         elif node.op_type in ("MatMul", "Gemm"):
             place = f"{node.op_type} {node.name}".strip()
@@ -378,10 +380,6 @@ def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_
 def _replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -> None:
     """Replace ``old`` by ``new`` nodes; the outputs of the last one take its outputs' place."""
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
-
-
-def _holds_graph(attribute: onnx_ir.Attr) -> bool:
-    return attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 
 
 def _is_finite(value: onnx_ir.Value) -> bool:

@@ -66,7 +66,6 @@ from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Run, Task, TextReader, get_task
 from edgeformer.tasks.classification import LabelPrediction, softmax
 from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, fit_calls, score_batches
-from edgeformer.tasks.task import Answer
 from edgeformer.tasks.tensors import TensorData, measure_error
 
 GRAPH = "onnx/model.onnx"
@@ -243,15 +242,6 @@ def _choose_length(job: _Import, run: Run, tokens: TextReader, calls: TextCalls)
     return longest, [f"max_length: texts are cut to {longest} tokens, because the graph fails on longer ones"]
 
 
-def _pair(expected: Mapping[Text, Array], answers: Sequence[Answer]) -> Iterator[Compared]:
-    """Pair the answers with those that are expected; an empty text has none."""
-    for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
-        if isinstance(answer, LabelPrediction):
-            yield Compared(text, probabilities, np.array([*answer.probabilities.values()]))
-        elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):
-            yield Compared(text, probabilities, np.empty(0))
-
-
 def _write_manifest(
     job: _Import, task: Task, arrays: Mapping[str, Array], score: Any, validation: Any = None, **facts: Any
 ) -> BundleManifest:
@@ -341,7 +331,13 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         for rows in dict.fromkeys((calls.rows, calls.rows or 1)):
             calls = calls.model_copy(update={"rows": rows})
             answers = predictor.answers(window, predictor.run(fit_calls(session.run, calls), window))
-            proof = prove(library, _pair(expected, answers), allow_difference=options.unproven or rows is None)
+            compared = []
+            for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
+                if isinstance(answer, LabelPrediction):
+                    compared.append(Compared(text, probabilities, np.array([*answer.probabilities.values()])))
+                elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):  # an empty text has no answer
+                    compared.append(Compared(text, probabilities, np.empty(0)))
+            proof = prove(library, compared, allow_difference=options.unproven or rows is None)
             if proof.reason is None:
                 break
         if calls.rows == 1:

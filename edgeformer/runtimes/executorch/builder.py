@@ -63,7 +63,18 @@ class ExecuTorchBuilder(ModuleBuilder):
             constants |= {_bytes(tensor) for tensor in program.constants.values() if isinstance(tensor, torch.Tensor)}
             integers: set[bytes] = set()
             if precision == "int8":
-                program = export_program(_quantize(program), inputs, length)
+                from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+                    XNNPACKQuantizer,
+                    get_symmetric_quantization_config,
+                )
+                from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+                quantizer = XNNPACKQuantizer()
+                quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+                prepared = prepare_pt2e(program.module(), quantizer)
+                # Ranges of activations are measured in every call later; this one only runs the observers.
+                prepared(*program.example_inputs[0])
+                program = export_program(convert_pt2e(prepared), inputs, length)
                 for name, tensor in (*program.named_buffers(), *program.constants.items()):
                     if tensor.dtype == torch.int8:
                         integers.add(_bytes(tensor))
@@ -110,21 +121,6 @@ class ExecuTorchBuilder(ModuleBuilder):
                 "not_delegated": {name: count for name, count in sorted(outside.items()) if count},
             },
         )
-
-
-def _quantize(program: Any) -> Any:
-    """Quantize the linear layers of an exported program with XNNPACK's own quantizer, and return its module."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
-    prepared = prepare_pt2e(program.module(), quantizer)
-    # Ranges of activations are measured in every call later; this one only runs the observers.
-    prepared(*program.example_inputs[0])
-    return convert_pt2e(prepared)
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -21,7 +21,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import EngineBuild, Precision
-from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
 from edgeformer.runtimes.tensorrt.state import measured_on, tensorrt_log
@@ -178,7 +178,23 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     config.add_optimization_profile(profile)
 
     # 3. Build, and write the engine.
-    config.progress_monitor = monitor = _progress_monitor(trt, job.progress)
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """An exception cancels the build (Ctrl-C)."""
+
+        interruption: BaseException | None = None
+
+        def phase_start(self, *_: object) -> None: ...
+
+        phase_finish = phase_start
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            try:
+                job.progress.advance()
+            except BaseException as error:
+                self.interruption = error
+            return self.interruption is None
+
+    config.progress_monitor = monitor = Monitor()
     label = f"Building the {format_} engine of {graph.name}"
     with bar(job.progress, label, None, "steps"):
         content = builder.build_serialized_network(network, config)
@@ -234,23 +250,3 @@ def read_listing(text: str) -> dict[str, Any]:
         return {}
     counts = {"layers_by_precision": by_precision, "weight_elements": elements}
     return {"layers": len(layers)} | {name: dict(sorted(counter.items())) for name, counter in counts.items()}
-
-
-def _progress_monitor(trt: Any, progress: Progress) -> Any:
-    """Return the ``progress_monitor`` of a build, which an exception cancels (Ctrl-C); see its ``interruption``."""
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        interruption: BaseException | None = None
-
-        def phase_start(self, *_: object) -> None: ...
-
-        phase_finish = phase_start
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            try:
-                progress.advance()
-            except BaseException as error:
-                self.interruption = error
-            return self.interruption is None
-
-    return Monitor()
