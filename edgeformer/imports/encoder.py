@@ -24,7 +24,7 @@ from edgeformer.data.encoding import Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.imports.encoder_proof import prove_encoder
+from edgeformer.imports.proof import prove_encoder
 from edgeformer.imports.run import reserve_name, write_run
 from edgeformer.models import model_spec_of, recipe_type
 from edgeformer.models.pretrained import MODEL
