@@ -52,8 +52,7 @@ from edgeformer.system.memory import host_free_bytes
 from edgeformer.system.signals import handle_signals
 from edgeformer.training.loop.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.loop.distributed import Processes, connect
-from edgeformer.training.loop.fit import Fit
-from edgeformer.training.loop.loop import METRICS_FILE, SCORING_S, MetricsLog, Training, TrainingLoop
+from edgeformer.training.loop.loop import METRICS_FILE, SCORING_S, Fit, MetricsLog, Training, TrainingLoop
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.loop.optimizer import resolve_precision
 from edgeformer.training.loop.teacher import with_teacher

@@ -1,4 +1,4 @@
-"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints, and the log of metrics."""
+"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints; fits; the log of metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.tensorboard import SummaryWriter
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import keep_heap
-from edgeformer.training.loop.checkpoint import RANDOM_STATES, Checkpoints, Position, collect_state
+from edgeformer.training.loop.checkpoint import RANDOM_STATES, WEIGHTS, Checkpoints, Position, collect_state
 from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.loop.step import Meter, Stepper, describe_divergence, is_finite
@@ -49,7 +50,7 @@ class Spike(NamedTuple):
 
 
 class Training(ABC):
-    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (``fit.Fit``).
+    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (:class:`Fit`).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
 
@@ -332,6 +333,61 @@ class TrainingLoop(Training):
         if self._log is not None:
             epoch = self.position.epoch + self.position.batch / self._epoch_steps
             self._log.record(kind, self.position.step if step is None else step, epoch, values)
+
+
+class Fit(Training):
+    """A fit by one process on the CPU. It starts anew when resumed."""
+
+    def __init__(self, objective: Objective, processes: Processes) -> None:
+        if processes.count > 1:
+            raise InputError(f"{objective.recipe.name}: is fitted by one process; start it without a launcher")
+        training: Any = objective.recipe.training
+        super().__init__(objective, processes, training.max_iterations, Position())
+
+    @property
+    def plain_model(self) -> nn.Module:
+        return self.objective.model
+
+    def resume(self, progress: Progress) -> None:
+        progress.message("a fit has no checkpoints: it begins again")
+
+    def run(
+        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
+        max_s: float = math.inf,
+    ) -> bool:  # fmt: skip
+        """Fit the model, and score it on the validation set; return False after a ``stop``, with nothing kept."""
+        objective, position = self.objective, self.position
+        adapter: Any = objective.model_spec.adapter
+        iterations = min(self.total_steps, max_steps or self.total_steps)
+        started = time.perf_counter()
+
+        def advance(loss: float) -> bool:
+            position.step += 1
+            progress.advance(1, loss=loss)
+            if log is not None:
+                log.record("step", position.step, 0.0, {"loss": loss})
+            return not stop.is_set()
+
+        with bar(progress, "Fitting", iterations, "iterations"):
+            chosen = adapter.fit(objective.model, objective.recipe, objective.prepared, iterations, advance)
+        if stop.is_set():
+            return False
+        training = objective.recipe.training.model_copy(update=chosen)
+        objective.recipe = recipe = objective.recipe.model_copy(update={"training": training})
+        self.chosen = chosen
+        values = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
+        position.seconds = position.training_seconds = time.perf_counter() - started
+        position.samples = position.step * len(objective.prepared.train)
+        with bar(progress, "Scoring validation", len(objective.prepared.validation), "rows"):
+            score = objective.evaluate(objective.model, "validation", progress=progress)
+        position.epoch = position.best_epoch = 1
+        position.best_value = objective.task.criterion(score, recipe.training)
+        position.validation = score.model_dump()
+        if log is not None:
+            log.record("epoch", position.step, 1.0, objective.task.record(score))
+        progress.message(f"{position.step} iterations, {values}: {objective.task.describe(score)}")
+        self.checkpoints.save({WEIGHTS: objective.model.state_dict()}, None, position, best=True)
+        return True
 
 
 class MetricsLog:
