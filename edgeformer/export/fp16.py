@@ -291,7 +291,6 @@ class _Conversion:
 
 
 def _cast(value: onnx_ir.Value, dtype: onnx_ir.DataType, name: str, result: str) -> onnx_ir.Node:
-    """Return a cast of a value, whose output is called ``result``."""
     cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
     output = cast.outputs[0]
     output.name, output.dtype, output.shape = result, dtype, value.shape

@@ -171,7 +171,6 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
 
 
 def _table_rows(model: onnx_ir.Model) -> set[int]:
-    """Return the numbers of rows of a graph's tables."""
     tables = (value for value in model.graph.initializers.values() if _is_table(value))
     return {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
 
@@ -371,7 +370,6 @@ def _is_table(value: onnx_ir.Value) -> bool:
 
 
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-    """Add an initializer to a graph."""
     value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value

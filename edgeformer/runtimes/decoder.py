@@ -145,7 +145,6 @@ class Decoder(Generic[State]):
         return {} if self._engine.session is None else self._engine.session.settings()
 
     def close(self) -> None:
-        """Close the graphs."""
         if self._engine.session is not None:
             self._engine.session.close()
 

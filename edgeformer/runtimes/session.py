@@ -126,7 +126,6 @@ class Session(Protocol):
 
 
 def require_file(path: Path) -> None:
-    """Raise ArtifactError if an artifact's file is missing."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; {REMEDY}")
 

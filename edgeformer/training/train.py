@@ -511,7 +511,6 @@ class RunRecord:
             progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
 
     def _updated_manifest(self) -> RunManifest:
-        """Return the manifest with time, steps and memory peak so far."""
         position, memory = self.loop.position, self.manifest.memory
         if memory is not None:
             peak, description = measured_peak(memory.device)

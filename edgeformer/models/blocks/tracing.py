@@ -307,13 +307,11 @@ class Composer:
         return result
 
     def to_float32(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        """Add a cast to float32."""
         result = self.node("Cast", value, like=value, to=int(_FLOAT))
         result.type = onnx_ir.TensorType(_FLOAT)
         return result
 
     def constant(self, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-        """Store an array in the graph."""
         value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self._constants.append(value)
         return value

@@ -41,8 +41,6 @@ _AXES = {
 
 
 class CRTAdapter(LanguageAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> CRT:
         return CRT(recipe.model)
 

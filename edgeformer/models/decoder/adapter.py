@@ -46,8 +46,6 @@ _FOLDED_SIZES = (
 
 
 class DecoderAdapter(LanguageAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> DecoderModel:
         return DecoderModel(recipe.model)
 
@@ -200,8 +198,6 @@ def _angles(model: DecoderModel, state: Tensor, past_key: Tensor | None = None) 
 
 
 class _DecoderComposer(Composer):
-    """Composes graphs of a decoder's traced pieces."""
-
     def __init__(self, model: DecoderModel, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
         layers: Any = model.layers

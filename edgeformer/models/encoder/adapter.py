@@ -36,8 +36,6 @@ _ARGUMENT_AXES = {"cos": {0: "sequence"}, "sin": {0: "sequence"}, "mask": {0: "b
 
 
 class EncoderAdapter(ModelAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> EncoderClassifier:
         return EncoderClassifier(recipe.model, recipe.classes, per_token=recipe.per_token)
 
@@ -111,8 +109,6 @@ class EncoderAdapter(ModelAdapter):
 
 
 class _EncoderComposer(Composer):
-    """Composes graphs of an encoder's traced pieces."""
-
     def __init__(self, model: EncoderClassifier, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
         self._layers = self.store_layers(model.layers)

@@ -39,8 +39,6 @@ _NGRAMS_TOGETHER = 2**20
 
 
 class LinearAdapter(FittedAdapter):
-    """See :class:`~edgeformer.models.adapter.FittedAdapter`."""
-
     def build(self, recipe: Any) -> LinearClassifier:
         has_reference = recipe.task == "classification"  # probabilities depend on the differences of logits only
         return LinearClassifier(recipe.model, recipe.classes, recipe.classes - has_reference)

@@ -121,8 +121,6 @@ class PretrainedConfig(ModelConfig):
 
 
 class Pretrained(ModelSpec):
-    """A pretrained encoder."""
-
     kind = "pretrained"
     tasks = (
         "classification", "multi-label-classification", "token-classification", "regression", "embedding",

@@ -31,8 +31,6 @@ _FREE_KEYS = {
 
 
 class PretrainedAdapter(ModelAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> PretrainedEncoder:
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)

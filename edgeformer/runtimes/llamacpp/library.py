@@ -219,7 +219,6 @@ class Llama:
         return [number for number in range(self.vocab_size) if is_end(self._vocabulary, number)]
 
     def close(self) -> None:
-        """Free the memory."""
         if self._context:
             self._library.llama_free(self._context)
         if self._model:

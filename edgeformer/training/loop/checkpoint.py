@@ -274,7 +274,6 @@ class Checkpoints:
         return position
 
     def _states(self) -> list[Path]:
-        """Folders of the states, newest first."""
         states = [path for path in self._folder.glob("*") if re.fullmatch(r"\d+-step-\d+", path.name)]
         return sorted(states, key=lambda path: int(path.name.partition("-")[0]), reverse=True)
 
