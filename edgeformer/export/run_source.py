@@ -119,23 +119,13 @@ def _with_references(
     states = {loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)}
     golden = inputs | {name: answers[name] for name in task.golden_names[1]} | task.golden_answers(logits)
     return Exportable(
-        task=task,
-        golden=Golden(Path(recipe.name), golden),
-        needed=adapter.needed(model),
-        data=recipe.data,
-        exits=exits.exits,
-        loops=len(states),
-        max_positions=recipe.model.max_positions,
-        recipe=recipe,
-        adapter=adapter,
-        model=model,
-        parameters=count_parameters(model),
-        inputs=inputs,
+        task=task, golden=Golden(Path(recipe.name), golden), needed=adapter.needed(model), data=recipe.data,
+        exits=exits.exits, loops=len(states), max_positions=recipe.model.max_positions, recipe=recipe,
+        adapter=adapter, model=model, parameters=count_parameters(model), inputs=inputs,
         answers=task.right_answers(answers, logits),
-        logits={exit_: task.counted_logits(output, answers) for exit_, output in logits.items()},
-        states=states,
+        logits={exit_: task.counted_logits(output, answers) for exit_, output in logits.items()}, states=states,
         leaks=leaks,
-    )
+    )  # fmt: skip
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -291,14 +281,10 @@ class RunSource(ExportSource):
         variant = Variant(entry.precision, entry.trimmed)
         trimmed = self.trimmed if variant.trimmed else None
         return Judge(
-            folder=folder,
-            reference=trimmed.subject if trimmed is not None else self.subject,
-            variant=variant,
-            validation=self.validations[variant.trimmed],
-            baseline=self.baseline,
-            max_activation=self.max_activation,
+            folder=folder, reference=trimmed.subject if trimmed is not None else self.subject, variant=variant,
+            validation=self.validations[variant.trimmed], baseline=self.baseline, max_activation=self.max_activation,
             vocabulary=trimmed.vocabulary if trimmed is not None else None,
-        )
+        )  # fmt: skip
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
         needs_steps = self.options.exits == "all" or any(old.role == "step" for old in previous.rebuilt.values())

@@ -229,13 +229,9 @@ class StepSession(GraphSession):
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, Path],
-        loops: int | None,
-        open_part: Callable[[Path], Graph] | None = None,
-        early: Mapping[int, float] | None = None,
-        exits: Collection[int] = (),
-    ) -> None:
+        self, parts: Mapping[str, Path], loops: int | None, open_part: Callable[[Path], Graph] | None = None,
+        early: Mapping[int, float] | None = None, exits: Collection[int] = (),
+    ) -> None:  # fmt: skip
         if loops is None:
             raise ArtifactError(
                 "bundle.json does not record the number of loops of this step artifact; export the run again"

@@ -129,13 +129,9 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
 
 
 def _train(
-    recipe: Recipe,
-    options: TrainOptions,
-    processes: Processes,
-    signals: StopSignals,
-    run_lock: ExitStack,
+    recipe: Recipe, options: TrainOptions, processes: Processes, signals: StopSignals, run_lock: ExitStack,
     progress: Progress,
-) -> Path:
+) -> Path:  # fmt: skip
     """Train in connected processes. ``run_lock`` receives the lock of the run's folder."""
 
     # 1. Find the run to resume

@@ -118,13 +118,9 @@ def text_spec(
 
 
 def layer_spec(
-    layer: nn.Module,
-    arguments: Mapping[str, Tensor],
-    axes: Mapping[str, Mapping[int, str]],
-    outputs: Sequence[str],
-    longest: Mapping[str, int],
-    *constants: Any,
-) -> GraphSpec:
+    layer: nn.Module, arguments: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]], outputs: Sequence[str],
+    longest: Mapping[str, int], *constants: Any,
+) -> GraphSpec:  # fmt: skip
     """Return the spec of a layer with its weights as inputs, after its ``arguments``: one trace serves all layers.
 
     ``constants``: further arguments of the layer, which are no inputs of the graph.
@@ -157,16 +153,10 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         warnings.simplefilter("ignore")  # deprecations inside torch, and equal names of axes
         try:
             program = torch.onnx.export(
-                spec.module,
-                tuple(spec.inputs.values()),
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                external_data=False,
-                input_names=list(spec.inputs),
-                output_names=list(spec.outputs),
+                spec.module, tuple(spec.inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
+                external_data=False, input_names=list(spec.inputs), output_names=list(spec.outputs),
                 dynamic_shapes=tuple(shapes.values()),
-            )
+            )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
@@ -343,13 +333,9 @@ class Composer:
             value.name = name
         weights = [value for values in self._weights.values() for value in values if value.uses()]
         graph = onnx_ir.Graph(
-            list(inputs),
-            list(outputs.values()),
-            nodes=self._nodes,
-            initializers=[*weights, *self._constants],
-            opset_imports={"": OPSET, _DOMAIN: 1},
-            name="main_graph",
-        )
+            list(inputs), list(outputs.values()), nodes=self._nodes, initializers=[*weights, *self._constants],
+            opset_imports={"": OPSET, _DOMAIN: 1}, name="main_graph",
+        )  # fmt: skip
         model = onnx_ir.Model(graph, ir_version=_IR_VERSION, functions=list(self._functions.values()))
         shared = {str(value.name) for value in (*inputs, *(value for node in self._nodes for value in node.outputs))}
         passes.InlinePass()(model)

@@ -51,16 +51,10 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self,
-        pooling: str = "cls",
-        dense: nn.Module | None = None,
-        activation: Callable[[Tensor], Tensor] = torch.tanh,
-        out: nn.Module | None = None,
-        dropout: float = 0.0,
-        *,
-        dense_dropout: float = 0.0,
-        norm: nn.Module | None = None,
-    ) -> None:
+        self, pooling: str = "cls", dense: nn.Module | None = None,
+        activation: Callable[[Tensor], Tensor] = torch.tanh, out: nn.Module | None = None, dropout: float = 0.0, *,
+        dense_dropout: float = 0.0, norm: nn.Module | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.pooling, self.normalize, self.activation = pooling, False, activation
         self.dimensions: int | None = None
@@ -123,13 +117,9 @@ class Components:
 
 @quiet_transformers()
 def load_components(
-    folder: Path | None,
-    architecture: Mapping[str, Any],
-    classes: int | None,
-    *,
-    per_token: bool = False,
+    folder: Path | None, architecture: Mapping[str, Any], classes: int | None, *, per_token: bool = False,
     **overrides: Any,
-) -> tuple[Components, frozenset[str]]:
+) -> tuple[Components, frozenset[str]]:  # fmt: skip
     """Load the components of the model in ``folder``; also return the names of missing weights, which are fresh.
 
     Only safetensors are read, and no code of the folder runs.
@@ -311,19 +301,11 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
 
     # 4. Combine the parts
     return Components(
-        words=parts[layout.words],
-        positions=positions,
-        has_padding_row=padding is not None,
-        types=getattr(encoder.embeddings, "token_type_embeddings", None),
-        norm=parts[layout.norm],
-        dropout=dropout(layout.dropout),
-        layers=layers,
-        order=order,
-        project=parts.get(layout.project),
-        final_norm=parts.get(layout.final_norm),
-        head=head,
-        layer_inputs=_layer_inputs(encoder),
-    )
+        words=parts[layout.words], positions=positions, has_padding_row=padding is not None,
+        types=getattr(encoder.embeddings, "token_type_embeddings", None), norm=parts[layout.norm],
+        dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
+        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=_layer_inputs(encoder),
+    )  # fmt: skip
 
 
 def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:

@@ -103,13 +103,8 @@ class DisentangledInputs(BucketInputs):
 
 
 def disentangled_scores(
-    attention: Any,
-    query: Tensor,
-    key: Tensor,
-    distances: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    scale: float,
-) -> Tensor:
+    attention: Any, query: Tensor, key: Tensor, distances: tuple[Tensor, Tensor], mask: Tensor | None, scale: float,
+) -> Tensor:  # fmt: skip
     """Return the scores of content with distances and of distances with content (DeBERTa, equation 4), plus the mask.
 
     Args:

@@ -210,16 +210,11 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     layers = read_listing(log.listing)
     totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
     engine = EngineBuild(
-        builder=f"{format_} {trt.__version__}",
-        seconds=round(seconds, 2),
-        checked_by="builder log" if layers else "size",
-        **layers,
-        weight_bytes=totals.get("Weights"),
-        activation_bytes=totals.get("Activation"),
-        graph_bytes=graph_bytes(graph),
-        shapes=shapes,
+        builder=f"{format_} {trt.__version__}", seconds=round(seconds, 2),
+        checked_by="builder log" if layers else "size", **layers, weight_bytes=totals.get("Weights"),
+        activation_bytes=totals.get("Activation"), graph_bytes=graph_bytes(graph), shapes=shapes,
         warnings=log.texts("WARNING"),
-    )
+    )  # fmt: skip
     size = file.stat().st_size
     weights = f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else ""
     job.progress.message(f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}{weights}")

@@ -97,13 +97,9 @@ class TensorRTSession(Graph):
     """
 
     def __init__(
-        self,
-        path: Path,
-        artifact: ArtifactManifest,
-        max_positions: int | None = None,
-        *,
+        self, path: Path, artifact: ArtifactManifest, max_positions: int | None = None, *,
         repeated_shapes: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         # 1. Prepare memory and CUDA
         self.path, self.provider, self.max_positions = path, artifact.format, max_positions
         package = RUNTIMES[artifact.format]

@@ -51,14 +51,9 @@ class Objective:
     """Of training, see ``choose_attention``; by default with padding, as of scoring."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        cache: Path,
-        progress: Progress,
-        *,
-        is_resumed: bool = False,
+        self, recipe: Recipe, cache: Path, progress: Progress, *, is_resumed: bool = False,
         device: torch.device = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         # 1. Build the model
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
@@ -155,14 +150,9 @@ class Objective:
         return self._loss(model, batch)
 
     def evaluate(
-        self,
-        model: nn.Module,
-        name: str,
-        processes: Processes | None = None,
-        progress: Progress = SILENT,
-        *,
+        self, model: nn.Module, name: str, processes: Processes | None = None, progress: Progress = SILENT, *,
         max_s: float = math.inf,
-    ) -> Score:
+    ) -> Score:  # fmt: skip
         """Score ``model`` in float32 on "validation" or a test set. Leaves it in evaluation mode.
 
         ``processes`` share the batches, and all return the score; None: this one computes all. ``max_s``: batches are

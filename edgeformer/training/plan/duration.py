@@ -239,15 +239,9 @@ def planned_data(
 
 
 def planned_time(
-    data: PlannedData,
-    work: StepWork,
-    device: DeviceProfile,
-    precision: str,
-    cache: Path,
-    *,
-    fits: bool,
+    data: PlannedData, work: StepWork, device: DeviceProfile, precision: str, cache: Path, *, fits: bool,
     progress: Progress = SILENT,
-) -> PlannedTime:
+) -> PlannedTime:  # fmt: skip
     """Estimate how long training takes on ``device`` in a resolved precision.
 
     A fit is timed on this host. If the device is this host, the data was read and the recipe fits into memory, some

@@ -170,15 +170,9 @@ _VALIDATION_PEAKS: dict[str, Counter[Kind]] = {}
 
 
 def predict_peak(
-    recipe: Recipe,
-    *,
-    device_kind: DeviceKind,
-    precision: str,
-    processes: int = 1,
-    sharded: bool = False,
-    work: StepWork | None = None,
-    start_bytes: int = 0,
-) -> MemoryBreakdown:
+    recipe: Recipe, *, device_kind: DeviceKind, precision: str, processes: int = 1, sharded: bool = False,
+    work: StepWork | None = None, start_bytes: int = 0,
+) -> MemoryBreakdown:  # fmt: skip
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
     The reserve on a CUDA card is assumed: 64 MiB for cuBLAS workspaces and the kernels' own scratch, and a tenth of

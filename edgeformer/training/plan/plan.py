@@ -101,22 +101,12 @@ def plan(
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
     fit_note = "the training text decides the number of weights, and this plan takes the most there can be"
     return Plan(
-        recipe=recipe.name,
-        device=device.name,
-        parameters=parameters,
-        precision=precision,
-        status="pass" if fits else "fail",
-        fits=fits,
-        peak_bytes=peak,
-        budget_bytes=budget,
-        budget_source=budget_source,
-        breakdown=breakdown,
-        suggestions=suggestions,
-        larger_batches=tuple(larger_batches),
-        time=time,
-        reason=reason + teacher_note,
+        recipe=recipe.name, device=device.name, parameters=parameters, precision=precision,
+        status="pass" if fits else "fail", fits=fits, peak_bytes=peak, budget_bytes=budget,
+        budget_source=budget_source, breakdown=breakdown, suggestions=suggestions,
+        larger_batches=tuple(larger_batches), time=time, reason=reason + teacher_note,
         notes=((fit_note,) if is_fitted else ()) + data.notes,
-    )
+    )  # fmt: skip
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:
