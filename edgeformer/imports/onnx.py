@@ -521,25 +521,16 @@ def import_onnx(
                 shutil.copyfile(source, copy)
 
             # 3. Run it
+            count = outline.parameters
             entry = ArtifactManifest(
-                id=f"{ONNX}-{graph.precision}",
-                file=GRAPH,
-                format=ONNX,
-                precision=graph.precision,
-                status="built",
+                id=f"{ONNX}-{graph.precision}", file=GRAPH, format=ONNX, precision=graph.precision, status="built",
                 weights_file=weights[0].relative_to(new).as_posix() if len(weights) == 1 else None,
-                size_bytes=sum(file.stat().st_size for file in (target, *weights)),
-                sha256=sha256_of(target),
+                size_bytes=sum(file.stat().st_size for file in (target, *weights)), sha256=sha256_of(target),
                 inputs={port.name: shape_text(port) for port in outline.inputs},
-                outputs={port.name: shape_text(port) for port in outline.outputs},
-                opset=outline.opsets.get(""),
-                sharing=Sharing(
-                    unique_parameters=outline.parameters,
-                    stored_parameters=outline.parameters,
-                    weight_bytes=outline.weight_bytes,
-                ),
+                outputs={port.name: shape_text(port) for port in outline.outputs}, opset=outline.opsets.get(""),
+                sharing=Sharing(unique_parameters=count, stored_parameters=count, weight_bytes=outline.weight_bytes),
                 built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
-            )
+            )  # fmt: skip
             job = _Import(graph, new, options, progress, entry)
             with bar(progress, f"Running {path.name} on the golden inputs", None):
                 return answer(job)

@@ -149,14 +149,9 @@ def write_language_run(
     if len(model.exits) == 1:
         published["training"]["exit_weight"] = 0.0
     document = {
-        **published,
-        "name": name,
-        "description": description,
-        "allow_leak": False,
-        "data": data.model_dump(),
-        "tokenizer": source.model_dump(),
-        "model": config.model_dump(),
-    }
+        **published, "name": name, "description": description, "allow_leak": False, "data": data.model_dump(),
+        "tokenizer": source.model_dump(), "model": config.model_dump(),
+    }  # fmt: skip
     recipe = recipe_type(published["task"], config.kind).model_validate(document)
     for note in notes:
         progress.message(note)
@@ -184,16 +179,9 @@ def write_language_run(
         causality = probe_causality(model)
     except ValueError as error:
         raise ArtifactError(f"{origin}: the causality probe cannot judge this model: {error}") from None
+    prepared = Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA, tokenizer_config=tokenizer_config)
+    leaks = causality.leaks or model_spec_of(recipe).leaks(config)  # the architecture, whatever the probe measured
     return write_run(
-        free,
-        recipe,
-        model,
-        Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA, tokenizer_config=tokenizer_config),
-        origin=origin,
-        sha256=sha256,
-        golden_origin=golden_origin,
-        # The architecture decides, whatever the probe measured.
-        leaks=causality.leaks or model_spec_of(recipe).leaks(config),
-        causality=causality,
-        proof=proof,
-    )
+        free, recipe, model, prepared, origin=origin, sha256=sha256, golden_origin=golden_origin, leaks=leaks,
+        causality=causality, proof=proof,
+    )  # fmt: skip

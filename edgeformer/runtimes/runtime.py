@@ -264,13 +264,10 @@ def built_entry(
     sharing = fields.get("sharing")
     reason = fields.get("reason") or (stored_twice(sharing) if sharing is not None else None)
     update = {
-        "file": file,
-        "size_bytes": path.stat().st_size,
-        "sha256": sha256_of(path),
-        "status": "rejected" if reason else "built",
-        "reason": reason,
+        "file": file, "size_bytes": path.stat().st_size, "sha256": sha256_of(path),
+        "status": "rejected" if reason else "built", "reason": reason,
         "built_with": {name: version for name, version in versions.items() if version is not None},
-    }
+    }  # fmt: skip
     return entry.model_copy(update=fields | update)
 
 

@@ -193,14 +193,9 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         is_large = len(train) >= _LARGE_ROWS
         width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
         model = {
-            "kind": "encoder",
-            "vocab_size": vocabulary,
-            **width,
-            "iterations": 2,
-            "heads": 4,
-            "ffn_size": 4 * width["hidden_size"],
-            "residual_scale": 0.5,
-        }
+            "kind": "encoder", "vocab_size": vocabulary, **width, "iterations": 2, "heads": 4,
+            "ffn_size": 4 * width["hidden_size"], "residual_scale": 0.5,
+        }  # fmt: skip
         encoded, _ = encode_texts(tokenizer, sample, _MAX_LENGTH)
         max_length = min(_MAX_LENGTH, length_of_most(encoded.lengths))
         training = encoder_training(len(sets["train"]), select_by)

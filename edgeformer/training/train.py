@@ -333,12 +333,8 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
 
 
 def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:
-    return MemoryUse(
-        device=kind,
-        predicted_peak_bytes=breakdown.peak_bytes,
-        predicted_reserve_bytes=breakdown.reserve,
-        budget_bytes=budget,
-    )
+    peak, reserve = breakdown.peak_bytes, breakdown.reserve
+    return MemoryUse(device=kind, predicted_peak_bytes=peak, predicted_reserve_bytes=reserve, budget_bytes=budget)
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -404,33 +400,18 @@ class RunRecord:
 
         def fill(folder: Path) -> None:
             write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
+            host = {**describe_host(), "accelerator": str(loop.device), "threads": torch.get_num_threads()}
+            if loop.device.type == "cuda":
+                host["gpu"] = torch.cuda.get_device_name(loop.device)
             self.manifest = RunManifest(
-                run=folder.name,
-                status="running",
-                task=recipe.task,
-                recipe=recipe.name,
-                recipe_sha256=recipe.fingerprint(),
-                started=now(),
-                parameters=count_parameters(loop.plain_model),
-                vocabulary=recipe.model.vocab_size,
-                precision=loop.processes.precision,
-                attention=objective.attention,
-                data=objective.prepared.summary,
-                tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
-                leaks=objective.causality is not None and objective.causality.leaks,
-                causality=objective.causality,
-                memory=memory,
-                effective_batch=loop.effective_batch,
-                processes=loop.processes.count,
-                versions=library_versions(),
-                code_version=code_version(),
-                host={
-                    **describe_host(),
-                    "accelerator": str(loop.device),
-                    "threads": torch.get_num_threads(),
-                    **({"gpu": torch.cuda.get_device_name(loop.device)} if loop.device.type == "cuda" else {}),
-                },
-            )
+                run=folder.name, status="running", task=recipe.task, recipe=recipe.name,
+                recipe_sha256=recipe.fingerprint(), started=now(), parameters=count_parameters(loop.plain_model),
+                vocabulary=recipe.model.vocab_size, precision=loop.processes.precision, attention=objective.attention,
+                data=objective.prepared.summary, tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
+                leaks=objective.causality is not None and objective.causality.leaks, causality=objective.causality,
+                memory=memory, effective_batch=loop.effective_batch, processes=loop.processes.count,
+                versions=library_versions(), code_version=code_version(), host=host,
+            )  # fmt: skip
             write_json(folder / RUN_FILE, self.manifest)
 
         free = partial(free_folder, options.artifacts, options.name, recipe.name)
@@ -553,14 +534,9 @@ class RunRecord:
         ]
         merge_rows(self.folder, rows)
         update = {
-            "status": "finished",
-            "reason": reason,
-            "finished": now(),
-            "best_epoch": position.best_epoch,
-            "validation": validation,
-            "test": next(iter(tests.values()), None),
-            "tests": tests,
-        }
+            "status": "finished", "reason": reason, "finished": now(), "best_epoch": position.best_epoch,
+            "validation": validation, "test": next(iter(tests.values()), None), "tests": tests,
+        }  # fmt: skip
         final = manifest.model_copy(update=update)
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
             save_model(folder, model, objective.recipe, objective.prepared)
