@@ -112,13 +112,10 @@ class GraphSource(ExportSource):
         is_random = any("seed" in note for note in bundle.manifest.notes)
         golden = bundle.golden()
         reference = Reference(
-            task=bundle.task,
-            golden=golden,
-            answers=golden.cases(OUTPUT) or golden.arrays,
-            needed={0: self.unique_parameters},
-            max_positions=bundle.manifest.max_positions,
+            task=bundle.task, golden=golden, answers=golden.cases(OUTPUT) or golden.arrays,
+            needed={0: self.unique_parameters}, max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",
-        )
+        )  # fmt: skip
         return Judge(folder, reference, Variant(entry.precision), self._validation, baseline, sets_baseline=False)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:

@@ -156,12 +156,9 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(
-        onnx_ir.to_proto(prepared),
-        block_size=block,
-        accuracy_level=_COMPUTE_INT8,
-        nodes_to_include=[str(node.name) for node in rows],
-        nodes_to_exclude=excluded,
-    )
+        onnx_ir.to_proto(prepared), block_size=block, accuracy_level=_COMPUTE_INT8,
+        nodes_to_include=[str(node.name) for node in rows], nodes_to_exclude=excluded,
+    )  # fmt: skip
     quantizer.process()
     quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
     _quantize_tables(quantized)

@@ -209,12 +209,9 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
     lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
     summary = DataSummary(
-        split="imported",
-        synthetic=False,
-        rows={name: len(labelled) for name, labelled in sets.items()},
-        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
-        fingerprints=fingerprints,
-    )
+        split="imported", synthetic=False, rows={name: len(labelled) for name, labelled in sets.items()},
+        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown", fingerprints=fingerprints,
+    )  # fmt: skip
     prepared = Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary)
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
         proof = prove_encoder(

@@ -287,13 +287,10 @@ def encoder_training(rows: int, select_by: str) -> dict[str, Any]:
     is_large = rows >= _LARGE_ROWS
     return {
         "epochs": min(30, max(4, round(100_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32,
-        "precision": "auto",
+        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32, "precision": "auto",
         "optimizer": {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05},
-        "schedule": {"kind": "cosine"},
-        "select_by": select_by,
-        **_early_stopping(100_000 / rows),
-    }
+        "schedule": {"kind": "cosine"}, "select_by": select_by, **_early_stopping(100_000 / rows),
+    }  # fmt: skip
 
 
 def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
@@ -302,14 +299,10 @@ def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
     Small sets of many labels need 10 to 20 epochs; the score of the validation rows decides when it ends.
     """
     return {
-        "epochs": min(20, max(2, round(80_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 32,
-        "precision": "auto",
-        "optimizer": {"lr": 6e-5},
-        "schedule": {"kind": "linear", "warmup": 0.1},
-        "select_by": select_by,
-        **_early_stopping(80_000 / rows),
-    }
+        "epochs": min(20, max(2, round(80_000 / rows))), "batch_size": 16 if rows < 1_000 else 32,
+        "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear", "warmup": 0.1},
+        "select_by": select_by, **_early_stopping(80_000 / rows),
+    }  # fmt: skip
 
 
 def _early_stopping(epochs: float) -> dict[str, Any]:

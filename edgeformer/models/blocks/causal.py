@@ -207,9 +207,6 @@ def probe_causality(model: LanguageModel, seed: int = 0) -> Causality:
         raise ValueError("changes of the input change no output, so the weights of the model are degenerate")
     return Causality(
         leaks=max(largest_change.values()) > TOLERANCE,
-        largest_change={str(loop): value for loop, value in largest_change.items()},
-        reach=reach,
-        lengths=tuple(lengths),
-        trials=_TRIALS,
-        tolerance=TOLERANCE,
-    )
+        largest_change={str(loop): value for loop, value in largest_change.items()}, reach=reach,
+        lengths=tuple(lengths), trials=_TRIALS, tolerance=TOLERANCE,
+    )  # fmt: skip

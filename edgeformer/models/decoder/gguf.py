@@ -38,19 +38,13 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
 
     # 2. Describe the sizes
     metadata: dict[str, Any] = {
-        "context_length": config.max_positions,
-        "embedding_length": config.hidden_size,
-        "block_count": config.layers,
-        "feed_forward_length": config.ffn_size,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_width,
-        "attention.value_length": config.head_width,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.dimension_count": config.head_width,
-        "rope.freq_base": config.rope_theta,
+        "context_length": config.max_positions, "embedding_length": config.hidden_size, "block_count": config.layers,
+        "feed_forward_length": config.ffn_size, "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads, "attention.key_length": config.head_width,
+        "attention.value_length": config.head_width, "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.dimension_count": config.head_width, "rope.freq_base": config.rope_theta,
         "vocab_size": config.vocab_size,
-    }
+    }  # fmt: skip
     if config.iterations > 1:
         architecture = LOOPED
         metadata |= {"num_loops": config.iterations, "skip_loop_final_norm": False}

@@ -48,14 +48,11 @@ class _Batch(ctypes.Structure):
     """llama_batch."""
 
     _fields_ = (
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(ctypes.c_int32)),
-        ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(ctypes.c_int32)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("n_tokens", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)), ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)), ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
-    )
+    )  # fmt: skip
 
 
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
