@@ -172,18 +172,15 @@ def _table_rows(model: onnx_ir.Model) -> set[int]:
     return {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
 
 
-def quantize_blocks(
-    model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int] | None = None
-) -> onnx_ir.Model:
+def quantize_blocks(model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int]) -> onnx_ir.Model:
     """Quantise a decoder as llama.cpp's Q8_0 and Q4_0 do; ``model`` (FP32) is left unchanged.
 
     Blocks of a row share a scale, without a zero point. With 4 bits the head, which is usually the token table, keeps
-    8: what has as many outputs as a table has rows (``vocabularies``; None: those of the graph's own tables).
-    Attention with caches becomes ONNX Runtime's GroupQueryAttention. Raises EdgeformerError if a weight stays FP32.
+    8: what has as many outputs as a table has rows (``vocabularies``). Attention with caches becomes ONNX Runtime's
+    GroupQueryAttention. Raises EdgeformerError if a weight stays FP32.
     """
     quantized = model.clone()
     _gemm_as_matmul(quantized)
-    vocabularies = _table_rows(quantized) if vocabularies is None else vocabularies
     stored: dict[onnx_ir.Value, tuple[list[onnx_ir.Value], dict[str, int]]] = {}
     for node in list(quantized.graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None

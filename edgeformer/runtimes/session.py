@@ -130,9 +130,9 @@ def require_file(path: Path) -> None:
         raise ArtifactError(f"{path}: no such file; {REMEDY}")
 
 
-def reason_of(error: object, length: int = 200) -> str:
+def reason_of(error: object) -> str:
     """Return a library's message in one line."""
-    return " ".join(str(error).split())[:length]
+    return " ".join(str(error).split())[:200]
 
 
 class Graph(Session, Protocol):

@@ -44,6 +44,10 @@ _ACTIVATIONS: Mapping[str, Literal["identity", "sigmoid"]] = {
     "torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }  # fmt: skip
 """Functions of sentence-transformers that make a score of a model's output."""
+_SETTINGS_WITHOUT_EFFECT = {"__version__", "requirements", "keep_in_fp32_modules"}
+"""Keys of config_sentence_transformers.json that do not change what a model computes in FP32."""
+_ORDER = ("Transformer", "Pooling", "Dropout", "Normalize")
+"""Modules of sentence-transformers that compute here, in their order; Dropout has no effect."""
 _ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification|ForTokenClassification)$")
 _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 
@@ -385,9 +389,3 @@ def _unsupported(sizes: EncoderFile) -> dict[str, bool]:
             "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
         }
     return unsupported
-
-
-_SETTINGS_WITHOUT_EFFECT = {"__version__", "requirements", "keep_in_fp32_modules"}
-"""Keys of config_sentence_transformers.json that do not change what a model computes in FP32."""
-_ORDER = ("Transformer", "Pooling", "Dropout", "Normalize")
-"""Modules of sentence-transformers that compute here, in their order; Dropout has no effect."""
