@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, n new tokens, H heads, D size of a head, C width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from edgeformer.models.blocks.segments import Mask, Segments
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v of the new tokens [B, H, n, D]) → attention to all tokens so far [B, H, n, D]; also stores k and v."""
+RunLoop = Callable[[Tensor, int], Tensor]
 
 TOLERANCE = 1e-4
 """Largest harmless change, relative to the outputs' standard deviation. Rounding changes outputs by about 1e-6 of it,
@@ -64,19 +65,17 @@ class LanguageModel(nn.Module):
             every: also return the states after the other loops, and before the first one as loop 0.
         """
         documents, mask = attention_arguments(positions)
-        x, run_loop, arguments = self.begin(input_ids, documents, mask)
+        x, run_loop = self.begin(input_ids, documents, mask)
         states = {0: x} if every else {}
-        for loop, others in zip(range(1, (until or self.loops) + 1), arguments, strict=False):
+        for loop in range(1, (until or self.loops) + 1):
             is_recomputed = self.training and self.checkpointing == "loop"
-            x = recomputed(run_loop, x, *others) if is_recomputed else run_loop(x, *others)
+            x = recomputed(run_loop, x, loop) if is_recomputed else run_loop(x, loop)
             if every or loop in self.exits:
                 states[loop] = x
         return states
 
-    def begin(
-        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
-    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
-        """Embed the tokens; also return the function of a loop, and its arguments after the state for each loop."""
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
+        """Return the embedded tokens [B, T, C], and the function that runs a loop: (state, loop) → state."""
         raise NotImplementedError
 
     def head_of(self, loop: int) -> Head:

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens, n new tokens, C width, H heads, D = C / H, V vocabular
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from edgeformer.models.blocks.causal import (
     CachedModel,
     KeyValueCache,
     LanguageModel,
+    RunLoop,
     cpu_attention,
     recomputed,
 )
@@ -283,11 +284,11 @@ class CRT(LanguageModel):
         result: Tensor = self.norm2(x + h)
         return result, next_cache
 
-    def begin(
-        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
-    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
-        arguments = ((self.loop_encodings[loop], positions, mask) for loop in range(self.loops))
-        return self.embed(input_ids, positions), self.block, arguments
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
+        def run_loop(x: Tensor, loop: int) -> Tensor:
+            return self.block(x, self.loop_encodings[loop - 1], positions, mask)
+
+        return self.embed(input_ids, positions), run_loop
 
 
 class CachedLoops(CachedModel):

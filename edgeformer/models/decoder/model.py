@@ -6,7 +6,6 @@ Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and va
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from edgeformer.models.blocks.causal import (
     Head,
     KeyValueCache,
     LanguageModel,
+    RunLoop,
     cpu_attention,
 )
 from edgeformer.models.blocks.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
@@ -133,15 +133,13 @@ class DecoderModel(LanguageModel):
             h = layer(h, cos, sin, mask)
         return self.norm(h)
 
-    def begin(
-        self, input_ids: Tensor, positions: Tensor | None, mask: Mask
-    ) -> tuple[Tensor, Callable[..., Tensor], Iterable[tuple[Any, ...]]]:
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
         if positions is None:
             place = slice(0, input_ids.shape[1])
             cos, sin = self.cos[None, place, None], self.sin[None, place, None]
         else:
             cos, sin = self.cos[positions, None], self.sin[positions, None]
-        return self.embed(input_ids), self.iterate, [(cos, sin, mask)] * self.loops
+        return self.embed(input_ids), lambda h, loop: self.iterate(h, cos, sin, mask)
 
     def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """Return what a GGUF file of the model holds, see :func:`edgeformer.models.decoder.gguf.gguf_contents`."""
