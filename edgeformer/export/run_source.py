@@ -385,7 +385,8 @@ class RunSource(ExportSource):
         kept_notes = (note for note in previous.notes if note.partition(":")[0] not in subjects)
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
-            made_from=self.made_from or {}, exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
+            made_from=dict(self.made_from or {}), exits=spec.trained_exits(recipe.model),
+            loops=spec.loops(recipe.model),
             leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
             parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
             data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),

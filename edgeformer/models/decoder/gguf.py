@@ -65,7 +65,8 @@ def gguf_contents(model: DecoderModel) -> tuple[str, dict[str, Any], dict[str, N
         own = {"attn_norm.weight": layer.norm1.weight, "ffn_norm.weight": layer.norm2.weight}
         for name, part in parts.items():
             heads = attention.heads if name == "q" else attention.kv_heads
-            for kind, rows in part.named_parameters():
+            for kind, parameter in part.named_parameters():
+                rows: Tensor = parameter
                 if rotates_neighbours and name != "v":  # pairs (i, i + D / 2) of a head become neighbours
                     rows = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
                 own[f"attn_{name}.{kind}"] = rows

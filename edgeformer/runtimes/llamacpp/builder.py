@@ -179,8 +179,8 @@ def write_gguf(
         writer.add_bos_token_id(bounds.begin[0] if bounds.begin else bounds.boundary)
         writer.add_eos_token_id(eos)
         others = sorted({*bounds.ends} - {eos}, key=bounds.boundary.__eq__)  # llama.cpp knows most boundaries by name
-        for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
-            add(number)
+        for add_end, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
+            add_end(number)
         writer.add_add_bos_token(bool(bounds.begin))
         writer.add_add_eos_token(False)
         if template := described.get("chat_template"):
