@@ -42,7 +42,7 @@ def measure(name: str, data: Path, seconds: float, changes: list[str], least_pad
     from edgeformer.artifacts.progress import SILENT
     from edgeformer.data.batching import LEAST_PADDING, concatenate
     from edgeformer.models import load_recipe
-    from edgeformer.models.segments import choose_attention
+    from edgeformer.models.blocks.segments import choose_attention
     from edgeformer.training.loop import objective as objective_module
     from edgeformer.training.loop.checkpoint import Position
     from edgeformer.training.loop.distributed import connect

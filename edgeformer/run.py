@@ -146,7 +146,7 @@ class Run:
         from edgeformer.runtimes.torch.session import TorchSession
 
         if every_exit:
-            from edgeformer.models.tracing import Exits
+            from edgeformer.models.blocks.tracing import Exits
 
             names = self.task.input_names(self.recipe.model)
             return TorchSession(Exits(model), names, outputs=tuple(map(exit_logits, self.exits)))

@@ -137,7 +137,6 @@ def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
 
 
 def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Add up counts of several graphs."""
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)

@@ -60,7 +60,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         source = GraphSource.open(folder, options, progress) if run is None else RunSource.open(run, options, progress)
 
         # 1. Plan the engines.
-        if options.joining and source.can_calibrate:
+        if options.joining and source.calibration_problem is None:
             precisions = {"int8": options.int8, "fp16": options.fp16}
             joining = [builder for builder in all_builders() if precisions.get(str(builder.joins))]
             builders += [b for b in joining if b not in builders and isinstance(b.plan(None), Target)]

@@ -1,10 +1,11 @@
 """FP16 conversion of foreign graphs, and the largest values that a model computes on its golden inputs.
 
-Graphs of trained runs become FP16 through their torch modules (``models/layers.py``, ``models/tracing.py``). A foreign
-graph is converted node by node: a node computes in FP16 if its operator is safe there and nothing that it reads or
-writes comes near FP16's limits, on the golden inputs or in a stored number. Norms, softmax, powers, sums over an axis,
-unknown operators, inputs and outputs stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another
-name, and unused casts are removed. onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
+The graphs of a trained run are traced from an FP16 copy of its modules (``fp16_copy``), which state what computes in
+FP32. A foreign graph has no modules, so its conversion is another one, which must decide by what is computed: a node
+computes in FP16 if its operator is safe there and nothing that it reads or writes comes near FP16's limits, on the
+golden inputs or in a stored number. Norms, softmax, powers, sums over an axis, unknown operators, inputs and outputs
+stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another name, and unused casts are removed.
+onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.models.layers import MASKED
+from edgeformer.models.blocks.layers import MASKED
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Run
 from edgeformer.tasks.metric import Arrays
@@ -265,11 +266,10 @@ class _Conversion:
             half = onnx_ir.val(f"{name}_half", const_value=half_tensor)
             graph.register_initializer(half)
             if tensor.size > _SMALL_CONSTANT:
-                cast = onnx_ir.node("Cast", [half], {"to": int(_FLOAT)}, name=f"{name}_widened")
+                cast = _cast(half, _FLOAT, f"{name}_widened", name)
                 widened = cast.outputs[0]
                 graph.initializers.pop(name)
                 onnx_ir.convenience.replace_all_uses_with(value, widened)
-                widened.name, widened.dtype, widened.shape = name, _FLOAT, value.shape
                 graph.insert_before(graph[0], cast)
                 self.halves[widened] = half
         else:
@@ -279,9 +279,8 @@ class _Conversion:
                 # ONNX Runtime removes both of two casts that cancel, although a subgraph reads the result.
                 self.halves[value] = source
                 return source
-            cast = onnx_ir.node("Cast", [value], {"to": int(_HALF)}, name=f"{name}_narrowed")
+            cast = _cast(value, _HALF, f"{name}_narrowed", f"{name}_half")
             half = cast.outputs[0]
-            half.name, half.dtype, half.shape = f"{name}_half", _HALF, value.shape
             if producer is not None and producer.graph is not None:
                 producer.graph.insert_after(producer, cast)
             else:
@@ -289,6 +288,13 @@ class _Conversion:
                 graph.insert_before(graph[0], cast)
         self.halves[value] = half
         return half
+
+
+def _cast(value: onnx_ir.Value, dtype: onnx_ir.DataType, name: str, result: str) -> onnx_ir.Node:
+    cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+    output = cast.outputs[0]
+    output.name, output.dtype, output.shape = result, dtype, value.shape
+    return cast
 
 
 def _float_numbers(value: onnx_ir.Value) -> NDArray[Any]:

@@ -6,9 +6,9 @@ The bundle was made by ``edgeformer import onnx``. Its graph stays unchanged, bi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +28,7 @@ from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
 from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, quantized_nodes
+from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import ExportOptions, Variant, requested_variants
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
@@ -47,26 +48,12 @@ _RANDOM_HINT = "; the golden inputs are random: import the graph again with real
 _INT8_NOTE = "INT8: judged by its outputs only; to judge it by accuracy, import the graph with --tokenizer and --data"
 
 
-@dataclass
-class GraphSource:
-    """A bundle made by ``import onnx``, see :class:`~edgeformer.export.source.ExportSource`.
-
-    ``base`` is the imported graph; ``names`` are the files that came with the import.
-    """
+@dataclass(kw_only=True)
+class GraphSource(ExportSource):
+    """A bundle made by ``import onnx``: ``base`` is its graph, and ``names`` are the files that came with it."""
 
     bundle: Bundle
-    options: ExportOptions
-    progress: Progress
-    folder: Path
-    base: tuple[ArtifactManifest, ...]
     unique_parameters: int
-    notes: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
-    target: str | None = None
-    made_from: Mapping[str, str] | None = None
-    exits: Sequence[int] = ()
-    can_calibrate: bool = False
-    rounds: bool = False
 
     @classmethod
     def open(cls, folder: Path, options: ExportOptions, progress: Progress) -> GraphSource:
@@ -85,7 +72,10 @@ class GraphSource:
             raise InputError(f"{folder}: its graph is {base.precision.upper()} already; import the FP32 graph")
         bundle.check(base)
         unique = base.sharing.unique_parameters if base.sharing is not None else bundle.manifest.parameters
-        return cls(bundle, options, progress, bundle.folder, (base,), unique)
+        return cls(
+            bundle=bundle, options=options, progress=progress, folder=bundle.folder, base=(base,),
+            unique_parameters=unique,
+        )  # fmt: skip
 
     @cached_property
     def _validation(self) -> Validation | None:
@@ -122,13 +112,10 @@ class GraphSource:
         is_random = any("seed" in note for note in bundle.manifest.notes)
         golden = bundle.golden()
         reference = Reference(
-            task=bundle.task,
-            golden=golden,
-            answers=golden.cases(OUTPUT) or golden.arrays,
-            needed={0: self.unique_parameters},
-            max_positions=bundle.manifest.max_positions,
+            task=bundle.task, golden=golden, answers=golden.cases(OUTPUT) or golden.arrays,
+            needed={0: self.unique_parameters}, max_positions=bundle.manifest.max_positions,
             rejection_hint=_RANDOM_HINT if is_random else "",
-        )
+        )  # fmt: skip
         return Judge(folder, reference, Variant(entry.precision), self._validation, baseline, sets_baseline=False)
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:

@@ -14,7 +14,7 @@ import onnx_ir
 
 from edgeformer.artifacts.files import replacing
 from edgeformer.export.variants import Variant
-from edgeformer.models.tracing import Graphs, extract_outputs
+from edgeformer.models.blocks.tracing import Graphs, extract_outputs
 from edgeformer.tasks.early_exit import exit_logits
 
 ALIGNMENT = 64

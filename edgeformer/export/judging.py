@@ -44,7 +44,7 @@ from edgeformer.export.graphs import LOOP, Written
 from edgeformer.export.quantize import quantized_nodes, quantized_pairs
 from edgeformer.export.variants import Variant
 from edgeformer.models.adapter import ModelAdapter
-from edgeformer.models.tracing import state_name
+from edgeformer.models.blocks.tracing import state_name
 from edgeformer.runtimes import (
     ALL_RUNTIMES,
     ArtifactFiles,

@@ -65,6 +65,7 @@ class PreviousBundle:
             exits: all exits of the model. A variant that is made again keeps its exits and its step artifact.
             base_precision: precision of the graph that everything is made of.
         """
+        # 1. Open the bundle, and compare its origin
         if not folder.exists():
             return cls(folder)
         try:
@@ -86,6 +87,8 @@ class PreviousBundle:
             for path in sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()):
                 if path.as_posix() not in listed and not any(part.startswith(".") for part in path.parts):
                     previous.losses[path.as_posix()] = f"not listed in {BUNDLE_FILE}"
+
+        # 2. Decide what stays
         variants, engine_precision = requested_variants(options), "fp16" if options.fp16 else base_precision
         for artifact in bundle.artifacts[made_from is None :]:
             is_built = artifact.status == "built"

@@ -44,7 +44,7 @@ from onnxscript.rewriter.pattern import RewriteRuleClassBase, RewriteRuleSet
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.export.audit import INTEGERS, NO_PARAMETERS, SCALE
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.blocks.tracing import Graphs
 
 TABLE_ROWS = 32
 """Tables with fewer rows stay FP32: token types, loop encodings."""
@@ -99,7 +99,30 @@ def quantize_int8(
     """
     prepared = prepare(model)
     if has_row_scales:
-        _scale_rows(prepared)
+        # Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
+        # multiply the product by that: quantised numbers then reach from -1 to 1 at every position.
+        last_axis = _store(prepared, "rows_last_axis", np.array([-1]))
+        min_scale = _store(prepared, "rows_smallest", np.array(_MIN_SCALE, np.float32))
+        scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
+        for node in list(prepared.graph):
+            data, weight = (*node.inputs, None, None)[:2]
+            if node.op_type != "MatMul" or data is None or weight is None or not weight.is_initializer():
+                continue
+            new = []
+            if data not in scaled:
+                name, keep = str(data.name), {"keepdims": 1}
+                size = onnx_ir.node("Abs", [data], name=f"{name}_rows_abs")
+                max_abs = onnx_ir.node("ReduceMax", [size.outputs[0], last_axis], keep, name=f"{name}_rows_largest")
+                bounded = onnx_ir.node("Max", [max_abs.outputs[0], min_scale], name=f"{name}_rows_bounded")
+                divided = onnx_ir.node("Div", [data, bounded.outputs[0]], name=f"{name}_rows_divided")
+                new = [size, max_abs, bounded, divided]
+                for new_node in new:
+                    new_node.outputs[0].name = new_node.name
+                scaled[data] = divided.outputs[0], bounded.outputs[0]
+            product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
+            rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
+            product.outputs[0].name = f"{node.outputs[0].name}_rows"
+            _replace_node(prepared, node, [*new, product, rescaled])
     return _complete(_quantize_products(prepared, folder), "INT8", kept)
 
 
@@ -133,12 +156,9 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
     for node in rows:  # the quantizer selects nodes by name, which foreign graphs often lack
         node.name = f"{node.outputs[0].name}_rows"
     quantizer = MatMulNBitsQuantizer(
-        onnx_ir.to_proto(prepared),
-        block_size=block,
-        accuracy_level=_COMPUTE_INT8,
-        nodes_to_include=[str(node.name) for node in rows],
-        nodes_to_exclude=excluded,
-    )
+        onnx_ir.to_proto(prepared), block_size=block, accuracy_level=_COMPUTE_INT8,
+        nodes_to_include=[str(node.name) for node in rows], nodes_to_exclude=excluded,
+    )  # fmt: skip
     quantizer.process()
     quantized: onnx_ir.Model = onnx_ir.from_proto(quantizer.model.model)
     _quantize_tables(quantized)
@@ -148,23 +168,19 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
 
 
 def _table_rows(model: onnx_ir.Model) -> set[int]:
-    """Return the numbers of rows of a graph's tables."""
     tables = (value for value in model.graph.initializers.values() if _is_table(value))
     return {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
 
 
-def quantize_blocks(
-    model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int] | None = None
-) -> onnx_ir.Model:
+def quantize_blocks(model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int]) -> onnx_ir.Model:
     """Quantise a decoder as llama.cpp's Q8_0 and Q4_0 do; ``model`` (FP32) is left unchanged.
 
     Blocks of a row share a scale, without a zero point. With 4 bits the head, which is usually the token table, keeps
-    8: what has as many outputs as a table has rows (``vocabularies``; None: those of the graph's own tables).
-    Attention with caches becomes ONNX Runtime's GroupQueryAttention. Raises EdgeformerError if a weight stays FP32.
+    8: what has as many outputs as a table has rows (``vocabularies``). Attention with caches becomes ONNX Runtime's
+    GroupQueryAttention. Raises EdgeformerError if a weight stays FP32.
     """
     quantized = model.clone()
     _gemm_as_matmul(quantized)
-    vocabularies = _table_rows(quantized) if vocabularies is None else vocabularies
     stored: dict[onnx_ir.Value, tuple[list[onnx_ir.Value], dict[str, int]]] = {}
     for node in list(quantized.graph):
         weight = node.inputs[1] if node.op_type == "MatMul" else None
@@ -214,7 +230,9 @@ def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None =
     unquantized = [str(value.name) for value in tables]
     for node in RecursiveGraphIterator(quantized.graph):
         operands = [value for value in node.inputs if value is not None]
-        if all(value in constant for value in operands) and not any(map(_holds_graph, node.attributes.values())):
+        graph_types = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+        holds_graph = any(attribute.type in graph_types for attribute in node.attributes.values())
+        if all(value in constant for value in operands) and not holds_graph:
             constant.update(node.outputs)
         elif node.op_type in ("MatMul", "Gemm"):
             place = f"{node.op_type} {node.name}".strip()
@@ -345,35 +363,7 @@ def _is_table(value: onnx_ir.Value) -> bool:
     return bool(uses) and all(index == 0 and node.graph is value.graph and reads_rows(node) for node, index in uses)
 
 
-def _scale_rows(model: onnx_ir.Model) -> None:
-    """Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
-    multiply the product by that: quantised numbers then reach from -1 to 1 at every position."""
-    last_axis = _store(model, "rows_last_axis", np.array([-1]))
-    min_scale = _store(model, "rows_smallest", np.array(_MIN_SCALE, np.float32))
-    scaled: dict[onnx_ir.Value, tuple[onnx_ir.Value, onnx_ir.Value]] = {}
-    for node in list(model.graph):
-        data, weight = (*node.inputs, None, None)[:2]
-        if node.op_type != "MatMul" or data is None or weight is None or not weight.is_initializer():
-            continue
-        new = []
-        if data not in scaled:
-            name, keep = str(data.name), {"keepdims": 1}
-            size = onnx_ir.node("Abs", [data], name=f"{name}_rows_abs")
-            max_abs = onnx_ir.node("ReduceMax", [size.outputs[0], last_axis], keep, name=f"{name}_rows_largest")
-            bounded = onnx_ir.node("Max", [max_abs.outputs[0], min_scale], name=f"{name}_rows_bounded")
-            divided = onnx_ir.node("Div", [data, bounded.outputs[0]], name=f"{name}_rows_divided")
-            new = [size, max_abs, bounded, divided]
-            for new_node in new:
-                new_node.outputs[0].name = new_node.name
-            scaled[data] = divided.outputs[0], bounded.outputs[0]
-        product = onnx_ir.node("MatMul", [scaled[data][0], weight], name=f"{node.name}_rows")
-        rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
-        product.outputs[0].name = f"{node.outputs[0].name}_rows"
-        _replace_node(model, node, [*new, product, rescaled])
-
-
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
-    """Add an initializer to a graph."""
     value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value
@@ -382,10 +372,6 @@ def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_
 def _replace_node(model: onnx_ir.Model, old: onnx_ir.Node, new: list[onnx_ir.Node]) -> None:
     """Replace ``old`` by ``new`` nodes; the outputs of the last one take its outputs' place."""
     onnx_ir.convenience.replace_nodes_and_values(model.graph, old, [old], new, old.outputs, new[-1].outputs)
-
-
-def _holds_graph(attribute: onnx_ir.Attr) -> bool:
-    return attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 
 
 def _is_finite(value: onnx_ir.Value) -> bool:
@@ -454,7 +440,7 @@ def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Mod
 
 
 class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
-    """Matches the operators that :func:`edgeformer.models.crt.graphs._run_loop` is exported as: eighteen per loop."""
+    """Matches the operators that :func:`edgeformer.models.crt.adapter._run_loop` is exported as: eighteen per loop."""
 
     def pattern(
         self, op: Any, projected: Any, heads: Any, past_key: Any, past_value: Any, scale: Any, unseen: Any, least: Any,
@@ -498,7 +484,7 @@ class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
 
 
 class GroupedAttention(RewriteRuleClassBase):  # type: ignore[misc]
-    """Matches :func:`edgeformer.models.decoder.graphs.grouped_attention` with the rotations before it and caches."""
+    """Matches :func:`edgeformer.models.decoder.adapter.grouped_attention` with the rotations before it and caches."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,6 @@ from edgeformer.artifacts.manifest import (
     ArtifactManifest,
     BundleManifest,
     Precision,
-    RunManifest,
     Vocabulary,
 )
 from edgeformer.artifacts.progress import Progress, bar
@@ -35,18 +34,19 @@ from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import TextBounds, special_ids
-from edgeformer.data.trimming import ALL_USED, Keeping, Trimmed
+from edgeformer.data.trimming import Keeping, Trimmed
 from edgeformer.export.fp16 import max_abs_activation
 from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
 from edgeformer.export.previous import SOURCES, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
+from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
+from edgeformer.models.blocks.layers import fp16_copy
+from edgeformer.models.blocks.tracing import Exits, Piece
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.layers import fp16_copy
-from edgeformer.models.tracing import Exits, Piece
 from edgeformer.models.weights import GOLDEN_INPUTS, load_model
 from edgeformer.run import Run
 from edgeformer.runtimes import BuildJob
@@ -119,23 +119,13 @@ def _with_references(
     states = {loop: state.numpy() for loop, state in enumerate(outputs[count:], start=1)}
     golden = inputs | {name: answers[name] for name in task.golden_names[1]} | task.golden_answers(logits)
     return Exportable(
-        task=task,
-        golden=Golden(Path(recipe.name), golden),
-        needed=adapter.needed(model),
-        data=recipe.data,
-        exits=exits.exits,
-        loops=len(states),
-        max_positions=recipe.model.max_positions,
-        recipe=recipe,
-        adapter=adapter,
-        model=model,
-        parameters=count_parameters(model),
-        inputs=inputs,
+        task=task, golden=Golden(Path(recipe.name), golden), needed=adapter.needed(model), data=recipe.data,
+        exits=exits.exits, loops=len(states), max_positions=recipe.model.max_positions, recipe=recipe,
+        adapter=adapter, model=model, parameters=count_parameters(model), inputs=inputs,
         answers=task.right_answers(answers, logits),
-        logits={exit_: task.counted_logits(output, answers) for exit_, output in logits.items()},
-        states=states,
+        logits={exit_: task.counted_logits(output, answers) for exit_, output in logits.items()}, states=states,
         leaks=leaks,
-    )
+    )  # fmt: skip
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -157,24 +147,6 @@ class TrimmedModel:
     reader: TextReader
 
 
-def trim_subject(
-    subject: Exportable, manifest: RunManifest, tokenizer: Tokenizer, keeping: Keeping = ALL_USED
-) -> TrimmedModel:
-    """Trim a model's embedding table to the tokens that its training text uses. Raises InputError, DataError.
-
-    Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed model in
-    torch: the cost of trimming is in the validation score.
-    """
-    trimmed, vocabulary = subject.task.rows.trim(subject.recipe.data, tokenizer, manifest.data.fingerprints, keeping)
-    special = special_ids(trimmed.tokenizer)
-    new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
-    new_ids[trimmed.kept] = np.arange(len(trimmed.kept))
-    inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
-    model = subject.adapter.trim(subject.model, torch.from_numpy(trimmed.kept))
-    small = _with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
-    return TrimmedModel(small, trimmed, vocabulary, TextReader(trimmed.tokenizer, special.pad, vocabulary.kept))
-
-
 def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path) -> None:
     """Write config.json, tokenizer.json and tokenizer_config.json for a trimmed vocabulary. Raises ArtifactError."""
     numbers = {str(old): new for new, old in enumerate(trimmed.kept.tolist())}
@@ -194,9 +166,9 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
     write_text(target / TOKENIZER_FILE, trimmed.tokenizer.to_str(pretty=True))
 
 
-@dataclass
-class RunSource:
-    """A finished run, see :class:`~edgeformer.export.source.ExportSource`.
+@dataclass(kw_only=True)
+class RunSource(ExportSource):
+    """A finished run.
 
     Attributes:
         requested_exits: that become graphs.
@@ -205,25 +177,19 @@ class RunSource:
     """
 
     run: Run
-    options: ExportOptions
-    progress: Progress
     subject: Exportable
-    folder: Path
     requested_exits: Sequence[int]
     reader: TextReader
     facts: dict[str, Any]
     trimmed: TrimmedModel | None
-    made_from: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
     validations: dict[bool, Validation | None] = field(default_factory=dict)
     baseline: Baseline = field(default_factory=dict)
     max_activation: float = 0.0
-    base: tuple[ArtifactManifest, ...] = ()
-    names: frozenset[str] = frozenset()
 
     @classmethod
     def open(cls, run: Run, options: ExportOptions, progress: Progress) -> RunSource:
         """Load the model, and check the options against it. Raises ArtifactError, InputError."""
+        # 1. Check options and model
         for flag, size in {"--vocab-keep": options.vocab_keep, "--vocab-max": options.vocab_max}.items():
             if size is not None and not options.vocab_trim:
                 raise InputError(f"{flag}: changes what --vocab-trim keeps; add --vocab-trim")
@@ -243,6 +209,8 @@ class RunSource:
                 raise InputError(
                     f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; give one of them, or all"
                 )
+
+        # 2. Read the tokenizer, and trim it
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
@@ -250,27 +218,31 @@ class RunSource:
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
+            # Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed
+            # model in torch: the cost of trimming is in the validation score.
             keeping = Keeping(options.vocab_keep or 0, options.vocab_max)
-            trimmed = trim_subject(subject, run.manifest, tokenizer, keeping)
-        made_from = {name: sha256_of(run.folder / name) for name in SOURCES}
-        folder = run.folder / BUNDLE_FOLDER
-        return cls(run, options, progress, subject, folder, requested, reader, facts, trimmed, made_from)
+            fingerprints = run.manifest.data.fingerprints
+            trim, vocabulary = subject.task.rows.trim(subject.recipe.data, tokenizer, fingerprints, keeping)
+            special = special_ids(trim.tokenizer)
+            new_ids = np.full(vocabulary.original, special.unk, dtype=np.int64)
+            new_ids[trim.kept] = np.arange(len(trim.kept))
+            inputs = {**subject.inputs, "input_ids": new_ids[subject.inputs["input_ids"]]}
+            model = subject.adapter.trim(subject.model, torch.from_numpy(trim.kept))
+            small = _with_references(subject.recipe, model, inputs, subject.answers, leaks=subject.leaks)
+            trimmed = TrimmedModel(small, trim, vocabulary, TextReader(trim.tokenizer, special.pad, vocabulary.kept))
 
-    @property
-    def target(self) -> str | None:
-        return self.run.recipe.target
-
-    @property
-    def can_calibrate(self) -> bool:
-        return self.calibration_problem is None
-
-    @property
-    def rounds(self) -> bool:
-        return self.options.joining
-
-    @property
-    def exits(self) -> tuple[int, ...]:
-        return self.subject.exits
+        # 3. Describe the source
+        problem = None
+        if not isinstance(subject.task, Answerer):
+            problem = f"a {subject.task.noun} has no labelled texts"
+        elif run.manifest.data.fingerprints.get("train") is None:
+            problem = "run.json does not record the training set; import the model again with --data DIR"
+        return cls(
+            options=options, progress=progress, folder=run.folder / BUNDLE_FOLDER, target=run.recipe.target,
+            made_from={name: sha256_of(run.folder / name) for name in SOURCES}, exits=subject.exits,
+            calibration_problem=problem, rounds=options.joining, run=run, subject=subject, requested_exits=requested,
+            reader=reader, facts=facts, trimmed=trimmed,
+        )  # fmt: skip
 
     def begin(self, new: Path) -> None:
         model_folder, subject = self.run.folder / MODEL_FOLDER, self.subject
@@ -309,14 +281,10 @@ class RunSource:
         variant = Variant(entry.precision, entry.trimmed)
         trimmed = self.trimmed if variant.trimmed else None
         return Judge(
-            folder=folder,
-            reference=trimmed.subject if trimmed is not None else self.subject,
-            variant=variant,
-            validation=self.validations[variant.trimmed],
-            baseline=self.baseline,
-            max_activation=self.max_activation,
+            folder=folder, reference=trimmed.subject if trimmed is not None else self.subject, variant=variant,
+            validation=self.validations[variant.trimmed], baseline=self.baseline, max_activation=self.max_activation,
             vocabulary=trimmed.vocabulary if trimmed is not None else None,
-        )
+        )  # fmt: skip
 
     def make_graphs(self, folder: Path, previous: PreviousBundle) -> Iterator[ArtifactManifest]:
         needs_steps = self.options.exits == "all" or any(old.role == "step" for old in previous.rebuilt.values())
@@ -338,7 +306,7 @@ class RunSource:
                 if variant.precision == "fp16":
                     with bar(self.progress, "Making the FP16 graphs", None):
                         steps = needs_steps and not variant.trimmed
-                        graphs = subject.adapter.trace(fp16_copy(subject.model), inputs, steps=steps, base=graphs)
+                        graphs = subject.adapter.trace(fp16_copy(subject.model), inputs, steps=steps)
                 if not has_steps:
                     graphs = replace(graphs, steps={})
                 if variant.precision == "int8" or variant.precision == "int4":
@@ -375,20 +343,12 @@ class RunSource:
 
     def module(self, graph: ArtifactManifest) -> nn.Module:
         """Return the torch module of one of this model's graphs, in evaluation mode, from its inputs to its logits."""
-        adapter, model, exits = self.subject.adapter, self.subject.model, self.exits
+        adapter, model, exits = self.subject.adapter, self.subject.model, self.subject.exits
         model = adapter.exported(fp16_copy(model) if graph.precision == "fp16" else model)
         if graph.exit in (None, exits[-1]):
             whole: nn.Module = adapter.whole(model)
             return whole.eval()
         return Piece(model, lambda *inputs: model.every_exit(*inputs)[exits.index(graph.exit)]).eval()
-
-    @property
-    def calibration_problem(self) -> str | None:
-        """Why there are no texts of the training split to calibrate with; None: they may be read."""
-        if not isinstance(self.subject.task, Answerer):
-            return f"a {self.subject.task.noun} has no labelled texts"
-        is_known = self.run.manifest.data.fingerprints.get("train") is not None
-        return None if is_known else "run.json does not record the training set; import the model again with --data DIR"
 
     def calibration_calls(self) -> Calls:
         """Read a fixed sample of the training texts, as inputs of one row each. Raises DataError."""
@@ -425,7 +385,8 @@ class RunSource:
         kept_notes = (note for note in previous.notes if note.partition(":")[0] not in subjects)
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
-            made_from=dict(self.made_from), exits=spec.trained_exits(recipe.model), loops=spec.loops(recipe.model),
+            made_from=dict(self.made_from or {}), exits=spec.trained_exits(recipe.model),
+            loops=spec.loops(recipe.model),
             leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
             parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
             data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import sha256_of
@@ -35,20 +34,6 @@ _REFUSED = re.compile(r"(?:Unsupported global: GLOBAL|Trying to call|Unsupported
 def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
     """Make a finished run of a checkpoint, and return its folder. Raises InputError; nothing was written then."""
     _, free = reserve_name(options.artifacts, options.name, _NAME)
-    weights = read_weights(path)
-    config = infer_config(weights, str(path))
-    model = CRT(config)
-    model.load_state_dict(convert_weights(weights, config, str(path)))
-    model.eval()
-    return write_language_run(
-        free, _PUBLISHED_RECIPE, _NAME, model, options, progress,
-        description=f"CRT-Deep, imported from {path.name}; leaks future tokens, so its perplexity is void",
-        origin=path.name, sha256=sha256_of(path),
-    )  # fmt: skip
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read name → tensor of a torch checkpoint or a ``.safetensors`` file, on the CPU. Raises ArtifactError."""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise ArtifactError(f"{path}: {problem}; give a checkpoint file (.pt, .pth, .bin or .safetensors)")
@@ -75,7 +60,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ArtifactError(
             f"{path}: holds infinite values or NaN in {', '.join(sorted(infinite)[:8])}; give an earlier checkpoint"
         )
-    return weights
+    config = infer_config(weights, str(path))
+    model = CRT(config)
+    model.load_state_dict(convert_weights(weights, config, str(path)))
+    model.eval()
+    return write_language_run(
+        free, _PUBLISHED_RECIPE, _NAME, model, options, progress,
+        description=f"CRT-Deep, imported from {path.name}; leaks future tokens, so its perplexity is void",
+        origin=path.name, sha256=sha256_of(path),
+    )  # fmt: skip
 
 
 def _unpickle(path: Path) -> Any:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from edgeformer.artifacts.data_config import parse_tag
 from edgeformer.artifacts.documents import YamlDocument, load_profile, own_profiles, validate
@@ -22,18 +20,17 @@ from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import CONFIG_FILE
-from edgeformer.data.encoding import Encoded, Prepared, states_types
+from edgeformer.data.encoding import Prepared, states_types
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.sources import SPANS, imported_data
 from edgeformer.data.synthetic import SENTENCES
-from edgeformer.imports.encoder_proof import prove_encoder
+from edgeformer.imports.proof import prove_encoder
 from edgeformer.imports.run import reserve_name, write_run
 from edgeformer.models import model_spec_of, recipe_type
-from edgeformer.models.adapter import ModelAdapter
 from edgeformer.models.pretrained import MODEL
-from edgeformer.models.pretrained.source import AS_ONNX, Source, open_source, weights_sha256
+from edgeformer.models.pretrained.source import AS_ONNX, open_source, weights_sha256
 from edgeformer.runtimes.torch.session import TorchSession
-from edgeformer.tasks import Task, TextReader, get_task
+from edgeformer.tasks import get_task
 from edgeformer.tasks.scoring import answer_rows
 
 MAX_TOKENS = 512
@@ -160,66 +157,6 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
         data["prompts"] = typed if options.prompts else saved
         data["pools_prompt"] = source.pools_prompt or not data["prompts"]
         data["similarity"] = source.settings.similarity_fn_name or "cosine"
-    recipe = _encoder_recipe(slug, source, options, task, data)
-
-    # 4. Load the model, and prove its answers.
-    adapter = model_spec_of(recipe).adapter
-    model = adapter.build(recipe)
-    missing = adapter.start(model, recipe)
-    if missing:
-        raise ArtifactError(
-            f"{source.folder}: the weights lack {', '.join(missing[:5])} of the model that config.json describes: it "
-            f"was never trained for {recipe.task} (fine-tune it first, with model.kind: pretrained in a recipe), or "
-            "id2label has another number of classes than the weights"
-        )
-    model.eval()
-    reader = task.rows.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
-    prepared, golden_origin = _prepare_encoder(recipe, reader, adapter, model)
-    scorer: Any = adapter.scorer(model)
-    with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
-        proof = prove_encoder(
-            source, recipe, reader, session.run, progress, max_length=options.max_length,
-            allow_difference=options.unproven,
-        )  # fmt: skip
-
-    # 5. Write the run.
-    for note in (*notes, *_encoder_notes(source, options, labels)):
-        progress.message(note)
-    if proof.reason is not None:
-        progress.message(f"unproven: {proof.reason}")
-    return write_run(
-        free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
-        golden_origin=golden_origin, proof=proof,
-    )  # fmt: skip
-
-
-def _encoder_notes(source: Source, options: HfOptions, labels: Sequence[str] | None) -> list[str]:
-    """Describe the defaults that were chosen. ``labels``: of a classifier; empty: regression; None: embedding."""
-    notes = []
-    if source.has_code:
-        notes.append("config.json names Python code (auto_map), which edgeformer does not run")
-    if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
-        notes.append(f"texts are cut to {MAX_TOKENS} tokens; for up to {source.max_positions}, use --max-length")
-    if labels is None and options.pooling is None and source.pooling is None:
-        notes.append(
-            "the model does not state its pooling; the mean of the token states is used (change it with --pooling)"
-        )
-    if prompt := source.settings.used_prompts.get("default"):
-        notes.append(f"{prompt!r} is put in front of every text, as sentence-transformers does")
-    unused = [name for name in ("passage", "corpus") if (source.settings.prompts or {}).get(name)]
-    if unused and labels is None:
-        notes.append(
-            f"the prompt {unused[0]!r} is not used, because sentence-transformers uses only that of the name "
-            "'document' for documents; set it with --document-prompt"
-        )
-    if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
-        notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
-    return notes
-
-
-def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, data: dict[str, Any]) -> Recipe:
-    """Return the recipe that would fine-tune the model here. Raises InputError."""
-    is_embedding = task.name == "embedding"
     takes_pairs = not (is_embedding or source.tags_tokens) and source.sizes.token_types > 1
     folder = Path(source.name)
     document: dict[str, Any] = {
@@ -240,36 +177,72 @@ def _encoder_recipe(slug: str, source: Source, options: HfOptions, task: Task, d
     }
     MODEL.complete(document)
     recipe: Recipe = validate(recipe_type(task.name, MODEL.kind), YamlDocument(source.name, document))
-    return recipe
 
-
-def _prepare_encoder(
-    recipe: Recipe, reader: TextReader, adapter: ModelAdapter, model: nn.Module
-) -> tuple[Prepared[Encoded], str]:
-    """Return tokenizer, rows for golden inputs and a summary of the data; and where the rows come from."""
-    task = get_task(recipe.task)
+    # 4. Load the model, and prove its answers.
+    adapter = model_spec_of(recipe).adapter
+    model = adapter.build(recipe)
+    missing = adapter.start(model, recipe)
+    if missing:
+        raise ArtifactError(
+            f"{source.folder}: the weights lack {', '.join(missing[:5])} of the model that config.json describes: it "
+            f"was never trained for {recipe.task} (fine-tune it first, with model.kind: pretrained in a recipe), or "
+            "id2label has another number of classes than the weights"
+        )
+    model.eval()
+    reader = task.rows.reader(recipe.tokenizer, recipe.data, recipe.model.vocab_size)
+    scorer: Any = adapter.scorer(model)
     sets = task.rows.available_sets(recipe.data)
     if "validation" in sets:
-        rows, origin = task.rows.encode_rows(recipe.data, reader, sets["validation"]), "from the validation set"
+        rows = task.rows.encode_rows(recipe.data, reader, sets["validation"])
+        golden_origin = "from the validation set"
     else:
         texts: list[Text] = [*SENTENCES]
         if getattr(recipe.model, "pairs", False):
             texts = [*texts[_PAIRS:], *itertools.pairwise(SENTENCES[: _PAIRS + 1])]
         rows = task.rows.encode_rows(recipe.data, reader, LabelledTexts.unlabelled(texts))
-        scorer: Any = adapter.scorer(model)
         with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
             logits = answer_rows(session.run, rows, reader.pad, _BATCH)["logits"]
         rows = task.answerer.with_answers(rows, logits, recipe.data)
-        origin = "from a built-in English text"
+        golden_origin = "from a built-in English text"
         if task.golden_names[1]:
-            origin += ", labelled by the FP32 model, so scores on them are agreement with it"
+            golden_origin += ", labelled by the FP32 model, so scores on them are agreement with it"
     fingerprints = {name: labelled.fingerprint() for name, labelled in sets.items()}
     lines = "".join(f"{name} {len(sets[name])} {digest}\n" for name, digest in fingerprints.items())
     summary = DataSummary(
-        split="imported",
-        synthetic=False,
-        rows={name: len(labelled) for name, labelled in sets.items()},
-        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown",
-        fingerprints=fingerprints,
-    )
-    return Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary), origin
+        split="imported", synthetic=False, rows={name: len(labelled) for name, labelled in sets.items()},
+        fingerprint=hashlib.sha256(lines.encode()).hexdigest() if sets else "unknown", fingerprints=fingerprints,
+    )  # fmt: skip
+    prepared = Prepared(reader.tokenizer, reader.pad, rows, rows, {}, summary)
+    with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
+        proof = prove_encoder(
+            source, recipe, reader, session.run, progress, max_length=options.max_length,
+            allow_difference=options.unproven,
+        )  # fmt: skip
+
+    # 5. Write the run.
+    if source.has_code:
+        notes.append("config.json names Python code (auto_map), which edgeformer does not run")
+    if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
+        notes.append(f"texts are cut to {MAX_TOKENS} tokens; for up to {source.max_positions}, use --max-length")
+    if labels is None and options.pooling is None and source.pooling is None:
+        notes.append(
+            "the model does not state its pooling; the mean of the token states is used (change it with --pooling)"
+        )
+    if prompt := source.settings.used_prompts.get("default"):
+        notes.append(f"{prompt!r} is put in front of every text, as sentence-transformers does")
+    unused = [name for name in ("passage", "corpus") if (source.settings.prompts or {}).get(name)]
+    if unused and labels is None:
+        notes.append(
+            f"the prompt {unused[0]!r} is not used, because sentence-transformers uses only that of the name "
+            "'document' for documents; set it with --document-prompt"
+        )
+    if labels and all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
+        notes.append(f"the labels have only default names ({', '.join(labels)}); name them with --labels")
+    for note in notes:
+        progress.message(note)
+    if proof.reason is not None:
+        progress.message(f"unproven: {proof.reason}")
+    return write_run(
+        free, recipe, model, prepared, origin=Path(name).name, sha256=weights_sha256(source.folder),
+        golden_origin=golden_origin, proof=proof,
+    )  # fmt: skip

@@ -176,6 +176,7 @@ def find_axes(
     ``shapes`` are the values of ``--shape``, which take precedence over names; ``golden_shapes`` are sizes of the
     golden inputs in a file.
     """
+    # 1. Compare given sizes with the graph
     _require_inputs("--shape", shapes, ports)
     named_sizes: dict[str, int] = {}  # of an axis name, which other inputs may share
     for port in ports:
@@ -191,6 +192,8 @@ def find_axes(
             if is_named and named_sizes.setdefault(str(dim), int(size)) != size:
                 flag = f"--shape {port.name}={'x'.join(map(str, shape or ()))}"
                 raise InputError(f"{flag}: the axis {dim!r} is {named_sizes[str(dim)]} in another input; use one size")
+
+    # 2. Determine each axis
     axes: dict[str, tuple[Axis, ...]] = {}
     unknown, flags = list[str](), list[str]()
     for port in ports:
@@ -227,6 +230,8 @@ def find_axes(
             rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
             parts = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
             flags.append(f"--shape {port.name}={'x'.join(parts)}")
+
+    # 3. Refuse unknown sizes
     if unknown:
         raise InputError(
             f"{'; '.join(unknown)}; give all sizes: {' '.join(flags)} (B: the batch size, S: the sequence length, …: a "

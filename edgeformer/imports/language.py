@@ -144,7 +144,14 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     template = folder / "chat_template.jinja"
     if template.is_file():
         described["chat_template"] = read_at_most(template, MOST_JSON_BYTES).decode("utf-8", "replace")
-    tokenizer = _fitting(_hf_tokenizer(folder), model)
+    # Classes that tokenizer_config.json names build parts of it anew, such as what is put in front of a text.
+    tokenizer = tokenizer_from_file(folder / TOKENIZER_FILE)
+    if util.find_spec("transformers") is not None:
+        from transformers import AutoTokenizer
+
+        with contextlib.suppress(Exception):  # of any type; the proof names it
+            tokenizer = Tokenizer.from_str(AutoTokenizer.from_pretrained(folder, **LOCAL).backend_tokenizer.to_str())
+    tokenizer = _fitting(tokenizer, model)
     added = tokenizer.encode("a").special_tokens_mask
     begin = [*itertools.takewhile(bool, added)]
     if sum(added) != len(begin):
@@ -161,20 +168,6 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     proof = prove_by_transformers(folder, model, plain, allow=options.unproven, progress=progress)
     return _write(model, name, options, progress, sha256=weights_sha256(folder), tokenizer=tokenizer,
                   described=described, proof=proof)  # fmt: skip
-
-
-def _hf_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer that transformers makes of a folder; without transformers, that of tokenizer.json.
-
-    Classes that tokenizer_config.json names build parts of it anew, such as what is put in front of a text.
-    """
-    tokenizer = tokenizer_from_file(folder / TOKENIZER_FILE)
-    if util.find_spec("transformers") is not None:
-        from transformers import AutoTokenizer
-
-        with contextlib.suppress(Exception):  # of any type; the proof names it
-            tokenizer = Tokenizer.from_str(AutoTokenizer.from_pretrained(folder, **LOCAL).backend_tokenizer.to_str())
-    return tokenizer
 
 
 def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT) -> Path:
@@ -251,8 +244,28 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
             f"{path}: its SentencePiece tokenizer has no tokens of bytes, without which llama.cpp ends the process; "
             "use another file of the model"
         )
-    tokenizer = _gguf_tokenizer(values, kind, splits, path) if options.tokenizer is None else None
-    tokenizer = _fitting(tokenizer or tokenizer_from_file(options.tokenizer or path), model)
+    if options.tokenizer is not None:
+        tokenizer = tokenizer_from_file(options.tokenizer)
+    else:
+        if kind != "gpt2" or splits not in SPLITS:
+            raise InputError(
+                f"{path}: has the tokenizer {str(kind)[:40]} ({splits[:40]}), which is not read; give the model's "
+                "tokenizer.json with --tokenizer"
+            )
+        tokens, types = values["tokens"], values.get("token_type", ())
+        merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges", ())]
+        try:
+            vocabulary = {token: number for number, token in enumerate(tokens)}
+            tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits in IGNORES_MERGES))
+        except Exception as error:  # tokenizers raises plain exceptions
+            raise ArtifactError(
+                f"{path}: its tokenizer is damaged: {error}; copy it again, or use --tokenizer"
+            ) from None
+        tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[splits](), decoders.ByteLevel()
+        for token, type_ in zip(tokens, types, strict=False):
+            if type_ in (*_SPECIAL, _USER_DEFINED):
+                tokenizer.add_tokens([AddedToken(token, special=type_ in _SPECIAL, normalized=False)])
+    tokenizer = _fitting(tokenizer, model)
     described: dict[str, Any] = {"chat_template": values.pop("tokenizer.chat_template", None)}
     ids = {kind: values.pop(f"{kind}_token_id", None) for kind in ("bos", "eos", "eot", "eom")}
     numbers = {kind: int(number) for kind, number in ids.items() if number is not None}
@@ -342,27 +355,6 @@ def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str) -> De
     model = DecoderModel(config).eval()
     model.load_state_dict(state)
     return model
-
-
-def _gguf_tokenizer(values: Mapping[str, Any], kind: Any, splits: str, path: Path) -> Tokenizer:
-    """Build the byte-level BPE tokenizer of a GGUF file. Raises InputError for another kind."""
-    if kind != "gpt2" or splits not in SPLITS:
-        raise InputError(
-            f"{path}: has the tokenizer {str(kind)[:40]} ({splits[:40]}), which is not read; give the model's "
-            "tokenizer.json with --tokenizer"
-        )
-    tokens, types = values["tokens"], values.get("token_type", ())
-    merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges", ())]
-    try:
-        vocabulary = {token: number for number, token in enumerate(tokens)}
-        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits in IGNORES_MERGES))
-    except Exception as error:  # tokenizers raises plain exceptions
-        raise ArtifactError(f"{path}: its tokenizer is damaged: {error}; copy it again, or use --tokenizer") from None
-    tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[splits](), decoders.ByteLevel()
-    for token, type_ in zip(tokens, types, strict=False):
-        if type_ in (*_SPECIAL, _USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=type_ in _SPECIAL, normalized=False)])
-    return tokenizer
 
 
 def _fitting(tokenizer: Tokenizer, model: DecoderModel) -> Tokenizer:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgeformer.artifacts.errors import InputError, install_hint
+from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.manifest import ImportProof
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.encoding import PlainText
@@ -46,6 +46,7 @@ def prove_by_transformers(
     Raises:
         InputError: an answer differs, or transformers cannot open a model that it has a class for.
     """
+    # 1. Open the model in transformers
     if util.find_spec("transformers") is None:
         return unproven(f"transformers is not installed ({install_hint('hf')})")
     import transformers
@@ -61,10 +62,7 @@ def prove_by_transformers(
             folder, config=config, dtype=torch.float32, use_safetensors=True, **LOCAL
         )
     except Exception as error:  # any type, by a class for another kind of file
-        reason = f"{library} cannot open {folder}: {str(error).splitlines()[0]}"
-        if not allow:
-            raise InputError(f"{reason}; import it unproven, and marked so, with --unproven") from None
-        return unproven(reason)
+        return unproven(f"{library} cannot open {folder}: {str(error).splitlines()[0]}", allowed=allow)
     # Plain greedy text: what a new configuration leaves open, generate would take from the model's own.
     reference.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=_NEW_TOKENS,
@@ -72,6 +70,8 @@ def prove_by_transformers(
         eos_token_id=reference.generation_config.eos_token_id,
         pad_token_id=plain.boundary,
     )
+
+    # 2. Compare the answers
     probes, longest = [*map(str, PROBE_TEXTS), *token_probes(plain.tokenizer)], model.config.max_positions
 
     def compare(number: int, text: str) -> Compared:

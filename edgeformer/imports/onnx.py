@@ -66,7 +66,6 @@ from edgeformer.system.lock import lock_path
 from edgeformer.tasks import Run, Task, TextReader, get_task
 from edgeformer.tasks.classification import LabelPrediction, softmax
 from edgeformer.tasks.scoring import EMPTY, NOTHING_LEFT, fit_calls, score_batches
-from edgeformer.tasks.task import Answer
 from edgeformer.tasks.tensors import TensorData, measure_error
 
 GRAPH = "onnx/model.onnx"
@@ -243,57 +242,6 @@ def _choose_length(job: _Import, run: Run, tokens: TextReader, calls: TextCalls)
     return longest, [f"max_length: texts are cut to {longest} tokens, because the graph fails on longer ones"]
 
 
-def _plain_answers(job: _Import, length: int, calls: TextCalls) -> dict[Text, Array]:
-    """Return probe text → probabilities [C], by the library tokenizers and ONNX Runtime alone, text by text.
-
-    Raises InputError: the graph fails on a text, or its output does not hold logits.
-    """
-    import onnxruntime as ort
-    from tokenizers import Tokenizer
-
-    encoder: Any = Tokenizer.from_file(str(job.options.tokenizer))
-    encoder.enable_truncation(**{**(encoder.truncation or {}), "max_length": length})
-    encoder.no_padding()
-    if calls.tokens is not None:
-        encoder.enable_padding(length=calls.tokens, pad_id=calls.pad_id)
-    session = ort.InferenceSession(job.folder / GRAPH, providers=[default_provider("cpu")])
-    path, ports, logits = job.graph.path, job.graph.outline.inputs, dict[Text, Array]()
-    for text in (*PROBE_TEXTS, *(PROBE_PAIRS if "token_type_ids" in [port.name for port in ports] else ())):
-        tokens = encoder.encode(*text_parts(text))
-        row = {"input_ids": tokens.ids, "attention_mask": tokens.attention_mask, "token_type_ids": tokens.type_ids}
-        inputs = {port.name: np.array([row[port.name]] * (calls.rows or 1), dtype=port.dtype) for port in ports}
-        try:
-            output = np.asarray(session.run([calls.output], inputs)[0])
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(
-                f"{path}: fails on the text {join_pair(text)[:80]!r} ({str(error).splitlines()[0][:200]}); give the "
-                "tokenizer of this model, or a smaller --max-length"
-            ) from None
-        expected = (calls.rows or 1, len(job.options.labels))
-        if output.shape != expected or output.dtype != np.float32:
-            raise InputError(
-                f"{path}: `{calls.output}` are {output.dtype}{list(output.shape)}, and a text classifier gives "
-                f"float32{list(expected)}; {_STILL_IMPORTABLE}"
-            )
-        logits[text] = output[0]
-    values = np.stack([*logits.values()])
-    if (values >= 0).all() and np.abs(values.sum(axis=1) - 1).max() < _SUM_TOLERANCE:
-        raise InputError(
-            f"{path}: `{calls.output}` holds probabilities instead of logits; export the model without the Softmax at "
-            "its end"
-        )
-    return dict(zip(logits, softmax(values), strict=True))
-
-
-def _pair(expected: Mapping[Text, Array], answers: Sequence[Answer]) -> Iterator[Compared]:
-    """Pair the answers with those that are expected; an empty text has none."""
-    for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
-        if isinstance(answer, LabelPrediction):
-            yield Compared(text, probabilities, np.array([*answer.probabilities.values()]))
-        elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):
-            yield Compared(text, probabilities, np.empty(0))
-
-
 def _write_manifest(
     job: _Import, task: Task, arrays: Mapping[str, Array], score: Any, validation: Any = None, **facts: Any
 ) -> BundleManifest:
@@ -327,6 +275,9 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
 
     Raises InputError: the graph fails on texts, or answers otherwise than ONNX Runtime alone.
     """
+    import onnxruntime as ort
+    from tokenizers import Tokenizer
+
     options, task = job.options, get_task("classification")
     with job.open() as session:
         # 1. Write tokenizer and configuration.
@@ -340,19 +291,59 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
         write_json(job.folder / CONFIG_FILE, {**config, "max_length": max_length, "pad_token_id": tokens.pad})
         reader = task.rows.reader(job.folder / TOKENIZER_FILE, data, tokens.vocabulary)
 
-        # 2. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
-        expected, predictor = _plain_answers(job, max_length, calls), task.answerer.predictor(reader, data)
+        # 2. Answer the probe texts by the library tokenizers and ONNX Runtime alone, text by text.
+        encoder: Any = Tokenizer.from_file(str(job.options.tokenizer))
+        encoder.enable_truncation(**{**(encoder.truncation or {}), "max_length": max_length})
+        encoder.no_padding()
+        if calls.tokens is not None:
+            encoder.enable_padding(length=calls.tokens, pad_id=calls.pad_id)
+        plain_session = ort.InferenceSession(job.folder / GRAPH, providers=[default_provider("cpu")])
+        path, ports, plain_logits = job.graph.path, job.graph.outline.inputs, dict[Text, Array]()
+        for text in (*PROBE_TEXTS, *(PROBE_PAIRS if "token_type_ids" in [port.name for port in ports] else ())):
+            encoding = encoder.encode(*text_parts(text))
+            row = dict(zip(TEXT_INPUTS, (encoding.ids, encoding.attention_mask, encoding.type_ids), strict=False))
+            call = {port.name: np.array([row[port.name]] * (calls.rows or 1), dtype=port.dtype) for port in ports}
+            try:
+                output = np.asarray(plain_session.run([calls.output], call)[0])
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(
+                    f"{path}: fails on the text {join_pair(text)[:80]!r} ({str(error).splitlines()[0][:200]}); give "
+                    "the tokenizer of this model, or a smaller --max-length"
+                ) from None
+            shape = (calls.rows or 1, len(job.options.labels))
+            if output.shape != shape or output.dtype != np.float32:
+                raise InputError(
+                    f"{path}: `{calls.output}` are {output.dtype}{list(output.shape)}, and a text classifier gives "
+                    f"float32{list(shape)}; {_STILL_IMPORTABLE}"
+                )
+            plain_logits[text] = output[0]
+        values = np.stack([*plain_logits.values()])
+        if (values >= 0).all() and np.abs(values.sum(axis=1) - 1).max() < _SUM_TOLERANCE:
+            raise InputError(
+                f"{path}: `{calls.output}` holds probabilities instead of logits; export the model without the Softmax "
+                "at its end"
+            )
+        expected = dict(zip(plain_logits, softmax(values), strict=True))
+
+        # 3. Prove the answers. Where the texts or the padding of a call affect each other, every text gets its own.
+        predictor = task.answerer.predictor(reader, data)
         window, library = predictor.read([*expected]), f"onnxruntime {library_versions()['onnxruntime']}"
         for rows in dict.fromkeys((calls.rows, calls.rows or 1)):
             calls = calls.model_copy(update={"rows": rows})
             answers = predictor.answers(window, predictor.run(fit_calls(session.run, calls), window))
-            proof = prove(library, _pair(expected, answers), allow_difference=options.unproven or rows is None)
+            compared = []
+            for (text, probabilities), answer in zip(expected.items(), answers, strict=True):
+                if isinstance(answer, LabelPrediction):
+                    compared.append(Compared(text, probabilities, np.array([*answer.probabilities.values()])))
+                elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):  # an empty text has no answer
+                    compared.append(Compared(text, probabilities, np.empty(0)))
+            proof = prove(library, compared, allow_difference=options.unproven or rows is None)
             if proof.reason is None:
                 break
         if calls.rows == 1:
             notes.append("calls: one text per call, because the graph takes one, or padding changes its answers")
 
-        # 3. Run golden rows, and score the labelled file.
+        # 4. Run golden rows, and score the labelled file.
         random = np.random.default_rng(options.seed)
         labelled: Any = None
         if options.data is not None:
@@ -493,6 +484,7 @@ def import_onnx(
         DataError: golden inputs, a tokenizer or labelled data cannot be used.
         ArtifactError: the file is no ONNX graph, is damaged or hostile, or ONNX Runtime cannot open it.
     """
+    # 1. Check folder and graph
     options = options or OnnxImportOptions()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         if not (folder / BUNDLE_FILE).is_file():
@@ -511,6 +503,8 @@ def import_onnx(
     else:
         data, calls = _plan_tensors(graph, options)
         answer = partial(_answer_tensors, data=data, golden_calls=calls)
+
+    # 2. Copy the graph
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_path(folder):
         remove_leftovers(folder)
@@ -525,25 +519,18 @@ def import_onnx(
             for source, copy in ((path, target), *zip(graph.weights.values(), weights, strict=True)):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
+
+            # 3. Run it
+            count = outline.parameters
             entry = ArtifactManifest(
-                id=f"{ONNX}-{graph.precision}",
-                file=GRAPH,
-                format=ONNX,
-                precision=graph.precision,
-                status="built",
+                id=f"{ONNX}-{graph.precision}", file=GRAPH, format=ONNX, precision=graph.precision, status="built",
                 weights_file=weights[0].relative_to(new).as_posix() if len(weights) == 1 else None,
-                size_bytes=sum(file.stat().st_size for file in (target, *weights)),
-                sha256=sha256_of(target),
+                size_bytes=sum(file.stat().st_size for file in (target, *weights)), sha256=sha256_of(target),
                 inputs={port.name: shape_text(port) for port in outline.inputs},
-                outputs={port.name: shape_text(port) for port in outline.outputs},
-                opset=outline.opsets.get(""),
-                sharing=Sharing(
-                    unique_parameters=outline.parameters,
-                    stored_parameters=outline.parameters,
-                    weight_bytes=outline.weight_bytes,
-                ),
+                outputs={port.name: shape_text(port) for port in outline.outputs}, opset=outline.opsets.get(""),
+                sharing=Sharing(unique_parameters=count, stored_parameters=count, weight_bytes=outline.weight_bytes),
                 built_with={name: versions[name] for name in ("onnxruntime", "numpy") if name in versions},
-            )
+            )  # fmt: skip
             job = _Import(graph, new, options, progress, entry)
             with bar(progress, f"Running {path.name} on the golden inputs", None):
                 return answer(job)

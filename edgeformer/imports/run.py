@@ -37,8 +37,8 @@ from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import BEGIN_IDS, TextBounds, fingerprint, load_language_tokenizer
 from edgeformer.models import load_recipe, model_spec_of, recipe_type
 from edgeformer.models.adapter import count_parameters
+from edgeformer.models.blocks.causal import probe_causality
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.causal import probe_causality
 from edgeformer.models.weights import save_model
 from edgeformer.runtimes import library_versions
 from edgeformer.system.host import code_version, describe_host, now
@@ -133,6 +133,7 @@ def write_language_run(
         InputError: data or tokenizer do not fit.
         ArtifactError: the weights are degenerate.
     """
+    # 1. Write a recipe
     config, published = model.config, load_recipe(base).model_dump()
     length = min(published["data"]["sequence_length"], config.max_positions)
     data, notes = TextConfig.model_validate({**published["data"], "sequence_length": length}), list[str]()
@@ -148,17 +149,14 @@ def write_language_run(
     if len(model.exits) == 1:
         published["training"]["exit_weight"] = 0.0
     document = {
-        **published,
-        "name": name,
-        "description": description,
-        "allow_leak": False,
-        "data": data.model_dump(),
-        "tokenizer": source.model_dump(),
-        "model": config.model_dump(),
-    }
+        **published, "name": name, "description": description, "allow_leak": False, "data": data.model_dump(),
+        "tokenizer": source.model_dump(), "model": config.model_dump(),
+    }  # fmt: skip
     recipe = recipe_type(published["task"], config.kind).model_validate(document)
     for note in notes:
         progress.message(note)
+
+    # 2. Choose golden inputs
     if tokenizer is None:
         tokenizer = load_language_tokenizer(recipe.tokenizer, vocab_size=config.vocab_size, training_texts=None)
     bounds = TextBounds.of(tokenizer, tokenizer_config)
@@ -175,20 +173,15 @@ def write_language_run(
         ends = np.array([0, len(ids)], dtype=np.int64)
         rows = TextRows(ids, ends, None, len(ids) - 1, words, 0)
         golden_origin = "from a built-in English text"
+
+    # 3. Probe the model, and write the run
     try:
         causality = probe_causality(model)
     except ValueError as error:
         raise ArtifactError(f"{origin}: the causality probe cannot judge this model: {error}") from None
+    prepared = Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA, tokenizer_config=tokenizer_config)
+    leaks = causality.leaks or model_spec_of(recipe).leaks(config)  # the architecture, whatever the probe measured
     return write_run(
-        free,
-        recipe,
-        model,
-        Prepared(tokenizer, plain.boundary, rows, rows, {}, _UNKNOWN_DATA, tokenizer_config=tokenizer_config),
-        origin=origin,
-        sha256=sha256,
-        golden_origin=golden_origin,
-        # The architecture decides, whatever the probe measured.
-        leaks=causality.leaks or model_spec_of(recipe).leaks(config),
-        causality=causality,
-        proof=proof,
-    )
+        free, recipe, model, prepared, origin=origin, sha256=sha256, golden_origin=golden_origin, leaks=leaks,
+        causality=causality, proof=proof,
+    )  # fmt: skip

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import Causality
 from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.recipe import TrainingConfig
-from edgeformer.models.distillation import Batch, Loss, classification_loss
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.blocks.causal import attention, probe_causality
+from edgeformer.models.blocks.language_loss import Taught, TokenLosses, chunked_loss, full_loss
+from edgeformer.models.blocks.tracing import Graphs, Piece
+from edgeformer.models.distillation import Batch, Loss, Losses, classification_loss, load_teacher
 from edgeformer.tasks import Prepared
 
 M = TypeVar("M", bound=nn.Module)
@@ -82,8 +85,8 @@ class ModelAdapter(ABC):
         Args:
             inputs: input names, in the order of ``every_exit``.
             steps: also return the parts that a host can loop.
-            base: graphs to derive these from, if that is faster: of an FP16 copy the model's in FP32; of a trimmed
-                one before :meth:`trim` in the same precision, where the results must be bit-identical.
+            base: of a trimmed model: its graphs before :meth:`trim` in the same precision. What is taken from them
+                must be what tracing gives.
         """
 
     def exported(self, model: Any) -> Any:
@@ -149,6 +152,50 @@ class FittedAdapter(ModelAdapter):
     @abstractmethod
     def fit_size(self, recipe: Any, rows: int, tokens: int) -> FitSize:
         """Predict the size of :meth:`fit` for ``rows`` training rows of ``tokens`` tokens together."""
+
+
+class LanguageAdapter(ModelAdapter):
+    """Torch half of a :class:`~edgeformer.models.blocks.causal.LanguageModel`."""
+
+    def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
+        """Cross-entropy summed over the tokens, weighted over the exits (paper B, eq. 5); parts: every exit.
+
+        With ``training.teacher`` it is mixed with the divergence from the teacher's answers. Raises RecipeError: the
+        teacher has another tokenizer, or accepts shorter texts.
+        """
+        training = recipe.training
+        model.checkpointing = training.checkpointing
+        compute = chunked_loss if training.chunked_loss else full_loss
+        teacher: Any = None if training.teacher is None else load_teacher(recipe, prepared)
+
+        def loss(wrapped: nn.Module, batch: Batch) -> Losses:
+            inputs, taught = (batch["input_ids"], batch.get("positions")), None
+            states = wrapped(*inputs)
+            if teacher is not None:
+                with torch.no_grad():
+                    known = teacher.to(inputs[0].device)(*inputs)[teacher.loops].flatten(0, 1)
+                config = training.distillation
+                taught = Taught(known, teacher.head_of(teacher.loops).weight, config.weight, config.temperature)
+            total, losses = compute(model, states, batch["targets"], training.exit_weight, taught)
+            parts = {f"loss_exit{loop}": loss for loop, loss in losses.items() if loop != model.loops}
+            return Losses(total, {**parts, "loss_final": losses[model.loops]})
+
+        return loss
+
+    def scorer(self, model: Any) -> TokenLosses:
+        return TokenLosses(model)
+
+    def whole(self, model: Any) -> nn.Module:
+        return Piece(model, model.logits)
+
+    def match_cuda_memory(self, model: Any) -> None:
+        """Attention in the matrices' type, which a CPU computes in float32."""
+        for module in model.modules():
+            if hasattr(module, "attend"):
+                module.attend = attention
+
+    def causality(self, model: Any, seed: int = 0) -> Causality:
+        return probe_causality(model, seed)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -21,6 +21,7 @@ CARD_FILE = "README.md"
 
 def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     """Write the card of a run as Markdown with the front matter that model hubs read."""
+    # 1. Describe the front matter and warnings
     model_spec, task, data = model_spec_of(recipe), get_task(recipe.task), manifest.data
     front = {"library_name": "edgeformer", "pipeline_tag": task.pipeline_tag, "tags": list(model_spec.tags)}
     warnings = ""
@@ -37,6 +38,8 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     proof = manifest.proof
     if proof is not None and proof.reason is not None:
         warnings += f"> **{UNPROVEN}:** {markdown(proof.reason)}.\n\n"
+
+    # 2. List facts about model, training and data
     counts = ", ".join(
         f"{name} {count:,} rows" + (f" of {data.tokens[name]:,} tokens" if name in data.tokens else "")
         for name, count in data.rows.items()
@@ -78,6 +81,8 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         f"texts and {overlap.contained:,} more share a whole phrase with one.\n"
         for overlap in data.overlap
     ]
+
+    # 3. Make the table of scores
     scores = {name: score for name, score in {"validation": manifest.validation, **manifest.tests}.items() if score}
     has_exits = any(score.by_exit for score in scores.values())
     rows = []  # one per set, or one per set and exit, in loop order, then one for early exit by confidence

@@ -50,6 +50,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     Raises:
         RecipeError: states cannot be compared with those of the teacher.
     """
+    # 1. Read the settings
     training = recipe.training
     cross_entropy = nn.CrossEntropyLoss(label_smoothing=float(getattr(training, "label_smoothing", 0)), reduction="sum")
     dropout = float(getattr(training, "token_dropout", 0)) if prepared is not None else 0.0
@@ -60,8 +61,26 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         unk = special_ids(prepared.tokenizer).unk
     activation = getattr(recipe.data, "activation", None)  # of regression
     config = None if getattr(training, "teacher", None) is None else training.distillation
-    teacher: Any = None if config is None or not config.states else _teacher_states(recipe, prepared)
 
+    # 2. Load the teacher whose states are compared
+    teacher: Any = None
+    if config is not None and config.states:
+        folder = Path(training.teacher)  # its states have the sizes of the student's
+        where, remedy = f"training.teacher: {folder}", "set training.distillation.states: 0"
+        source: Any = read_run_recipe(folder)
+        if {source.model.kind, recipe.model.kind} != {"pretrained"}:
+            raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
+        (states, width), (student_states, student_width) = (
+            (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (source, recipe)
+        )
+        if width != student_width or states % student_states:
+            raise RecipeError(
+                f"{where}: its {states} states of width {width} do not match {student_states} of width "
+                f"{student_width}; {remedy}, or fold into another number of layers"
+            )
+        teacher = load_teacher(recipe, prepared, f", or {remedy}")
+
+    # 3. Define the loss
     def loss(model: nn.Module, batch: Batch) -> Losses:
         ids, mask, labels = batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
         types = {TOKEN_TYPES: batch[TOKEN_TYPES]} if recipe.model.reads_types and TOKEN_TYPES in batch else {}
@@ -108,24 +127,6 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
         return Losses(total, parts)
 
     return loss
-
-
-def _teacher_states(recipe: Any, prepared: Prepared | None) -> nn.Module:
-    """Return the teacher, whose states have the sizes of the student's. Raises RecipeError."""
-    folder = Path(recipe.training.teacher)
-    where, remedy = f"training.teacher: {folder}", "set training.distillation.states: 0"
-    teacher: Any = read_run_recipe(folder)
-    if {teacher.model.kind, recipe.model.kind} != {"pretrained"}:
-        raise RecipeError(f"{where}: only the states of pretrained encoders can be compared; {remedy}")
-    (states, width), (student_states, student_width) = (
-        (model_spec_of(each).loops(each.model), each.model.sizes.width) for each in (teacher, recipe)
-    )
-    if width != student_width or states % student_states:
-        raise RecipeError(
-            f"{where}: its {states} states of width {width} do not match {student_states} of width {student_width}; "
-            f"{remedy}, or fold into another number of layers"
-        )
-    return load_teacher(recipe, prepared, f", or {remedy}")
 
 
 def load_teacher(recipe: Any, prepared: Prepared | None, remedy: str = "") -> nn.Module:

@@ -49,7 +49,6 @@ def load_model(run: Path) -> nn.Module:
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a ``state_dict`` as safetensors."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     # `replacing` also sets the usual permissions: safetensors creates files that only their owner can read.
     with replacing(path) as temporary:

@@ -145,7 +145,6 @@ class Decoder(Generic[State]):
         return {} if self._engine.session is None else self._engine.session.settings()
 
     def close(self) -> None:
-        """Close the graphs."""
         if self._engine.session is not None:
             self._engine.session.close()
 
@@ -230,13 +229,9 @@ class StepSession(GraphSession):
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, Path],
-        loops: int | None,
-        open_part: Callable[[Path], Graph] | None = None,
-        early: Mapping[int, float] | None = None,
-        exits: Collection[int] = (),
-    ) -> None:
+        self, parts: Mapping[str, Path], loops: int | None, open_part: Callable[[Path], Graph] | None = None,
+        early: Mapping[int, float] | None = None, exits: Collection[int] = (),
+    ) -> None:  # fmt: skip
         if loops is None:
             raise ArtifactError(
                 "bundle.json does not record the number of loops of this step artifact; export the run again"

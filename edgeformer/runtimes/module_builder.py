@@ -96,7 +96,6 @@ class ModuleBuilder(Builder):
                 yield initial_entry(graph, self.formats[0], next(iter(self.endings)), reason=self.no_caches)
 
     def _build(self, graph: ArtifactManifest, precision: Precision, job: BuildJob) -> ArtifactManifest:
-        """Write the file of one graph, and return its manifest entry."""
         parity = unmeasured_parity(graph, self.not_run, precision)
         entry = initial_entry(graph, self.formats[0], precision, parity=parity)
         try:

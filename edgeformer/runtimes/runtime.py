@@ -237,17 +237,10 @@ def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManife
 def initial_entry(graph: ArtifactManifest, format_: str, precision: Precision, **fields: Any) -> ArtifactManifest:
     """Return the manifest entry of an artifact that is to be built from a graph: rejected, without a file."""
     return ArtifactManifest(
-        id=graph.id.replace(ONNX, format_, 1).replace(graph.precision, precision, 1),
-        file=None,
-        role=graph.role,
-        exit=graph.exit,
-        format=format_,
-        precision=precision,
-        status="rejected",
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        **fields,
-    )
+        id=graph.id.replace(ONNX, format_, 1).replace(graph.precision, precision, 1), file=None, role=graph.role,
+        exit=graph.exit, format=format_, precision=precision, status="rejected", inputs=graph.inputs,
+        outputs=graph.outputs, **fields,
+    )  # fmt: skip
 
 
 def unmeasured_parity(graph: ArtifactManifest, reason: str, precision: Precision | None = None) -> Parity:
@@ -271,13 +264,10 @@ def built_entry(
     sharing = fields.get("sharing")
     reason = fields.get("reason") or (stored_twice(sharing) if sharing is not None else None)
     update = {
-        "file": file,
-        "size_bytes": path.stat().st_size,
-        "sha256": sha256_of(path),
-        "status": "rejected" if reason else "built",
-        "reason": reason,
+        "file": file, "size_bytes": path.stat().st_size, "sha256": sha256_of(path),
+        "status": "rejected" if reason else "built", "reason": reason,
         "built_with": {name: version for name, version in versions.items() if version is not None},
-    }
+    }  # fmt: skip
     return entry.model_copy(update=fields | update)
 
 

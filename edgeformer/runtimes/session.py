@@ -126,14 +126,13 @@ class Session(Protocol):
 
 
 def require_file(path: Path) -> None:
-    """Raise ArtifactError if an artifact's file is missing."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; {REMEDY}")
 
 
-def reason_of(error: object, length: int = 200) -> str:
+def reason_of(error: object) -> str:
     """Return a library's message in one line."""
-    return " ".join(str(error).split())[:length]
+    return " ".join(str(error).split())[:200]
 
 
 class Graph(Session, Protocol):

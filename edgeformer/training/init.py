@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import DataConfig, SpanData
@@ -30,7 +29,7 @@ from edgeformer.data.data_warnings import label_findings, load_with_findings, ro
 from edgeformer.data.encoding import Encoded, count_values, encode_texts
 from edgeformer.data.prepare import lengths_of_sets
 from edgeformer.data.records import COMPRESSIONS, FORMATS
-from edgeformer.data.rows import LabelledTexts, join_pair
+from edgeformer.data.rows import join_pair
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import SPECIAL_TOKENS, embedding_rows, train_tokenizer
@@ -132,6 +131,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     Raises:
         InputError: the recipe exists already, its name is invalid, or the data cannot be used; nothing was written.
     """
+    # 1. Check names
     stem = _stem(data)
     out = options.out or Path(f"{stem}.yaml")
     name = options.name or recipe_name(data)
@@ -144,6 +144,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             f"{data}: is a folder; give one file of it, or train a recipe on the folder: edgeformer train RECIPE "
             f"--data {data}"
         )
+
+    # 2. Read the data
     with bar(progress, "Reading the data", None, "rows"):
         spans = detect_spans(data, options.columns)
         if spans is not None and options.columns.label_names is not None:
@@ -161,6 +163,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         parts, findings = load_with_findings(config)
         sets = split(config, parts)
     findings += label_findings(config, rows_per_label(config, sets))
+
+    # 3. Choose model, tokenizer and training
     # Names are known by their capitals, too.
     trained = {"kind": "trained", **({"algorithm": "wordpiece-cased"} if spans is not None else {})}
     select_by = "f1" if spans is not None or is_uneven(detected.labels) else "accuracy"
@@ -176,7 +180,22 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     if options.source is None and family == "linear":
         trained, max_length, model = LINEAR_TOKENIZER, LINEAR_LENGTH, linear_model(len(detected.labels))
     elif options.source is None:
-        tokenizer, model = _scratch_sections(sets["train"], trained.get("algorithm", "wordpiece"))
+        train, algorithm = sets["train"], trained.get("algorithm", "wordpiece")
+        texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
+        cleaning = normalizers() if algorithm == "wordpiece" else ()
+        tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
+        vocabulary = embedding_rows(tokenizer)
+        if vocabulary < _VOCABULARY:
+            # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
+            letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
+            vocabulary = letters + (vocabulary - letters) * 3 // 4
+            tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
+        is_large = len(train) >= _LARGE_ROWS
+        width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
+        model = {
+            "kind": "encoder", "vocab_size": vocabulary, **width, "iterations": 2, "heads": 4,
+            "ffn_size": 4 * width["hidden_size"], "residual_scale": 0.5,
+        }  # fmt: skip
         encoded, _ = encode_texts(tokenizer, sample, _MAX_LENGTH)
         max_length = min(_MAX_LENGTH, length_of_most(encoded.lengths))
         training = encoder_training(len(sets["train"]), select_by)
@@ -192,6 +211,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
             model["pooling"] = pretrained.pooling
         if detected.source.text_pair is not None and int(pretrained.config.get("type_vocab_size") or 0) > 1:
             model["pairs"] = True
+
+    # 4. Write the recipe
     # Users see which columns are read, also by default.
     keys = {"text": source.text, "label": source.label}
     shown = source.model_dump(exclude_defaults=True)
@@ -219,6 +240,8 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
     with replacing(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
         drafted = load_recipe(str(temporary)).training
+
+    # 5. Describe lengths and doubts about the data
     counts = count_values(count_words(sample, config.cleaning))
     lengths = text_lengths(lengths_of_sets({"train": counts})["train"], "words")
     if encoded is not None:
@@ -264,13 +287,10 @@ def encoder_training(rows: int, select_by: str) -> dict[str, Any]:
     is_large = rows >= _LARGE_ROWS
     return {
         "epochs": min(30, max(4, round(100_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32,
-        "precision": "auto",
+        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32, "precision": "auto",
         "optimizer": {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05},
-        "schedule": {"kind": "cosine"},
-        "select_by": select_by,
-        **_early_stopping(100_000 / rows),
-    }
+        "schedule": {"kind": "cosine"}, "select_by": select_by, **_early_stopping(100_000 / rows),
+    }  # fmt: skip
 
 
 def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
@@ -279,14 +299,10 @@ def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
     Small sets of many labels need 10 to 20 epochs; the score of the validation rows decides when it ends.
     """
     return {
-        "epochs": min(20, max(2, round(80_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 32,
-        "precision": "auto",
-        "optimizer": {"lr": 6e-5},
-        "schedule": {"kind": "linear", "warmup": 0.1},
-        "select_by": select_by,
-        **_early_stopping(80_000 / rows),
-    }
+        "epochs": min(20, max(2, round(80_000 / rows))), "batch_size": 16 if rows < 1_000 else 32,
+        "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear", "warmup": 0.1},
+        "select_by": select_by, **_early_stopping(80_000 / rows),
+    }  # fmt: skip
 
 
 def _early_stopping(epochs: float) -> dict[str, Any]:
@@ -305,31 +321,6 @@ def _stem(data: Path) -> str:
 def recipe_name(data: Path) -> str:
     """Return the default name of a recipe for a data file: its stem without characters that a name cannot have."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", _stem(data)).strip("._-")[:60] or "own-data"
-
-
-def _scratch_sections(train: LabelledTexts, algorithm: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return tokenizer and model section of a small recurrent encoder."""
-    texts = [join_pair(text) for text in islice(train.texts, _TOKENIZER_TEXTS)]
-    cleaning = normalizers() if algorithm == "wordpiece" else ()
-    tokenizer = train_tokenizer(algorithm, _VOCABULARY, texts, cleaning)
-    vocabulary = embedding_rows(tokenizer)
-    if vocabulary < _VOCABULARY:
-        # A tokenizer of slightly different texts has all letters too, but perhaps not all words: keep 3/4 of them.
-        letters = sum(len(token.removeprefix("##")) == 1 for token in tokenizer.get_vocab()) + len(SPECIAL_TOKENS)
-        vocabulary = letters + (vocabulary - letters) * 3 // 4
-        tokenizer = train_tokenizer(algorithm, vocabulary, texts, cleaning)  # the lengths that training will have
-    is_large = len(train) >= _LARGE_ROWS
-    width = {"hidden_size": 256, "layers": 3} if is_large else {"hidden_size": 128, "layers": 2}
-    model = {
-        "kind": "encoder",
-        "vocab_size": vocabulary,
-        **width,
-        "iterations": 2,
-        "heads": 4,
-        "ffn_size": 4 * width["hidden_size"],
-        "residual_scale": 0.5,
-    }
-    return tokenizer, model
 
 
 def _path_from(path: Path, out: Path) -> str:

@@ -38,8 +38,8 @@ from edgeformer.data.batching import describe_lengths
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import FittedAdapter, count_parameters
+from edgeformer.models.blocks.segments import choose_attention
 from edgeformer.models.card import CARD_FILE, model_card
-from edgeformer.models.segments import choose_attention
 from edgeformer.models.weights import load_weights, save_model
 from edgeformer.report.sentences import text_lengths
 from edgeformer.run import read_run, run_folders
@@ -52,8 +52,7 @@ from edgeformer.system.memory import host_free_bytes
 from edgeformer.system.signals import handle_signals
 from edgeformer.training.loop.checkpoint import CHECKPOINTS_FOLDER, Checkpoints
 from edgeformer.training.loop.distributed import Processes, connect
-from edgeformer.training.loop.fit import Fit
-from edgeformer.training.loop.loop import METRICS_FILE, SCORING_S, MetricsLog, Training, TrainingLoop
+from edgeformer.training.loop.loop import METRICS_FILE, SCORING_S, Fit, MetricsLog, Training, TrainingLoop
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.loop.optimizer import resolve_precision
 from edgeformer.training.loop.teacher import with_teacher
@@ -130,15 +129,12 @@ def train(recipe: Recipe, options: TrainOptions, progress: Progress = SILENT) ->
 
 
 def _train(
-    recipe: Recipe,
-    options: TrainOptions,
-    processes: Processes,
-    signals: StopSignals,
-    run_lock: ExitStack,
+    recipe: Recipe, options: TrainOptions, processes: Processes, signals: StopSignals, run_lock: ExitStack,
     progress: Progress,
-) -> Path:
+) -> Path:  # fmt: skip
     """Train in connected processes. ``run_lock`` receives the lock of the run's folder."""
 
+    # 1. Find the run to resume
     def lock_resumed_run() -> Path | None:
         if not options.resume:
             free_folder(options.artifacts, options.name, recipe.name)  # refuses a name that is in use
@@ -157,6 +153,8 @@ def _train(
         return folder
 
     resumed_folder = processes.on_main(lock_resumed_run)
+
+    # 2. Predict the memory
     is_fitted = isinstance(model_spec_of(recipe).adapter, FittedAdapter)
     with processes.failing_together():
         attention = choose_attention(recipe, processes.device.type, processes.precision)
@@ -168,6 +166,8 @@ def _train(
     else:
         with processes.failing_together(), bar(progress, "Predicting the peak memory", None, ""):
             memory = _plan_memory(recipe, options, processes)
+
+    # 3. Prepare model and data
     with processes.failing_together(), processes.local_main_first():
         has_checkpoint = resumed_folder is not None and any((resumed_folder / CHECKPOINTS_FOLDER).glob("[0-9]*-step-*"))
         cache = options.artifacts / ".cache" / "tokens"
@@ -188,8 +188,20 @@ def _train(
                 "use the same recipe, files, options and number format in all processes"
             )
             raise InputError(message) if processes.is_main else AlreadyReported(message, InputError.exit_code)
+
+    # 4. Create or restore the run
     if is_fitted:
-        memory = _check_fit_memory(objective, options)
+        train_rows = objective.prepared.train
+        rows = len(train_rows)
+        _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
+        budget, source = host_free_bytes()
+        if breakdown.peak_bytes > budget and not options.ignore_memory:
+            raise InputError(
+                f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
+                f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
+                "(data.rows), or fit anyway with --ignore-memory"
+            )
+        memory = _memory_use("cpu", breakdown, budget)
     loop: Training = Fit(objective, processes) if is_fitted else TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
@@ -198,6 +210,8 @@ def _train(
         record.resume(resumed_folder, progress)
     if processes.is_main:
         record.announce(progress)
+
+    # 5. Train
     command = resume_command(record.folder, options.flags)
     try:
         remedy = f"the run continues from its last checkpoint with: {command}"
@@ -318,28 +332,9 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
     return _memory_use(kind, breakdown, budget)
 
 
-def _check_fit_memory(objective: Objective, options: TrainOptions) -> MemoryUse:
-    """Predict the peak of a fit whose rows were read, and refuse one that does not fit."""
-    train_rows = objective.prepared.train
-    rows = len(train_rows)
-    _, breakdown = predict_fit(objective.recipe, rows, int(train_rows.sizes(np.arange(rows)).sum()))
-    budget, source = host_free_bytes()
-    if breakdown.peak_bytes > budget and not options.ignore_memory:
-        raise InputError(
-            f"{objective.recipe.name}: the fit would take {format_bytes(breakdown.peak_bytes)} at its peak "
-            f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
-            "(data.rows), or fit anyway with --ignore-memory"
-        )
-    return _memory_use("cpu", breakdown, budget)
-
-
 def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:
-    return MemoryUse(
-        device=kind,
-        predicted_peak_bytes=breakdown.peak_bytes,
-        predicted_reserve_bytes=breakdown.reserve,
-        budget_bytes=budget,
-    )
+    peak, reserve = breakdown.peak_bytes, breakdown.reserve
+    return MemoryUse(device=kind, predicted_peak_bytes=peak, predicted_reserve_bytes=reserve, budget_bytes=budget)
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
@@ -405,33 +400,18 @@ class RunRecord:
 
         def fill(folder: Path) -> None:
             write_text(folder / RECIPE_FILE, _HEADER + recipe.to_yaml())
+            host = {**describe_host(), "accelerator": str(loop.device), "threads": torch.get_num_threads()}
+            if loop.device.type == "cuda":
+                host["gpu"] = torch.cuda.get_device_name(loop.device)
             self.manifest = RunManifest(
-                run=folder.name,
-                status="running",
-                task=recipe.task,
-                recipe=recipe.name,
-                recipe_sha256=recipe.fingerprint(),
-                started=now(),
-                parameters=count_parameters(loop.plain_model),
-                vocabulary=recipe.model.vocab_size,
-                precision=loop.processes.precision,
-                attention=objective.attention,
-                data=objective.prepared.summary,
-                tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
-                leaks=objective.causality is not None and objective.causality.leaks,
-                causality=objective.causality,
-                memory=memory,
-                effective_batch=loop.effective_batch,
-                processes=loop.processes.count,
-                versions=library_versions(),
-                code_version=code_version(),
-                host={
-                    **describe_host(),
-                    "accelerator": str(loop.device),
-                    "threads": torch.get_num_threads(),
-                    **({"gpu": torch.cuda.get_device_name(loop.device)} if loop.device.type == "cuda" else {}),
-                },
-            )
+                run=folder.name, status="running", task=recipe.task, recipe=recipe.name,
+                recipe_sha256=recipe.fingerprint(), started=now(), parameters=count_parameters(loop.plain_model),
+                vocabulary=recipe.model.vocab_size, precision=loop.processes.precision, attention=objective.attention,
+                data=objective.prepared.summary, tokenizer_fingerprint=fingerprint(objective.prepared.tokenizer),
+                leaks=objective.causality is not None and objective.causality.leaks, causality=objective.causality,
+                memory=memory, effective_batch=loop.effective_batch, processes=loop.processes.count,
+                versions=library_versions(), code_version=code_version(), host=host,
+            )  # fmt: skip
             write_json(folder / RUN_FILE, self.manifest)
 
         free = partial(free_folder, options.artifacts, options.name, recipe.name)
@@ -508,7 +488,6 @@ class RunRecord:
             progress.message(f"resuming after step {loop.position.step} of {loop.total_steps}")
 
     def _updated_manifest(self) -> RunManifest:
-        """Return the manifest with time, steps and memory peak so far."""
         position, memory = self.loop.position, self.manifest.memory
         if memory is not None:
             peak, description = measured_peak(memory.device)
@@ -555,14 +534,9 @@ class RunRecord:
         ]
         merge_rows(self.folder, rows)
         update = {
-            "status": "finished",
-            "reason": reason,
-            "finished": now(),
-            "best_epoch": position.best_epoch,
-            "validation": validation,
-            "test": next(iter(tests.values()), None),
-            "tests": tests,
-        }
+            "status": "finished", "reason": reason, "finished": now(), "best_epoch": position.best_epoch,
+            "validation": validation, "test": next(iter(tests.values()), None), "tests": tests,
+        }  # fmt: skip
         final = manifest.model_copy(update=update)
         with replacing_folder(self.folder / MODEL_FOLDER) as folder:
             save_model(folder, model, objective.recipe, objective.prepared)

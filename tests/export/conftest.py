@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer.export.judging import Exportable
 from edgeformer.export.run_source import open_exportable
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.blocks.tracing import Graphs
 from edgeformer.run import Run
 
 

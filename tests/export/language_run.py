@@ -18,7 +18,7 @@ from edgeformer.data.encoding import Prepared
 from edgeformer.data.language import prepare_text
 from edgeformer.models import model_spec_of, recipe_type
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.layers import TokenBatchNorm
+from edgeformer.models.blocks.layers import TokenBatchNorm
 from edgeformer.models.weights import save_model
 from edgeformer.tasks.language_modeling import LanguageRecipe
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.export.graphs import weights_file, write_graph
-from edgeformer.models.tracing import export_graph, extract_outputs, text_spec
+from edgeformer.models.blocks.tracing import export_graph, extract_outputs, text_spec
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
 

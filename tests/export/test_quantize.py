@@ -32,10 +32,10 @@ from edgeformer.export.quantize import (
     quantized_nodes,
 )
 from edgeformer.models.adapter import count_parameters
+from edgeformer.models.blocks.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.models.decoder.model import DecoderModel
-from edgeformer.models.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.report.sentences import portability_notes, portability_notes_here
 from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edgeformer.models.causal import document_mask
+from edgeformer.models.blocks.causal import document_mask
+from edgeformer.models.blocks.segments import FLASH_ATTN, VARLEN, Segments, kernel_problems
 from edgeformer.models.crt.model import CausalAttention
-from edgeformer.models.segments import FLASH_ATTN, VARLEN, Segments, kernel_problems
 
 pytestmark = pytest.mark.gpu
 

@@ -17,8 +17,7 @@ from edgeformer.artifacts.manifest import UNPROVEN, cautions
 from edgeformer.bundle import Bundle
 from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.imports.encoder import HfOptions, import_hf
-from edgeformer.imports.encoder_proof import prove_encoder
-from edgeformer.imports.proof import Compared, prove, unproven
+from edgeformer.imports.proof import Compared, prove, prove_encoder, unproven
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.run import Run, read_run
 from tests.cli.run_cli import edgeformer

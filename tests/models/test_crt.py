@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import edgeformer.models.language_loss as language_loss
+import edgeformer.models.blocks.language_loss as language_loss
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models import load_recipe
-from edgeformer.models.causal import TOLERANCE, Checkpointing
+from edgeformer.models.blocks.causal import TOLERANCE, Checkpointing
+from edgeformer.models.blocks.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
@@ -19,7 +20,6 @@ from edgeformer.models.crt.model import (
     CRT,
     DilatedConv,
 )
-from edgeformer.models.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
 from edgeformer.training.plan.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 

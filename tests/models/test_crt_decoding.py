@@ -16,10 +16,10 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
-from edgeformer.models.crt.graphs import compose_decode, piece_specs
+from edgeformer.models.blocks.layers import fp16_copy
+from edgeformer.models.blocks.tracing import GraphSpec, export_graph
+from edgeformer.models.crt.adapter import compose_decode, piece_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
-from edgeformer.models.layers import fp16_copy
-from edgeformer.models.tracing import GraphSpec, export_graph
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import torch_decoder

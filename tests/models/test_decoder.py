@@ -15,11 +15,11 @@ from edgeformer.artifacts.errors import RecipeError
 from edgeformer.data.batching import IGNORED
 from edgeformer.models import load_recipe
 from edgeformer.models.adapter import count_parameters
-from edgeformer.models.causal import probe_causality
+from edgeformer.models.blocks.causal import probe_causality
+from edgeformer.models.blocks.language_loss import CHUNK_TOKENS, Taught, chunked_loss, full_loss
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.models.decoder.model import CachedDecoder, DecoderModel
-from edgeformer.models.language_loss import CHUNK_TOKENS, Taught, chunked_loss, full_loss
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run
 from edgeformer.training.plan.plan import plan

@@ -18,11 +18,11 @@ from edgeformer.artifacts.errors import ArtifactError, InputError, RecipeError
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe, recipe_type
+from edgeformer.models.blocks.tracing import Exits, extract_outputs
 from edgeformer.models.pretrained import MODEL, PretrainedConfig
 from edgeformer.models.pretrained.adapter import ADAPTER
 from edgeformer.models.pretrained.model import load_components
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.models.tracing import Exits, extract_outputs
 from edgeformer.runtimes.executorch import ExecuTorchBuilder
 from edgeformer.runtimes.executorch.session import EXECUTORCH
 from edgeformer.runtimes.onnxruntime.session import OnnxSession

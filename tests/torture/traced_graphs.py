@@ -14,7 +14,7 @@ from typing import Any
 import edgeformer.cli  # noqa: F401
 from edgeformer.export.export import export  # noqa: F401
 from edgeformer.export.run_source import open_exportable
-from edgeformer.models.tracing import Graphs
+from edgeformer.models.blocks.tracing import Graphs
 from edgeformer.run import Run
 from tests.torture.export_children import OLD
 

@@ -19,12 +19,12 @@ from edgeformer.artifacts.manifest import AttentionUse
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data.batching import IGNORED, LEAST_PADDING, concatenate
 from edgeformer.models import load_recipe
+from edgeformer.models.blocks.language_loss import full_loss
+from edgeformer.models.blocks.segments import FLASH_ATTN, SDPA, VARLEN, Segments, choose_attention
 from edgeformer.models.crt.model import CRT
 from edgeformer.models.decoder import DecoderConfig
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.encoder.model import EncoderClassifier
-from edgeformer.models.language_loss import full_loss
-from edgeformer.models.segments import FLASH_ATTN, SDPA, VARLEN, Segments, choose_attention
 from edgeformer.run import read_run
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.loop.objective import Objective

@@ -16,8 +16,8 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import load_recipe
+from edgeformer.models.blocks.language_loss import chunked_loss, full_loss
 from edgeformer.models.crt.model import CRT
-from edgeformer.models.language_loss import chunked_loss, full_loss
 from edgeformer.run import read_run
 from edgeformer.tasks import texts, tokens
 from edgeformer.tasks.classification import ClassificationRecipe

@@ -68,20 +68,14 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
         )
     try:
         return CRTConfig(
-            kind="crt",
-            vocab_size=size("lm_head.weight", 0, 2),
-            hidden_size=hidden,
+            kind="crt", vocab_size=size("lm_head.weight", 0, 2), hidden_size=hidden,
             embedding_size=size("embed.base_embedding.weight", 1, 2),
             embedding_cycles=max(numbers(r"embed\.refine\.convs\.(\d+)\."), default=-1) + 1,
-            attention_heads=ATTENTION_HEADS,
-            ffn_size=size("trm.lin1.0.weight", 0, 2),
-            loops=size("loop_encodings", 0, 4),
-            cycles=max(numbers(r"trm\.convs\.(\d+)\."), default=-1) + 1,
-            exits=tuple(exits),
-            heads="separate" if exits else "tied",
-            max_positions=size("pos_embed.weight", 0, 2),
+            attention_heads=ATTENTION_HEADS, ffn_size=size("trm.lin1.0.weight", 0, 2),
+            loops=size("loop_encodings", 0, 4), cycles=max(numbers(r"trm\.convs\.(\d+)\."), default=-1) + 1,
+            exits=tuple(exits), heads="separate" if exits else "tied", max_positions=size("pos_embed.weight", 0, 2),
             causal=False,
-        )
+        )  # fmt: skip
     except ValidationError as error:
         raise ArtifactError(
             f"{where}: not a CRT checkpoint: the sizes of its tensors are inconsistent: {first_problem(error)}"

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.artifacts.errors import InputError
-from edgeformer.models.causal import (
+from edgeformer.models.blocks.causal import (
     Attend,
     CachedModel,
     KeyValueCache,
     LanguageModel,
-    attention_arguments,
+    RunLoop,
     cpu_attention,
     recomputed,
 )
+from edgeformer.models.blocks.layers import INITIAL_STD, NORMS, initialize_weights
+from edgeformer.models.blocks.segments import Mask
 from edgeformer.models.crt import CRTConfig
-from edgeformer.models.layers import INITIAL_STD, NORMS, initialize_weights
-from edgeformer.models.segments import Mask
 
 KERNEL = 3
 """Taps of every convolution (paper B, Table 1)."""
@@ -284,21 +284,11 @@ class CRT(LanguageModel):
         result: Tensor = self.norm2(x + h)
         return result, next_cache
 
-    def forward(
-        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
-    ) -> dict[int, Tensor]:
-        positions, mask = attention_arguments(positions)
-        x = self.embed(input_ids, positions)
-        states = {0: x} if every else {}
-        for loop in range(1, (until or self.loops) + 1):
-            encoding = self.loop_encodings[loop - 1]
-            if self.training and self.checkpointing == "loop":
-                x = recomputed(self.block, x, encoding, positions, mask)
-            else:
-                x = self.block(x, encoding, positions, mask)
-            if every or loop in self.exits:
-                states[loop] = x
-        return states
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
+        def run_loop(x: Tensor, loop: int) -> Tensor:
+            return self.block(x, self.loop_encodings[loop - 1], positions, mask)
+
+        return self.embed(input_ids, positions), run_loop
 
 
 class CachedLoops(CachedModel):

@@ -12,19 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.models.causal import (
+from edgeformer.models.blocks.causal import (
     Attend,
     CachedModel,
     Head,
     KeyValueCache,
     LanguageModel,
-    attention_arguments,
+    RunLoop,
     cpu_attention,
-    recomputed,
 )
+from edgeformer.models.blocks.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
+from edgeformer.models.blocks.segments import Mask
 from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
-from edgeformer.models.segments import Mask
 
 
 class GroupedAttention(nn.Module):
@@ -53,7 +52,7 @@ class GroupedAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
 
-        ``mask`` of :func:`~edgeformer.models.causal.attention_arguments`; ``attend`` for cached tokens.
+        ``mask`` of :func:`~edgeformer.models.blocks.causal.attention_arguments`; ``attend`` for cached tokens.
         """
         q, k, v = self.project(x, cos, sin)
         if attend is not None:
@@ -134,25 +133,13 @@ class DecoderModel(LanguageModel):
             h = layer(h, cos, sin, mask)
         return self.norm(h)
 
-    def forward(
-        self, input_ids: Tensor, positions: Mask = None, until: int | None = None, every: bool = False
-    ) -> dict[int, Tensor]:
-        positions, mask = attention_arguments(positions)
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
         if positions is None:
             place = slice(0, input_ids.shape[1])
             cos, sin = self.cos[None, place, None], self.sin[None, place, None]
         else:
             cos, sin = self.cos[positions, None], self.sin[positions, None]
-        h = self.embed(input_ids)
-        states = {0: h} if every else {}
-        for loop in range(1, (until or self.loops) + 1):
-            if self.training and self.checkpointing == "loop":
-                h = recomputed(self.iterate, h, cos, sin, mask)
-            else:
-                h = self.iterate(h, cos, sin, mask)
-            if every or loop in self.exits:
-                states[loop] = h
-        return states
+        return self.embed(input_ids), lambda h, loop: self.iterate(h, cos, sin, mask)
 
     def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """Return what a GGUF file of the model holds, see :func:`edgeformer.models.decoder.gguf.gguf_contents`."""

@@ -62,13 +62,9 @@ class Encoder(ModelSpec):
 
     def client_config(self, config: Mapping[str, Any], precision: Precision = "fp32") -> dict[str, Any]:
         return text_client_config(
-            config,
-            precision,
-            layers=config["layers"] * config["iterations"],
-            heads=config["heads"],
-            hidden_size=config["hidden_size"],
-            iterations=config["iterations"],
-        )
+            config, precision, layers=config["layers"] * config["iterations"], heads=config["heads"],
+            hidden_size=config["hidden_size"], iterations=config["iterations"],
+        )  # fmt: skip
 
     def card_line(self, config: EncoderConfig) -> str:
         layers = "1 layer" if config.layers == 1 else f"{config.layers} layers"

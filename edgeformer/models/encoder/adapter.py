@@ -15,20 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.encoder.model import ALL, FIRST, EncoderClassifier, FirstRow, exported_form
-from edgeformer.models.tracing import (
+from edgeformer.models.blocks.tracing import (
     BATCH,
     TOKENS,
     Composer,
     Graphs,
     GraphSpec,
     Piece,
-    convert_graph_to_fp16,
     export_graph,
     layer_spec,
     state_name,
     text_spec,
 )
+from edgeformer.models.encoder.model import ALL, FIRST, EncoderClassifier, FirstRow, exported_form
 from edgeformer.tasks.early_exit import exit_logits
 
 _EMBED, _ARGUMENTS, _LAYER, _ANSWER, _READOUT = "embed", "layer_arguments", "layer", "answer_layer", "readout"
@@ -37,8 +36,6 @@ _ARGUMENT_AXES = {"cos": {0: "sequence"}, "sin": {0: "sequence"}, "mask": {0: "b
 
 
 class EncoderAdapter(ModelAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> EncoderClassifier:
         return EncoderClassifier(recipe.model, recipe.classes, per_token=recipe.per_token)
 
@@ -58,17 +55,35 @@ class EncoderAdapter(ModelAdapter):
     ) -> Graphs:
         """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step artifact.
 
-        FP16 pieces are converted from the FP32 ones. A trimmed model needs only a new embed, which alone reads the
-        token table. The loop graph of the step artifact is one iteration with all positions.
+        A trimmed model needs only a new embed, which alone reads the token table. The loop graph of the step artifact
+        is one iteration with all positions.
         """
+        # 1. Describe the pieces. Layers have their weights as inputs, at the end.
         model = exported_form(model)
-        pieces: dict[str, onnx_ir.Model] = {}
-        for name, spec in _specs(model).items():
-            if base is not None and model.tokens.weight.dtype == torch.float16:
-                pieces[name] = convert_graph_to_fp16(base.pieces[name], spec)
-            else:
-                pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
+        longest = {"sequence": len(model.cos)}
+        weight, layer = model.tokens.weight, model.layers[0]
+        example = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
+        is_real = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+        is_real[1, 1:] = 0
+        text = {**example, "attention_mask": is_real}
+        axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
+        layer_inputs: Any = zip(_ARGUMENT_AXES, model.layer_arguments(example["state"], is_real), strict=True)
+        tensors = {**example, **dict(layer_inputs)}
+        specs = {
+            _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), len(model.cos), ("state",)),
+            _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
+            _READOUT: GraphSpec(Piece(model, model.readout), example, {"state": _STATE_AXES}, longest=longest),
+        }
+        layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
+        for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
+            specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
 
+        # 2. Trace them.
+        pieces: dict[str, onnx_ir.Model] = {}
+        for name, spec in specs.items():
+            pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
+
+        # 3. Compose the graphs.
         composer = _EncoderComposer(model, pieces)
         ids, mask = composer.input(_EMBED, "input_ids"), composer.input(_ARGUMENTS, "attention_mask")
         h = composer.call(_EMBED, {"input_ids": ids})["state"]
@@ -93,31 +108,7 @@ class EncoderAdapter(ModelAdapter):
         return Graphs(exits, {_EMBED: pieces[_EMBED], "loop": loop, _READOUT: pieces[_READOUT]}, pieces=pieces)
 
 
-def _specs(model: EncoderClassifier) -> dict[str, GraphSpec]:
-    """Return the specs of all pieces of a model in exported form. Layers have their weights as inputs, at the end."""
-    longest = {"sequence": len(model.cos)}
-    weight, layer = model.tokens.weight, model.layers[0]
-    state = {"state": weight.new_zeros(BATCH, TOKENS, weight.shape[1])}
-    mask = torch.ones(BATCH, TOKENS, dtype=torch.int64)
-    mask[1, 1:] = 0
-    text = {**state, "attention_mask": mask}
-    axes = {"state": _STATE_AXES, "attention_mask": _STATE_AXES}
-    arguments: Any = zip(_ARGUMENT_AXES, model.layer_arguments(state["state"], mask), strict=True)
-    tensors = {**state, **dict(arguments)}
-    specs = {
-        _EMBED: text_spec(Piece(model, model.embed), ("input_ids",), len(model.cos), ("state",)),
-        _ARGUMENTS: GraphSpec(Piece(model, model.layer_arguments), text, axes, tuple(_ARGUMENT_AXES), longest),
-        _READOUT: GraphSpec(Piece(model, model.readout), state, {"state": _STATE_AXES}, longest=longest),
-    }
-    layer_axes = {"state": _STATE_AXES, **_ARGUMENT_AXES}
-    for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
-        specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
-    return specs
-
-
 class _EncoderComposer(Composer):
-    """Composes graphs of an encoder's traced pieces."""
-
     def __init__(self, model: EncoderClassifier, pieces: Mapping[str, onnx_ir.Model]) -> None:
         super().__init__(pieces)
         self._layers = self.store_layers(model.layers)

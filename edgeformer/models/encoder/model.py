@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.encoder import EncoderConfig
-from edgeformer.models.layers import (
+from edgeformer.models.blocks.layers import (
     ExportedSwiGLU,
     RMSNorm,
     Rotation,
@@ -23,7 +22,8 @@ from edgeformer.models.layers import (
     padding_mask,
     rotary_table,
 )
-from edgeformer.models.segments import Mask, Segments
+from edgeformer.models.blocks.segments import Mask, Segments
+from edgeformer.models.encoder import EncoderConfig
 
 Queries = slice | Tensor  # positions that a layer computes
 ALL: Queries = slice(None)

@@ -19,9 +19,9 @@ from edgeformer.artifacts.recipe import FitConfig
 from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.tokenization import WORD_BOUNDARY
 from edgeformer.models.adapter import FitSize, FittedAdapter
+from edgeformer.models.blocks.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.models.linear.fitting import HISTORY, Loss, binary_cross_entropy, cross_entropy, minimize, squared_hinge
 from edgeformer.models.linear.model import LinearClassifier, NgramTable
-from edgeformer.models.tracing import Exits, Graphs, export_graph, text_spec
 from edgeformer.tasks import Prepared
 
 _BASE = 2**12
@@ -39,8 +39,6 @@ _NGRAMS_TOGETHER = 2**20
 
 
 class LinearAdapter(FittedAdapter):
-    """See :class:`~edgeformer.models.adapter.FittedAdapter`."""
-
     def build(self, recipe: Any) -> LinearClassifier:
         has_reference = recipe.task == "classification"  # probabilities depend on the differences of logits only
         return LinearClassifier(recipe.model, recipe.classes, recipe.classes - has_reference)
@@ -55,8 +53,14 @@ class LinearAdapter(FittedAdapter):
         keys: list[NDArray[np.int64]] = []
         for ids, mask, *_ in _batches(prepared.train, prepared.pad, config.ngrams):
             residues, is_real = (tensor.numpy() for tensor in counter.residues(ids, mask))
-            if boundary is not None:
-                is_real = is_real & ~_crosses_words(ids.numpy() == boundary, config)
+            if boundary is not None:  # leave out n-grams longer than ``crossing`` with a boundary inside
+                is_boundary = ids.numpy() == boundary
+                width, parts = is_boundary.shape[1], []
+                before = np.cumsum(np.pad(is_boundary, ((0, 0), (1, config.ngrams[1]))), axis=1)  # a position
+                for order in range(config.ngrams[0], config.ngrams[1] + 1):
+                    inside = before[:, order - 1 : order - 1 + width] > before[:, 1 : 1 + width]
+                    parts.append(inside if order > config.crossing else np.zeros_like(is_boundary))
+                is_real = is_real & ~np.concatenate(parts, axis=1)
             texts = np.sort(np.where(is_real, residues.astype(np.int64) @ _PLACES, -1), axis=1)
             is_first = np.diff(texts, axis=1, prepend=-1) != 0  # an n-gram counts once per text; -1 is padding
             keys.append(texts[is_first])
@@ -212,17 +216,6 @@ def _batches(rows: Any, pad: int, orders: tuple[int, int]) -> Iterator[tuple[tor
         arrays = collate(loaded, places, pad)
         ids, mask = (torch.from_numpy(arrays[name]) for name in ("input_ids", "attention_mask"))
         yield ids, mask, loaded.labels[places], numbers
-
-
-def _crosses_words(is_boundary: NDArray[np.bool_], config: Any) -> NDArray[np.bool_]:
-    """Return which n-grams, in the order of ``residues``, are longer than ``crossing`` and have a boundary inside."""
-    width = is_boundary.shape[1]
-    before = np.cumsum(np.pad(is_boundary, ((0, 0), (1, config.ngrams[1]))), axis=1)  # boundaries before a position
-    parts = []
-    for order in range(config.ngrams[0], config.ngrams[1] + 1):
-        inside = before[:, order - 1 : order - 1 + width] > before[:, 1 : 1 + width]
-        parts.append(inside if order > config.crossing else np.zeros_like(is_boundary))
-    return np.concatenate(parts, axis=1)
 
 
 def _add_counts(

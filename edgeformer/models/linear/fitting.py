@@ -63,13 +63,9 @@ def squared_hinge(labels: torch.Tensor) -> Loss:
 
 
 def minimize(
-    data: tuple[torch.Tensor, torch.Tensor],
-    loss: Loss,
-    penalty: float,
-    start: tuple[torch.Tensor, torch.Tensor],
-    tolerance: float,
-    after_iteration: Callable[[float], bool],
-) -> tuple[torch.Tensor, torch.Tensor]:
+    data: tuple[torch.Tensor, torch.Tensor], loss: Loss, penalty: float, start: tuple[torch.Tensor, torch.Tensor],
+    tolerance: float, after_iteration: Callable[[float], bool],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return weights and biases that minimise mean loss + penalty / 2 · ‖weights‖², by L-BFGS.
 
     Args:

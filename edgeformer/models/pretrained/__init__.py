@@ -121,8 +121,6 @@ class PretrainedConfig(ModelConfig):
 
 
 class Pretrained(ModelSpec):
-    """A pretrained encoder."""
-
     kind = "pretrained"
     tasks = (
         "classification", "multi-label-classification", "token-classification", "regression", "embedding",
@@ -169,13 +167,9 @@ class Pretrained(ModelSpec):
         parsed = PretrainedConfig.model_validate({"kind": self.kind, **fields}, strict=False)
         fold, sizes = parsed.fold, parsed.sizes
         return text_client_config(
-            config,
-            precision,
-            layers=fold.layers * fold.iterations if fold is not None else sizes.depth,
-            heads=sizes.heads,
-            hidden_size=sizes.width,
-            iterations=self.loops(parsed),
-        )
+            config, precision, layers=fold.layers * fold.iterations if fold is not None else sizes.depth,
+            heads=sizes.heads, hidden_size=sizes.width, iterations=self.loops(parsed),
+        )  # fmt: skip
 
     def card_line(self, config: PretrainedConfig) -> str:
         sizes, fold = config.sizes, config.fold

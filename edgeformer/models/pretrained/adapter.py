@@ -14,10 +14,10 @@ from edgeformer.artifacts.recipe import TrainingConfig
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
+from edgeformer.models.blocks.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.pretrained import PretrainedConfig
 from edgeformer.models.pretrained.model import PretrainedEncoder, exported_form, load_components, table_of
 from edgeformer.models.pretrained.source import open_source, weights_sha256
-from edgeformer.models.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.weights import WEIGHTS, load_weights
 
 _HIDDEN_DROPOUTS = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout")
@@ -31,8 +31,6 @@ _FREE_KEYS = {
 
 
 class PretrainedAdapter(ModelAdapter):
-    """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
-
     def build(self, recipe: Any) -> PretrainedEncoder:
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
@@ -51,6 +49,7 @@ class PretrainedAdapter(ModelAdapter):
 
     def start(self, model: PretrainedEncoder, recipe: Any) -> tuple[str, ...]:
         """Load the source's weights, or the teacher's for ``model.fold.weights: teacher``."""
+        # 1. Compare the source with the recipe
         config: PretrainedConfig = recipe.model
         source = open_source(config.source)
         if config.weights_sha256 is not None and weights_sha256(source.folder) != config.weights_sha256:
@@ -73,6 +72,8 @@ class PretrainedAdapter(ModelAdapter):
                 "tokenizer.kind: trained is not possible with pretrained token vectors, which belong to their own "
                 "tokenizer; remove tokenizer from the recipe"
             )
+
+        # 2. Load the source's weights
         classes = getattr(recipe, "classes", None)
         dropouts = _dropouts(config)
         components, missing = load_components(
@@ -89,6 +90,8 @@ class PretrainedAdapter(ModelAdapter):
             )
         # Tables are often padded to a round number of rows, which no token uses.
         components.words.weight = nn.Parameter(table[: config.vocab_size].clone())
+
+        # 3. Replace them by the teacher's
         has_classifier = components.head is not None
         uses_teacher = config.fold is not None and config.fold.weights == "teacher"
         teacher_weights: dict[str, Tensor] = {}

@@ -23,7 +23,7 @@ from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.data.source_folder import quiet_transformers
 from edgeformer.models.adapter import sharing_copy
-from edgeformer.models.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
+from edgeformer.models.blocks.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.relative import (
     BiasInputs,
@@ -51,16 +51,10 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self,
-        pooling: str = "cls",
-        dense: nn.Module | None = None,
-        activation: Callable[[Tensor], Tensor] = torch.tanh,
-        out: nn.Module | None = None,
-        dropout: float = 0.0,
-        *,
-        dense_dropout: float = 0.0,
-        norm: nn.Module | None = None,
-    ) -> None:
+        self, pooling: str = "cls", dense: nn.Module | None = None,
+        activation: Callable[[Tensor], Tensor] = torch.tanh, out: nn.Module | None = None, dropout: float = 0.0, *,
+        dense_dropout: float = 0.0, norm: nn.Module | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.pooling, self.normalize, self.activation = pooling, False, activation
         self.dimensions: int | None = None
@@ -123,13 +117,9 @@ class Components:
 
 @quiet_transformers()
 def load_components(
-    folder: Path | None,
-    architecture: Mapping[str, Any],
-    classes: int | None,
-    *,
-    per_token: bool = False,
+    folder: Path | None, architecture: Mapping[str, Any], classes: int | None, *, per_token: bool = False,
     **overrides: Any,
-) -> tuple[Components, frozenset[str]]:
+) -> tuple[Components, frozenset[str]]:  # fmt: skip
     """Load the components of the model in ``folder``; also return the names of missing weights, which are fresh.
 
     Only safetensors are read, and no code of the folder runs.
@@ -150,6 +140,8 @@ def load_components(
 
     AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
+
+    # 1. Choose class and options
     options = {**architecture, **overrides}
     kind = options.pop("model_type")
     if classes is not None and len(options.get("id2label") or {}) != classes:
@@ -157,6 +149,8 @@ def load_components(
         options["num_labels"] = classes
     head = "TokenClassification" if per_token else "SequenceClassification"
     auto_model: Any = getattr(transformers, "AutoModel" if classes is None else f"AutoModelFor{head}")
+
+    # 2. Load the weights
     try:
         config = transformers.AutoConfig.for_model(kind, **options)
         attention = "eager" if LAYOUTS[kind].layer_parts else "sdpa"  # those layers are replaced
@@ -170,6 +164,8 @@ def load_components(
             str(folder), config=config, attn_implementation=attention, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
         )  # fmt: skip
+
+        # 3. Refuse weights that have no place
         mismatched = {str(key[0]) for key in report["mismatched_keys"]}
         unexpected = sorted({*report["unexpected_keys"], *mismatched})
         unused = [name for name in unexpected if _ENCODER_WEIGHT.search(name) and not _BUFFER.search(name)]
@@ -261,6 +257,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 def map_components(model: Any, *, per_token: bool = False) -> Components:
     """Map a transformers model to components; norms become float32 ones. It is a bare encoder or a classifier."""
+    # 1. Replace the norms
     from transformers.activations import ACT2FN
 
     for module in list(model.modules()):
@@ -269,6 +266,8 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
                 norm = LayerNorm(child.normalized_shape, eps=child.eps, bias=child.bias is not None)
                 norm.weight, norm.bias = child.weight, child.bias
                 setattr(module, name, norm)
+
+    # 2. Find layers and positions
     config, encoder = model.config, model.base_model
     kind, depth, layout = config.model_type, config.num_hidden_layers, LAYOUTS[config.model_type]
     parts, head_parts = ({path: part for path, part in root.named_modules() if path} for root in (encoder, model))
@@ -282,6 +281,7 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     if padding is not None:  # the rows before it are unused
         positions = table_of(positions.weight[padding:])
 
+    # 3. Map the head
     def dropout(key: str) -> float:
         value = getattr(config, key, None) if key else 0.0
         return float(getattr(config, layout.dropout) if value is None else value)
@@ -298,20 +298,14 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
             dense_dropout=0.0 if per_token else dropout(layout.dense_dropout),
             norm=head_parts.get(layout.head_norm),
         )
+
+    # 4. Combine the parts
     return Components(
-        words=parts[layout.words],
-        positions=positions,
-        has_padding_row=padding is not None,
-        types=getattr(encoder.embeddings, "token_type_embeddings", None),
-        norm=parts[layout.norm],
-        dropout=dropout(layout.dropout),
-        layers=layers,
-        order=order,
-        project=parts.get(layout.project),
-        final_norm=parts.get(layout.final_norm),
-        head=head,
-        layer_inputs=_layer_inputs(encoder),
-    )
+        words=parts[layout.words], positions=positions, has_padding_row=padding is not None,
+        types=getattr(encoder.embeddings, "token_type_embeddings", None), norm=parts[layout.norm],
+        dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
+        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=_layer_inputs(encoder),
+    )  # fmt: skip
 
 
 def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:

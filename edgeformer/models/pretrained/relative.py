@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeformer.models.layers import MASKED
+from edgeformer.models.blocks.layers import MASKED
 
 sym_min: Any = torch.sym_min
 """As ``min``, also of the unknown number of tokens of a graph."""
@@ -103,13 +103,8 @@ class DisentangledInputs(BucketInputs):
 
 
 def disentangled_scores(
-    attention: Any,
-    query: Tensor,
-    key: Tensor,
-    distances: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    scale: float,
-) -> Tensor:
+    attention: Any, query: Tensor, key: Tensor, distances: tuple[Tensor, Tensor], mask: Tensor | None, scale: float,
+) -> Tensor:  # fmt: skip
     """Return the scores of content with distances and of distances with content (DeBERTa, equation 4), plus the mask.
 
     Args:

@@ -44,6 +44,10 @@ _ACTIVATIONS: Mapping[str, Literal["identity", "sigmoid"]] = {
     "torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }  # fmt: skip
 """Functions of sentence-transformers that make a score of a model's output."""
+_SETTINGS_WITHOUT_EFFECT = {"__version__", "requirements", "keep_in_fp32_modules"}
+"""Keys of config_sentence_transformers.json that do not change what a model computes in FP32."""
+_ORDER = ("Transformer", "Pooling", "Dropout", "Normalize")
+"""Modules of sentence-transformers that compute here, in their order; Dropout has no effect."""
 _ENCODER_CLASS = re.compile("(Model|ForMaskedLM|ForPreTraining|ForSequenceClassification|ForTokenClassification)$")
 _DECODER_CLASS = re.compile("(LMHead|Decoder)Model$")
 
@@ -263,6 +267,7 @@ def open_source(name: str) -> Source:
         InputError: no such folder or model, an unsupported computation, or weights that only unpickling could read.
         ArtifactError: a file is missing or damaged, or contradicts the weights.
     """
+    # 1. Read config.json, and refuse what is not computed
     files = SourceFolder.open(name)
     folder, config_path = files.folder, files.folder / CONFIG_FILE
     if (folder / "adapter_config.json").is_file():
@@ -279,6 +284,8 @@ def open_source(name: str) -> Source:
     for key in (key for key, is_set in _unsupported(sizes).items() if is_set):
         value = f"is {config.get(key)!r}" if key != "quantization_config" else "exists: the weights are quantised"
         raise InputError(f"{config_path}: {key} {value}, which is not supported; use another encoder; {AS_ONNX}")
+
+    # 2. Compare the sizes with the weights
     weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     if not weights:
         raise InputError(
@@ -295,13 +302,45 @@ def open_source(name: str) -> Source:
     matrix_rows = layers * ((sizes.inner or 0) + sizes.width) + classes
     if rows * (sizes.embedding_size or sizes.width) + matrix_rows * sizes.width > weights_bytes:
         raise ArtifactError(f"{config_path}: describes a larger model than the {weights_bytes:,} bytes of its weights")
+
+    # 3. Read the settings of sentence-transformers
     settings_path = files.root / "config_sentence_transformers.json"
     settings = SentenceSettings()
     if files.modules is not None and settings_path.is_file():
         content = read_object(settings_path)
         refuse_keys(settings_path, content, {*SentenceSettings.model_fields, *_SETTINGS_WITHOUT_EFFECT})
         settings = validate_file(SentenceSettings, content, settings_path)
-    pooling, normalize, pools_prompt = _read_modules(files)
+    pooling, normalize, pools_prompt, last = None, False, True, 0
+    for module in files.modules or ():
+        module_path = files.root / module.path / CONFIG_FILE
+        if module.kind not in _ORDER or _ORDER.index(module.kind) < last:
+            problem = "not supported" if module.kind not in _ORDER else f"not supported behind {_ORDER[last]}"
+            raise InputError(f"{files.root / 'modules.json'}: the module {module.kind[:60]!r} is {problem}; {AS_ONNX}")
+        last = _ORDER.index(module.kind)
+        if module.kind == "Normalize":
+            normalize = True
+            module_file = read_object(module_path) if module.path and module_path.is_file() else {}
+            unusual = {key: value for key, value in module_file.items() if value != "sentence_embedding"}
+            refuse_keys(module_path, unusual, ())
+        elif module.kind == "Pooling":
+            module_file, prefix = read_object(module_path), "pooling_mode_"
+            pooling_file = validate_file(PoolingFile, module_file, module_path)
+            flags = [key.removeprefix(prefix) for key in module_file if key.startswith(prefix)]
+            modes = [_POOLINGS.get(flag, flag) for flag in flags if module_file[prefix + flag]] or ["mean"]
+            if (stated := pooling_file.pooling_mode) is not None:  # newer folders
+                modes = [stated] if isinstance(stated, str) else stated
+            pooling_keys = {*PoolingFile.model_fields, "word_embedding_dimension", "embedding_dimension"}
+            refuse_keys(module_path, module_file, pooling_keys | {prefix + flag for flag in flags})
+            pools_prompt = pooling_file.include_prompt
+            listed, known = ", ".join(mode[:60] for mode in modes), ", ".join(_POOLINGS.values())
+            if len(modes) != 1 or modes[0] not in _POOLINGS.values():
+                raise InputError(f"{module_path}: pooling must be one of {known}, not {listed or 'none'}; {AS_ONNX}")
+            if not pools_prompt and modes == ["cls"]:
+                problem = "include_prompt: false is not supported with the pooling cls"
+                raise InputError(f"{module_path}: {problem}; {AS_ONNX}")
+            pooling = modes[0]
+
+    # 4. Describe the source
     heads, labels = sizes.architectures or [], sizes.id2label or {}
     other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
     return Source(
@@ -350,41 +389,3 @@ def _unsupported(sizes: EncoderFile) -> dict[str, bool]:
             "attention_head_size": sizes.attention_head_size not in (None, sizes.width // sizes.heads),
         }
     return unsupported
-
-
-_SETTINGS_WITHOUT_EFFECT = {"__version__", "requirements", "keep_in_fp32_modules"}
-"""Keys of config_sentence_transformers.json that do not change what a model computes in FP32."""
-_ORDER = ("Transformer", "Pooling", "Dropout", "Normalize")
-"""Modules of sentence-transformers that compute here, in their order; Dropout has no effect."""
-
-
-def _read_modules(files: SourceFolder) -> tuple[str | None, bool, bool]:
-    """Return pooling, normalisation, and whether a prompt is pooled. Raises InputError, ArtifactError."""
-    pooling, normalize, pools_prompt, last = None, False, True, 0
-    for module in files.modules or ():
-        path = files.root / module.path / CONFIG_FILE
-        if module.kind not in _ORDER or _ORDER.index(module.kind) < last:
-            problem = "not supported" if module.kind not in _ORDER else f"not supported behind {_ORDER[last]}"
-            raise InputError(f"{files.root / 'modules.json'}: the module {module.kind[:60]!r} is {problem}; {AS_ONNX}")
-        last = _ORDER.index(module.kind)
-        if module.kind == "Normalize":
-            normalize = True
-            content = read_object(path) if module.path and path.is_file() else {}
-            refuse_keys(path, {key: value for key, value in content.items() if value != "sentence_embedding"}, ())
-        elif module.kind == "Pooling":
-            content, prefix = read_object(path), "pooling_mode_"
-            config = validate_file(PoolingFile, content, path)
-            flags = [key.removeprefix(prefix) for key in content if key.startswith(prefix)]
-            modes = [_POOLINGS.get(flag, flag) for flag in flags if content[prefix + flag]] or ["mean"]
-            if config.pooling_mode is not None:  # newer folders
-                modes = [config.pooling_mode] if isinstance(config.pooling_mode, str) else config.pooling_mode
-            allowed = {*PoolingFile.model_fields, "word_embedding_dimension", "embedding_dimension"}
-            refuse_keys(path, content, allowed | {prefix + flag for flag in flags})
-            pools_prompt = config.include_prompt
-            listed, known = ", ".join(mode[:60] for mode in modes), ", ".join(_POOLINGS.values())
-            if len(modes) != 1 or modes[0] not in _POOLINGS.values():
-                raise InputError(f"{path}: pooling must be one of {known}, not {listed or 'none'}; {AS_ONNX}")
-            if not pools_prompt and modes == ["cls"]:
-                raise InputError(f"{path}: include_prompt: false is not supported with the pooling cls; {AS_ONNX}")
-            pooling = modes[0]
-    return pooling, normalize, pools_prompt

@@ -48,6 +48,8 @@ class ExecuTorchBuilder(ModuleBuilder):
         self, module: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], length: int, path: Path,
         precision: Precision,
     ) -> StoredModel:  # fmt: skip
+
+        # 1. Convert the module
         import torch
 
         with converting("ExecuTorch cannot lower this model"):
@@ -61,7 +63,18 @@ class ExecuTorchBuilder(ModuleBuilder):
             constants |= {_bytes(tensor) for tensor in program.constants.values() if isinstance(tensor, torch.Tensor)}
             integers: set[bytes] = set()
             if precision == "int8":
-                program = export_program(_quantize(program), inputs, length)
+                from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+                    XNNPACKQuantizer,
+                    get_symmetric_quantization_config,
+                )
+                from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+                quantizer = XNNPACKQuantizer()
+                quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+                prepared = prepare_pt2e(program.module(), quantizer)
+                # Ranges of activations are measured in every call later; this one only runs the observers.
+                prepared(*program.example_inputs[0])
+                program = export_program(convert_pt2e(prepared), inputs, length)
                 for name, tensor in (*program.named_buffers(), *program.constants.items()):
                     if tensor.dtype == torch.int8:
                         integers.add(_bytes(tensor))
@@ -76,7 +89,21 @@ class ExecuTorchBuilder(ModuleBuilder):
             temporary.write_bytes(contents)
         kernels = {name: count for name, count in coverage.delegation_by_operator.items() if name.startswith(_KERNELS)}
         outside = {name.removeprefix("aten_"): count.non_delegated for name, count in kernels.items()}
-        blobs, activation_bytes = _read_program(contents)
+        from executorch.exir._serialize._program import deserialize_pte_binary
+        from executorch.exir.schema import Tensor
+
+        # 2. Count what is stored
+        # Stored tensors and their item sizes; XNNPACK's weights have no type in the file: their item size is 0.
+        file = deserialize_pte_binary(contents)
+        (plan,) = file.program.execution_plan
+        tensors = [value.val for value in plan.values if isinstance(value.val, Tensor)]
+        counts = {t.data_buffer_idx: (math.prod(t.sizes), _ITEM_BYTES[t.scalar_type.name]) for t in tensors}
+        blobs = []
+        for index, part in enumerate(file.program.constant_buffer[1:], start=1):  # the first one stands for activations
+            count, item_bytes = counts[index]
+            blobs.append((bytes(part.storage)[: count * item_bytes], item_bytes))  # without padding
+        if file.named_data is not None:
+            blobs += [(bytes(part), 0) for part in file.named_data.buffers]
         parameters = elements = 0
         for blob, item_bytes in blobs:
             count = len(blob) // (item_bytes or (1 if blob in integers else 4))
@@ -89,47 +116,11 @@ class ExecuTorchBuilder(ModuleBuilder):
             weight_bytes=sum(len(blob) for blob, _ in blobs),
             quantized={"linear": quantized} if quantized else {},  # each layer counts once per loop
             engine={
-                "activation_bytes": activation_bytes,
+                "activation_bytes": sum(plan.non_const_buffer_sizes),
                 "delegated": sum(count.delegated for count in kernels.values()),
                 "not_delegated": {name: count for name, count in sorted(outside.items()) if count},
             },
         )
-
-
-def _quantize(program: Any) -> Any:
-    """Quantize the linear layers of an exported program with XNNPACK's own quantizer, and return its module."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
-    prepared = prepare_pt2e(program.module(), quantizer)
-    # Ranges of activations are measured in every call later; this one only runs the observers.
-    prepared(*program.example_inputs[0])
-    return convert_pt2e(prepared)
-
-
-def _read_program(contents: bytes) -> tuple[list[tuple[bytes, int]], int]:
-    """Return the stored tensors of a program and their item sizes, and the bytes that it reserves for activations.
-
-    XNNPACK's weights have no type in the file: their item size is 0.
-    """
-    from executorch.exir._serialize._program import deserialize_pte_binary
-    from executorch.exir.schema import Tensor
-
-    file = deserialize_pte_binary(contents)
-    (plan,) = file.program.execution_plan
-    tensors = [value.val for value in plan.values if isinstance(value.val, Tensor)]
-    counts = {t.data_buffer_idx: (math.prod(t.sizes), _ITEM_BYTES[t.scalar_type.name]) for t in tensors}
-    blobs = []
-    for index, part in enumerate(file.program.constant_buffer[1:], start=1):  # the first one stands for activations
-        count, item_bytes = counts[index]
-        blobs.append((bytes(part.storage)[: count * item_bytes], item_bytes))  # without padding
-    if file.named_data is not None:
-        blobs += [(bytes(part), 0) for part in file.named_data.buffers]
-    return blobs, sum(plan.non_const_buffer_sizes)
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -153,7 +153,6 @@ class LiteRTSession(Graph):
         return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
 
     def _call(self, rows: int, length: int, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one signature on inputs of its shape."""
         name = signature_name(rows, length)
         try:
             # LiteRT loads more libraries for the first call, and says so.

@@ -140,13 +140,53 @@ def write_gguf(
     """
     import gguf
 
+    from edgeformer.data.byte_pairs import split_name  # imports tokenizers, which other commands do not need
+
     architecture, metadata, tensors = contents
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, architecture)
         for key, value in metadata.items():
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
             add(f"{architecture}.{key}", value)
-        _add_tokenizer(writer, bundle, metadata["vocab_size"])
+
+        # 1. Add tokens and merges
+        document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
+        _, bounds = _read_tokenizer(bundle)
+        model, splits = document["model"], split_name(document)
+        if splits is None:
+            raise EdgeformerError(
+                "GGUF: is written for byte-level BPE tokenizers that llama.cpp has a counterpart of only, and neither "
+                "for SentencePiece's nor for others; use such a tokenizer, as tokenizer: {kind: trained, algorithm: "
+                "bpe} makes one, or run the ONNX artifacts"
+            )
+        if len(bounds.begin) > 1:
+            raise EdgeformerError(f"GGUF: llama.cpp puts one token in front of a text, not {len(bounds.begin)}")
+        tokens = [f"[unused{number}]" for number in range(metadata["vocab_size"])]
+        types = [_UNUSED] * len(tokens)
+        for token, number in model["vocab"].items():
+            tokens[number], types[number] = token, _NORMAL
+        for added in document["added_tokens"]:
+            tokens[added["id"]] = added["content"]
+            types[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(splits)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+        described = read_tokenizer_config(bundle / TOKENIZER_CONFIG)
+        end = described.get("eos_token")
+        eos = tokens.index(end) if end in tokens else bounds.boundary
+        writer.add_bos_token_id(bounds.begin[0] if bounds.begin else bounds.boundary)
+        writer.add_eos_token_id(eos)
+        others = sorted({*bounds.ends} - {eos}, key=bounds.boundary.__eq__)  # llama.cpp knows most boundaries by name
+        for add_end, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
+            add_end(number)
+        writer.add_add_bos_token(bool(bounds.begin))
+        writer.add_add_eos_token(False)
+        if template := described.get("chat_template"):
+            writer.add_chat_template(template)
+
+        # 2. Add the weights
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         prefix = "ALL" if precision == "fp32" else "MOSTLY"
         writer.add_file_type(int(getattr(gguf.LlamaFileType, f"{prefix}_{_TYPES[precision]}")))
@@ -165,44 +205,3 @@ def write_gguf(
         writer.write_tensors_to_file()
         writer.close()
     return sum(array.size for array in tensors.values())
-
-
-def _add_tokenizer(writer: Any, bundle: Path, rows: int) -> None:
-    """Add tokens and merges of a byte-level BPE tokenizer. Raises EdgeformerError for another one."""
-    from edgeformer.data.byte_pairs import split_name  # imports tokenizers, which other commands do not need
-
-    document = json.loads((bundle / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    _, bounds = _read_tokenizer(bundle)
-    model, splits = document["model"], split_name(document)
-    if splits is None:
-        raise EdgeformerError(
-            "GGUF: is written for byte-level BPE tokenizers that llama.cpp has a counterpart of only, and neither for "
-            "SentencePiece's nor for others; use such a tokenizer, as tokenizer: {kind: trained, algorithm: bpe} makes "
-            "one, or run the ONNX artifacts"
-        )
-    if len(bounds.begin) > 1:
-        raise EdgeformerError(f"GGUF: llama.cpp puts one token in front of a text, not {len(bounds.begin)}")
-    tokens = [f"[unused{number}]" for number in range(rows)]
-    types = [_UNUSED] * rows
-    for token, number in model["vocab"].items():
-        tokens[number], types[number] = token, _NORMAL
-    for added in document["added_tokens"]:
-        tokens[added["id"]] = added["content"]
-        types[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splits)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
-    described = read_tokenizer_config(bundle / TOKENIZER_CONFIG)
-    end = described.get("eos_token")
-    eos = tokens.index(end) if end in tokens else bounds.boundary
-    writer.add_bos_token_id(bounds.begin[0] if bounds.begin else bounds.boundary)
-    writer.add_eos_token_id(eos)
-    others = sorted({*bounds.ends} - {eos}, key=bounds.boundary.__eq__)  # llama.cpp knows most boundaries by name
-    for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
-        add(number)
-    writer.add_add_bos_token(bool(bounds.begin))
-    writer.add_add_eos_token(False)
-    if template := described.get("chat_template"):
-        writer.add_chat_template(template)

@@ -48,14 +48,11 @@ class _Batch(ctypes.Structure):
     """llama_batch."""
 
     _fields_ = (
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(ctypes.c_int32)),
-        ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(ctypes.c_int32)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("n_tokens", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)), ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)), ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
-    )
+    )  # fmt: skip
 
 
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
@@ -148,7 +145,15 @@ class Llama:
         # As many logits as tokens are computed at once are kept in memory.
         self._call_tokens = parameters.words[_BATCH_TOKENS] = parameters.words[_COMPUTED_TOKENS]
         if exact:
-            places = _cache_fields(list(parameters.words))
+            words = list(parameters.words)
+            length = len(_DEFAULT_CACHE)
+            starts = [start for start in range(len(words) - length) if words[start : start + length] == _DEFAULT_CACHE]
+            if len(starts) != 1:
+                raise MissingDependencyError(
+                    f"{PACKAGE}: its llama_context_params have no known place for the types of kept keys and values; "
+                    f"{install_hint(EXTRA, reinstall=True)}"
+                )
+            places = [starts[0] + place % length for place in (_FLASH_ATTENTION, _KEYS, _VALUES)]
             for place, value in zip(places, (0, _F32, _F32), strict=True):
                 parameters.words[place] = value
         self._context = self._library.llama_init_from_model(self._model, parameters)
@@ -211,24 +216,11 @@ class Llama:
         return [number for number in range(self.vocab_size) if is_end(self._vocabulary, number)]
 
     def close(self) -> None:
-        """Free the memory."""
         if self._context:
             self._library.llama_free(self._context)
         if self._model:
             self._library.llama_model_free(self._model)
         self._context = self._model = None
-
-
-def _cache_fields(words: list[int]) -> list[int]:
-    """Return the places of flash attention, key type and value type. Raises MissingDependencyError: not as expected."""
-    length = len(_DEFAULT_CACHE)
-    starts = [start for start in range(len(words) - length) if words[start : start + length] == _DEFAULT_CACHE]
-    if len(starts) != 1:
-        raise MissingDependencyError(
-            f"{PACKAGE}: its llama_context_params have no known place for the types of kept keys and values; "
-            f"{install_hint(EXTRA, reinstall=True)}"
-        )
-    return [starts[0] + place % length for place in (_FLASH_ATTENTION, _KEYS, _VALUES)]
 
 
 def _reason() -> str:

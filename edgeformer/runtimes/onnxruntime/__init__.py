@@ -41,13 +41,9 @@ class OnnxRuntime(Runtime):
         # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
         on_card = role in ("step", "decode") and facts is not None and facts.kind == "cuda"
         return OnnxSession(
-            path,
-            provider,
-            options.threads,
-            files.max_positions,
-            in_turns=options.in_turns or role == "step",
+            path, provider, options.threads, files.max_positions, in_turns=options.in_turns or role == "step",
             cache_device="cuda" if on_card else None,
-        )
+        )  # fmt: skip
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
         return requested or default_provider(kind)

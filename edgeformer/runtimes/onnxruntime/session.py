@@ -52,15 +52,9 @@ class OnnxSession(Graph):
     """
 
     def __init__(
-        self,
-        path: Path,
-        provider: str = CPU,
-        threads: int | None = None,
-        max_positions: int | None = None,
-        *,
-        in_turns: bool = False,
-        cache_device: Literal["cuda", "cpu"] | None = None,
-    ) -> None:
+        self, path: Path, provider: str = CPU, threads: int | None = None, max_positions: int | None = None, *,
+        in_turns: bool = False, cache_device: Literal["cuda", "cpu"] | None = None,
+    ) -> None:  # fmt: skip
         self.path, self.provider, self.max_positions = path, provider, max_positions
         self.threads = threads or default_threads()
         self._rtx_options = rtx_options(path, max_positions) if provider == RTX and path.is_file() else {}

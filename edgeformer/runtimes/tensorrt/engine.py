@@ -21,7 +21,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import EngineBuild, Precision
-from edgeformer.artifacts.progress import Progress, bar
+from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
 from edgeformer.runtimes.tensorrt.state import measured_on, tensorrt_log
@@ -133,7 +133,23 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     typing_is_optional = format_ == "tensorrt" and trt.__version__.startswith("10.")
     flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typing_is_optional else 0
     network = builder.create_network(flags)
-    _parse(trt.OnnxParser(network, log), network, graph)
+    if not graph.is_file():
+        raise ArtifactError(f"{graph}: no such file; export it again")
+    parser = trt.OnnxParser(network, log)
+    # Parse the file, not its bytes: the parser resolves external weights relative to it.
+    if not (parser.parse_from_file(str(graph)) and network.num_outputs):
+        errors, details = [parser.get_error(index) for index in range(parser.num_errors)], []
+        for error in errors:
+            # Cut the message about a missing driver that follows every error on a system without a GPU.
+            text = " ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300]
+            details.append(f"{error.node_operator()} {error.node_name()} {text}".strip())
+        reason = "; ".join(details)
+        # The parser reads an empty file as an empty network.
+        if not errors or any(word in str(e.code()) for e in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
+            raise ArtifactError(
+                f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
+            )
+        raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
     # 2. Set precision, device and shapes.
     config = builder.create_builder_config()
@@ -162,7 +178,23 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     config.add_optimization_profile(profile)
 
     # 3. Build, and write the engine.
-    config.progress_monitor = monitor = _progress_monitor(trt, job.progress)
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """An exception cancels the build (Ctrl-C)."""
+
+        interruption: BaseException | None = None
+
+        def phase_start(self, *_: object) -> None: ...
+
+        phase_finish = phase_start
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            try:
+                job.progress.advance()
+            except BaseException as error:
+                self.interruption = error
+            return self.interruption is None
+
+    config.progress_monitor = monitor = Monitor()
     label = f"Building the {format_} engine of {graph.name}"
     with bar(job.progress, label, None, "steps"):
         content = builder.build_serialized_network(network, config)
@@ -178,16 +210,11 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     layers = read_listing(log.listing)
     totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
     engine = EngineBuild(
-        builder=f"{format_} {trt.__version__}",
-        seconds=round(seconds, 2),
-        checked_by="builder log" if layers else "size",
-        **layers,
-        weight_bytes=totals.get("Weights"),
-        activation_bytes=totals.get("Activation"),
-        graph_bytes=graph_bytes(graph),
-        shapes=shapes,
+        builder=f"{format_} {trt.__version__}", seconds=round(seconds, 2),
+        checked_by="builder log" if layers else "size", **layers, weight_bytes=totals.get("Weights"),
+        activation_bytes=totals.get("Activation"), graph_bytes=graph_bytes(graph), shapes=shapes,
         warnings=log.texts("WARNING"),
-    )
+    )  # fmt: skip
     size = file.stat().st_size
     weights = f" with {format_bytes(engine.weight_bytes)} of weights" if engine.weight_bytes else ""
     job.progress.message(f"{file.name}: built in {seconds:.1f} s by {engine.builder}, {format_bytes(size)}{weights}")
@@ -195,28 +222,6 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     if format_ != "tensorrt-rtx":
         built_for |= measured_on()
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
-
-
-def _parse(parser: Any, network: Any, graph: Path) -> None:
-    """Parse a graph's file. Raises ArtifactError if it is damaged, EdgeformerError if TensorRT does not support it."""
-    if not graph.is_file():
-        raise ArtifactError(f"{graph}: no such file; export it again")
-    # Parse the file, not its bytes: the parser resolves external weights relative to it.
-    if parser.parse_from_file(str(graph)) and network.num_outputs:
-        return
-    errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    details = []
-    for error in errors:
-        # Cut the message about a missing driver that follows every error on a system without a GPU.
-        text = " ".join(error.desc().partition("[checkMacros.cpp")[0].split())[:300]
-        details.append(f"{error.node_operator()} {error.node_name()} {text}".strip())
-    reason = "; ".join(details)
-    # The parser reads an empty file as an empty network.
-    if not errors or any(word in str(error.code()) for error in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
-        raise ArtifactError(
-            f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
-        )
-    raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
 
 _PRECISIONS = {
@@ -240,23 +245,3 @@ def read_listing(text: str) -> dict[str, Any]:
         return {}
     counts = {"layers_by_precision": by_precision, "weight_elements": elements}
     return {"layers": len(layers)} | {name: dict(sorted(counter.items())) for name, counter in counts.items()}
-
-
-def _progress_monitor(trt: Any, progress: Progress) -> Any:
-    """Return the ``progress_monitor`` of a build, which an exception cancels (Ctrl-C); see its ``interruption``."""
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        interruption: BaseException | None = None
-
-        def phase_start(self, *_: object) -> None: ...
-
-        phase_finish = phase_start
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            try:
-                progress.advance()
-            except BaseException as error:
-                self.interruption = error
-            return self.interruption is None
-
-    return Monitor()

@@ -97,13 +97,10 @@ class TensorRTSession(Graph):
     """
 
     def __init__(
-        self,
-        path: Path,
-        artifact: ArtifactManifest,
-        max_positions: int | None = None,
-        *,
+        self, path: Path, artifact: ArtifactManifest, max_positions: int | None = None, *,
         repeated_shapes: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        # 1. Prepare memory and CUDA
         self.path, self.provider, self.max_positions = path, artifact.format, max_positions
         package = RUNTIMES[artifact.format]
         trt: Any = importlib.import_module(package.replace("-", "_"))
@@ -120,6 +117,7 @@ class TensorRTSession(Graph):
             raise ArtifactError(f"{path}: cannot be read: {error.strerror}; {_REMEDY}") from None
         self._cuda: Cuda | None = Cuda()
         try:
+            # 2. Open the engine
             self._log.clear()
             self._runtime = trt.Runtime(self._log)  # must live as long as the engine
             if hasattr(self._runtime, "get_engine_validity"):  # tensorrt-rtx only
@@ -145,6 +143,8 @@ class TensorRTSession(Graph):
                 raise EdgeformerError(
                     f"{path}: TensorRT creates no execution context, perhaps for lack of GPU memory ({reason})"
                 )
+
+            # 3. Name inputs and outputs as the manifest does
             names: dict[str, str] = {}  # the engine's names → the manifest's
             for tensor_names, manifest in ((inputs, artifact.inputs), (outputs, artifact.outputs)):
                 is_unnamed = len(tensor_names) == len(manifest) and not set(tensor_names) <= manifest.keys()

@@ -201,7 +201,6 @@ def tensorrt_log(trt: ModuleType) -> Any:
             return tuple(dict.fromkeys(text for severity, text in self.messages if severity in severities))
 
         def last_error(self) -> str:
-            """Return the first line of the latest error."""
             errors = self.texts("INTERNAL_ERROR", "ERROR")
             return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
 

@@ -32,7 +32,7 @@ import torch
 cuda = torch.cuda.is_available()
 say(version=torch.__version__, built_for=torch.version.cuda or "cpu", cuda=cuda,
     devices=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [])
-from edgeformer.models.segments import kernel_problems
+from edgeformer.models.blocks.segments import kernel_problems
 say(flash=kernel_problems())
 """,
 }

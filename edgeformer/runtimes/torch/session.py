@@ -26,12 +26,9 @@ class TorchSession(Session):
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        inputs: Sequence[str] = ("input_ids", "attention_mask"),
-        optional: Sequence[str] = (),
-        outputs: Sequence[str] = ("logits",),
-    ) -> None:
+        self, model: torch.nn.Module, inputs: Sequence[str] = ("input_ids", "attention_mask"),
+        optional: Sequence[str] = (), outputs: Sequence[str] = ("logits",),
+    ) -> None:  # fmt: skip
         first = next(model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
         self._model: torch.nn.Module | None = model.eval()

@@ -139,6 +139,7 @@ class Checkpoints:
             EdgeformerError: it cannot be written; the earlier states are unchanged.
             FileNotFoundError: the run's folder was removed.
         """
+        # 1. Write the state
         if not self._run.is_dir():
             raise FileNotFoundError(errno.ENOENT, "was removed", str(self._run))
         number = max((int(path.name.partition("-")[0]) for path in self._states()), default=0) + 1
@@ -178,6 +179,8 @@ class Checkpoints:
                 f"--resume continues from {self._good[-1].name}" if self._good else "--resume starts from the beginning"
             )
             raise EdgeformerError(f"{path}: cannot be written ({reason}; {free} free on the disk); {remedy}") from error
+
+        # 2. Remove older ones
         self._good = [*self._good, path][-_CHECKPOINTS_KEPT:]
         for folder in self._states():
             if folder not in self._good:
@@ -219,6 +222,7 @@ class Checkpoints:
         self, folder: Path, processes: Processes, model: nn.Module, optimizer: Any, schedule: Any, *, has_best: bool
     ) -> Position:
         """Load the state that :meth:`find` returned into what was prepared. Raises ArtifactError if that fails."""
+        # 1. Load the state
         self._good = [folder]
         try:
             with warnings.catch_warnings():
@@ -262,13 +266,14 @@ class Checkpoints:
         except Exception as error:  # torch, safetensors and accelerate raise many types
             reason = str(error).partition("\n")[0]
             raise ArtifactError(f"{folder}: cannot be loaded: {type(error).__name__}: {reason}") from None
+
+        # 2. Forget the score of weights that are missing
         if not has_best:
             position.best_value = position.best_epoch = None
             position.validation = {}
         return position
 
     def _states(self) -> list[Path]:
-        """Folders of the states, newest first."""
         states = [path for path in self._folder.glob("*") if re.fullmatch(r"\d+-step-\d+", path.name)]
         return sorted(states, key=lambda path: int(path.name.partition("-")[0]), reverse=True)
 

@@ -198,6 +198,7 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
         InputError: no such device, a number format that it does not train in, or an unsupported engine.
         EdgeformerError: the processes cannot connect.
     """
+    # 1. Choose device and number format
     if accelerator_kind == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "--accelerator cuda: torch finds no CUDA card; run edgeformer doctor, or use --accelerator cpu"
@@ -212,6 +213,8 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
     # Accelerate keeps its settings for the life of the process and refuses different ones.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+    # 2. Connect the processes
     local_count, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 0 if use_cpu else torch.cuda.device_count()
     if not use_cpu and local_count > cards:
         raise InputError(f"{local_count} processes on this machine, but {cards} CUDA cards; start one process per card")
@@ -235,6 +238,8 @@ def connect(recipe: Recipe, accelerator_kind: Literal["auto", "cpu", "cuda"], *,
             f"the {count} processes cannot connect at {address}: {reason}; start them with torchrun or accelerate "
             "launch at a free port, or unset WORLD_SIZE to train with one process"
         ) from error
+
+    # 3. Refuse what does not work together
     processes = Processes(accelerator, precision, sharded=sharded)
     if sharded and processes.count == 1:
         raise InputError("--shard: needs several processes; start them with torchrun --nproc-per-node N")

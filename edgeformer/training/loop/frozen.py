@@ -171,7 +171,6 @@ class FrozenStart:
         return self._vectors.complete(keys, partial(self._compute, rows, progress), progress), labels
 
     def _inputs(self, rows: Any) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return a key for the tokens of each row, and the labels."""
         contents, labels = [], []
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             loaded, places = rows.loaded(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows))))
@@ -183,7 +182,6 @@ class FrozenStart:
         return keys_of(contents), np.concatenate(labels)
 
     def _compute(self, rows: Any, progress: Progress, is_computed: NDArray[np.bool_]) -> Iterator[NDArray[np.float32]]:
-        """Yield the vectors of some rows in pieces."""
         encoder, numbers = self._encoder.to(self._device), np.flatnonzero(is_computed)
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
             loaded, places = rows.loaded(numbers[start : start + _ROWS_AT_ONCE])

@@ -1,4 +1,4 @@
-"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints, and the log of metrics."""
+"""The training loop: epochs of optimizer steps, validation, early stopping, checkpoints; fits; the log of metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.tensorboard import SummaryWriter
 
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.system.memory import keep_heap
-from edgeformer.training.loop.checkpoint import RANDOM_STATES, Checkpoints, Position, collect_state
+from edgeformer.training.loop.checkpoint import RANDOM_STATES, WEIGHTS, Checkpoints, Position, collect_state
 from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.loop.step import Meter, Stepper, describe_divergence, is_finite
@@ -49,7 +50,7 @@ class Spike(NamedTuple):
 
 
 class Training(ABC):
-    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (``fit.Fit``).
+    """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (:class:`Fit`).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
 
@@ -151,7 +152,15 @@ class TrainingLoop(Training):
                 if not self._train_epoch(stop):
                     self._save()
                     return False
-                self._report_spike()
+                spike, self._spike = self._spike, None
+                if spike is not None:
+                    since = position.losses[spike.step - position.step - 1 :]
+                    loss = statistics.median(since[-SPIKE_MIN_STEPS:])
+                    if loss > spike.limit:
+                        progress.message(
+                            f"loss spike at step {spike.step}: {spike.loss:.4g}, and {loss:.4g} since then; the mean "
+                            f"before it was {spike.usual:.4g}"
+                        )
                 is_complete = position.batch == self._epoch_steps
                 is_best = self._validate(is_complete=is_complete)
                 if is_complete:
@@ -166,6 +175,7 @@ class TrainingLoop(Training):
 
     def _train_epoch(self, stop: threading.Event) -> bool:
         """Take the steps of the current epoch from ``position.batch`` on. Returns False after a stop request."""
+        # 1. Resume the progress
         position, progress, effective = self.position, self._progress, self._config.effective_batch
         prepared, step_seconds = self.objective.prepared, deque[float](maxlen=_AVERAGED_STEPS)
         self.stepper.model.train()
@@ -178,6 +188,7 @@ class TrainingLoop(Training):
             mark = time.perf_counter()
             steps = self.objective.steps(position.epoch)[position.batch :] if position.step < self._last_step else ()
             for rows in steps:
+                # 2. Take a step
                 lr, size = float(self.stepper.optimizer.param_groups[0]["lr"]), position.batch_size
                 step = self.stepper.take(rows, position)
                 mark, step.seconds_sum = time.perf_counter(), time.perf_counter() - mark
@@ -189,6 +200,8 @@ class TrainingLoop(Training):
                         f"{effective})"
                     )
                     self._record("out-of-memory", {"batch_size": float(position.batch_size)}, position.step + 1)
+
+                # 3. Report it
                 self._window.add(step)
                 position.batch += 1
                 position.step += 1
@@ -221,12 +234,36 @@ class TrainingLoop(Training):
                     skipped = {"skipped": float(self._window.skipped)} if self._window.skipped else {}
                     self._record("step", {"loss": self._window.loss, **parts, **speed, **skipped, "lr": lr})
                     self._window = Meter(self.objective.per_token)
-                self._check_loss(step)
+
+                # 4. Check the loss
+                if step.skipped:
+                    position.skipped += 1
+                    position.skipped_in_a_row += 1
+                    self._record("skipped", {"skipped_steps": float(position.skipped)})
+                    progress.message(
+                        f"step {position.step} skipped: its gradient overflows in fp16 ({position.skipped} skipped so "
+                        "far); the scaling factor is halved"
+                    )
+                    if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                        raise self.processes.failure(
+                            f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}, "
+                            "because the gradient overflows in fp16 at every scaling factor; the best weights and the "
+                            "last checkpoint are kept; use training.precision: bf16 or fp32"
+                        )
+                else:
+                    recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
+                    limit = usual + SPIKE_DEVIATIONS * statistics.pstdev(recent or [0.0])
+                    if len(recent) >= SPIKE_MIN_STEPS and step.loss > limit:
+                        self._record("spike", {"loss": step.loss, "usual_loss": usual})
+                        self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
+                    position.skipped_in_a_row, position.losses = 0, [*recent, step.loss][-SPIKE_WINDOW:]
+
+                # 5. Save or stop, if it is time
                 # Save now if after one more step a checkpoint would be too late.
-                since, limit = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
-                is_late = since + step.seconds_sum + self._saving_s > limit
-                if self._saving_s + step.seconds_sum > limit / 2:  # saving takes most of it: count from the save's end
-                    is_late = since - self._saving_s >= limit
+                since, limit_s = time.monotonic() - self._saved_at, 60 * self._config.checkpoint_minutes
+                is_late = since + step.seconds_sum + self._saving_s > limit_s
+                if self._saving_s + step.seconds_sum > limit_s / 2:  # it takes most of it: count from the save's end
+                    is_late = since - self._saving_s >= limit_s
                 stop_requests, late_processes = self.processes.sums(stop.is_set(), is_late)
                 if stop_requests:
                     return False
@@ -292,49 +329,65 @@ class TrainingLoop(Training):
                 self.checkpoints.save(state, self.stepper.schedule, self.position, best=best)
         self._saved_at, self._saving_s = started, time.monotonic() - started
 
-    def _check_loss(self, step: Meter) -> None:
-        """Report a skipped step, record a loss spike. Raises EdgeformerError after too many skipped steps in a row."""
-        position = self.position
-        if step.skipped:
-            position.skipped += 1
-            position.skipped_in_a_row += 1
-            self._record("skipped", {"skipped_steps": float(position.skipped)})
-            self._progress.message(
-                f"step {position.step} skipped: its gradient overflows in fp16 ({position.skipped} skipped so far); "
-                "the scaling factor is halved"
-            )
-            if position.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise self.processes.failure(
-                    f"{position.skipped_in_a_row} steps in a row were skipped up to step {position.step}, because the "
-                    "gradient overflows in fp16 at every scaling factor; the best weights and the last checkpoint are "
-                    "kept; use training.precision: bf16 or fp32"
-                )
-            return
-        position.skipped_in_a_row = 0
-        recent, usual = position.losses, statistics.fmean(position.losses or [0.0])
-        has_history = len(recent) >= SPIKE_MIN_STEPS
-        limit = usual + SPIKE_DEVIATIONS * statistics.pstdev(recent or [0.0])
-        if has_history and step.loss > limit:
-            self._record("spike", {"loss": step.loss, "usual_loss": usual})
-            self._spike = self._spike or Spike(position.step, step.loss, usual, limit)
-        position.losses = [*recent, step.loss][-SPIKE_WINDOW:]
-
-    def _report_spike(self) -> None:
-        """Report the first loss spike of an epoch if the loss has not come back since then."""
-        spike, self._spike = self._spike, None
-        if spike is not None:
-            since = self.position.losses[spike.step - self.position.step - 1 :]
-            loss = statistics.median(since[-SPIKE_MIN_STEPS:])
-            if loss > spike.limit:
-                self._progress.message(
-                    f"loss spike at step {spike.step}: {spike.loss:.4g}, and {loss:.4g} since then; the mean before it "
-                    f"was {spike.usual:.4g}"
-                )
-
     def _record(self, kind: str, values: dict[str, float], step: int | None = None) -> None:
         if self._log is not None:
             epoch = self.position.epoch + self.position.batch / self._epoch_steps
             self._log.record(kind, self.position.step if step is None else step, epoch, values)
+
+
+class Fit(Training):
+    """A fit by one process on the CPU. It starts anew when resumed."""
+
+    def __init__(self, objective: Objective, processes: Processes) -> None:
+        if processes.count > 1:
+            raise InputError(f"{objective.recipe.name}: is fitted by one process; start it without a launcher")
+        training: Any = objective.recipe.training
+        super().__init__(objective, processes, training.max_iterations, Position())
+
+    @property
+    def plain_model(self) -> nn.Module:
+        return self.objective.model
+
+    def resume(self, progress: Progress) -> None:
+        progress.message("a fit has no checkpoints: it begins again")
+
+    def run(
+        self, stop: threading.Event, log: MetricsLog | None, progress: Progress, max_steps: int | None = None,
+        max_s: float = math.inf,
+    ) -> bool:  # fmt: skip
+        """Fit the model, and score it on the validation set; return False after a ``stop``, with nothing kept."""
+        objective, position = self.objective, self.position
+        adapter: Any = objective.model_spec.adapter
+        iterations = min(self.total_steps, max_steps or self.total_steps)
+        started = time.perf_counter()
+
+        def advance(loss: float) -> bool:
+            position.step += 1
+            progress.advance(1, loss=loss)
+            if log is not None:
+                log.record("step", position.step, 0.0, {"loss": loss})
+            return not stop.is_set()
+
+        with bar(progress, "Fitting", iterations, "iterations"):
+            chosen = adapter.fit(objective.model, objective.recipe, objective.prepared, iterations, advance)
+        if stop.is_set():
+            return False
+        training = objective.recipe.training.model_copy(update=chosen)
+        objective.recipe = recipe = objective.recipe.model_copy(update={"training": training})
+        self.chosen = chosen
+        values = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
+        position.seconds = position.training_seconds = time.perf_counter() - started
+        position.samples = position.step * len(objective.prepared.train)
+        with bar(progress, "Scoring validation", len(objective.prepared.validation), "rows"):
+            score = objective.evaluate(objective.model, "validation", progress=progress)
+        position.epoch = position.best_epoch = 1
+        position.best_value = objective.task.criterion(score, recipe.training)
+        position.validation = score.model_dump()
+        if log is not None:
+            log.record("epoch", position.step, 1.0, objective.task.record(score))
+        progress.message(f"{position.step} iterations, {values}: {objective.task.describe(score)}")
+        self.checkpoints.save({WEIGHTS: objective.model.state_dict()}, None, position, best=True)
+        return True
 
 
 class MetricsLog:

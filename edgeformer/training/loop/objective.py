@@ -25,8 +25,8 @@ from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, pa
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, run_scorer
+from edgeformer.models.blocks.segments import SDPA, Segments
 from edgeformer.models.distillation import Batch, Losses
-from edgeformer.models.segments import SDPA, Segments
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.distributed import Processes
@@ -48,17 +48,13 @@ class Objective:
     """
 
     attention = AttentionUse()
-    """Of training, see :func:`~edgeformer.models.segments.choose_attention`; by default with padding, as of scoring."""
+    """Of training, see ``choose_attention``; by default with padding, as of scoring."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        cache: Path,
-        progress: Progress,
-        *,
-        is_resumed: bool = False,
+        self, recipe: Recipe, cache: Path, progress: Progress, *, is_resumed: bool = False,
         device: torch.device = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        # 1. Build the model
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
         self.per_token = isinstance(self.task, TokenTask)  # what the loss is a mean of
@@ -70,6 +66,8 @@ class Objective:
             progress.message(
                 f"the source has no weights for {', '.join(fresh)}, so training initialises them at random"
             )
+
+        # 2. Probe it
         # Before the data is read: the probe takes a second and may end the run.
         self.causality = causality = adapter.causality(self.model, recipe.seed)
         if causality is not None and causality.leaks and not getattr(recipe, "allow_leak", False):
@@ -78,6 +76,8 @@ class Objective:
                 f"{causality.reach} later positions), so its loss is void; set model.causal: true, or train anyway "
                 "with --allow-leak, which marks all results"
             )
+
+        # 3. Prepare the data
         has_teacher = getattr(recipe.training, "teacher", None) is not None
         # Logits for every token would not fit: the loss of a language model computes them batch by batch.
         teacher = Teacher(recipe, device) if has_teacher and not self.per_token else None
@@ -92,6 +92,8 @@ class Objective:
             self.model = adapter.build(recipe)
             adapter.start(self.model, recipe)
             adapter.causality(self.model, recipe.seed)
+
+        # 4. Fit the head of a frozen start
         if isinstance(adapter, FittedAdapter):
             self.recipe, self.model = recipe, _ = adapter.sized(recipe, self.prepared)
         self.start_seconds = 0.0
@@ -100,6 +102,8 @@ class Objective:
             started = time.perf_counter()
             FrozenStart(self.model, recipe, self.prepared, cache, device).fit(progress)
             self.start_seconds = time.perf_counter() - started
+
+        # 5. Make the loss
         self._loss = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
@@ -146,14 +150,9 @@ class Objective:
         return self._loss(model, batch)
 
     def evaluate(
-        self,
-        model: nn.Module,
-        name: str,
-        processes: Processes | None = None,
-        progress: Progress = SILENT,
-        *,
+        self, model: nn.Module, name: str, processes: Processes | None = None, progress: Progress = SILENT, *,
         max_s: float = math.inf,
-    ) -> Score:
+    ) -> Score:  # fmt: skip
         """Score ``model`` in float32 on "validation" or a test set. Leaves it in evaluation mode.
 
         ``processes`` share the batches, and all return the score; None: this one computes all. ``max_s``: batches are

@@ -166,11 +166,15 @@ class Stepper:
         EdgeformerError if loss or gradient are not finite, or a single row does not fit into memory.
         """
         # A repetition must draw the same random numbers.
+
+        # 1. Remember what a repetition needs
         cpu_state = torch.get_rng_state()
         cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         number, processes, scaler = position.step + 1, self._processes, self._processes.accelerator.scaler
         step: Meter | None = None
         matmul_precision = torch.get_float32_matmul_precision()
+
+        # 2. Attempt the step with fewer rows at a time until it fits
         while True:
             self._is_updating = False
             try:

@@ -20,7 +20,6 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import cut_batches
 from edgeformer.data.encoding import Prepared, encode_texts
-from edgeformer.data.rows import Text
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import run_scorer
@@ -116,10 +115,19 @@ class Teacher:
         assert texts is not None
         contents = (text if isinstance(text, str) else "\0".join(text) for text in texts())
 
+        def run(inputs: Arrays) -> Arrays:
+            tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
+            with torch.inference_mode():
+                outputs = run_scorer(self._scorer, tensors)
+            progress.advance(len(inputs["input_ids"]))
+            return {"logits": outputs["logits"].float().cpu().numpy()}
+
         def compute(is_computed: NDArray[np.bool_]) -> Iterator[NDArray[np.float32]]:
-            missing = itertools.compress(texts(), is_computed)
+            missing, pad = itertools.compress(texts(), is_computed), special_ids(self._tokenizer).pad
             while some := list(itertools.islice(missing, _TEXTS_AT_ONCE)):
-                yield self._compute(some, progress)
+                encoded, _ = encode_texts(self._tokenizer, some, self._recipe.data.max_length)
+                batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
+                yield answer_rows(run, encoded, pad, batches)["logits"]
 
         return keys_of(content.encode("utf-8") for content in contents), compute
 
@@ -127,18 +135,3 @@ class Teacher:
     def _scorer(self) -> Any:
         model = load_model(self._folder).to(self._device)
         return model_spec_of(self._recipe).adapter.scorer(model).eval()
-
-    def _compute(self, texts: list[Text], progress: Progress) -> NDArray[np.float32]:
-
-        def run(inputs: Arrays) -> Arrays:
-            with torch.inference_mode():
-                outputs = run_scorer(
-                    self._scorer, {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-                )
-            progress.advance(len(inputs["input_ids"]))
-            return {"logits": outputs["logits"].float().cpu().numpy()}
-
-        encoded, _ = encode_texts(self._tokenizer, texts, self._recipe.data.max_length)
-        batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
-        logits: NDArray[np.float32] = answer_rows(run, encoded, special_ids(self._tokenizer).pad, batches)["logits"]
-        return logits

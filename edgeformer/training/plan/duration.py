@@ -36,7 +36,7 @@ from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.published import Setting, estimate_ms
 from edgeformer.estimate.roofline import WORK, rates_of, work_ms
 from edgeformer.models import load_recipe, model_spec_of
-from edgeformer.models.segments import choose_attention
+from edgeformer.models.blocks.segments import choose_attention
 from edgeformer.report.sentences import published_sentence
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
@@ -164,6 +164,7 @@ def planned_data(
         cache: folder of encoded data, for the process that times steps.
         logits_cache: folder of teachers' logits; None: the teacher's time is not predicted.
     """
+    # 1. Read the data, if that is quick
     data, training, epochs, task = recipe.data, recipe.training, recipe.training.epochs, get_task(recipe.task)
     sources = data.sources
     files = [Path(source.path) for source in sources if source.kind == "file"]
@@ -190,6 +191,8 @@ def planned_data(
         except EdgeformerError as error:
             problem = str(error)
     notes: list[str] = []
+
+    # 2. Measure the rows
     if reason is None and not problem:
         fitted = fitted_recipe(recipe, prepared.tokenizer, notes.append)
         sizes = prepared.train.sizes(np.arange(len(prepared.train)))
@@ -218,6 +221,8 @@ def planned_data(
             fitted, len(batches) * epochs, rows * epochs, tokens, "data", text, notes=tuple(notes),
             teacher_s=teacher_s, start_s=start_s, start_bytes=start_bytes,
         )  # fmt: skip
+
+    # 3. Take the number of rows from the recipe
     if is_small and len(files) == len(sources):
         try:
             notes = [finding.message for finding in data_findings(data)]
@@ -234,20 +239,15 @@ def planned_data(
 
 
 def planned_time(
-    data: PlannedData,
-    work: StepWork,
-    device: DeviceProfile,
-    precision: str,
-    cache: Path,
-    *,
-    fits: bool,
+    data: PlannedData, work: StepWork, device: DeviceProfile, precision: str, cache: Path, *, fits: bool,
     progress: Progress = SILENT,
-) -> PlannedTime:
+) -> PlannedTime:  # fmt: skip
     """Estimate how long training takes on ``device`` in a resolved precision.
 
     A fit is timed on this host. If the device is this host, the data was read and the recipe fits into memory, some
     steps are timed. Otherwise the work of a step is divided by the rates of the profile.
     """
+    # 1. Time a fit, or some steps, on this host
     recipe, steps, epochs = data.recipe, data.steps, 1 if data.steps is None else data.recipe.training.epochs
     try:
         if data.problem:
@@ -256,15 +256,48 @@ def planned_time(
             if data.rows_from != "data":
                 raise InputError(f"only a fit of some rows tells the time, and the data was not read: {data.text}")
             with bar(progress, "Timing some iterations", None, ""):
-                total_s, steps = _fit_seconds(recipe, cache), recipe.training.max_iterations
+                started, steps = time.perf_counter(), recipe.training.max_iterations
+                has_teacher = getattr(recipe.training, "teacher", None) is not None
+                objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
+                adapter, training = cast(Any, objective.model_spec.adapter), cast(Any, objective.recipe.training)
+                ends = list[float]()
+
+                def advance(loss: float) -> bool:
+                    ends.append(time.perf_counter())
+                    return True
+
+                adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
+                timed_s = time.perf_counter() - started
+                expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
+                further = max(0, min(expected, training.max_iterations) - len(ends))
+                total_s = timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
             timed = f"{_TIMED_ITERATIONS} iterations, timed on this host; "
         elif device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
-                total_s, timed_steps = _time_steps(recipe, cache) if recipe.training.epochs else (0.0, 0)
+                total_s, timed_steps = 0.0, 0
+                if recipe.training.epochs:
+                    # A temporary folder, because another command may time the same recipe at the same time.
+                    with TemporaryDirectory() as folder:
+                        path = Path(folder) / "recipe.yaml"
+                        write_text(path, recipe.to_yaml())
+                        arguments = (str(path), str(cache.absolute()), str(TIMED_S))
+                        timing = child.run(
+                            [sys.executable, "-m", "edgeformer.training.plan.duration", *arguments],
+                            capture_output=True, text=True, check=False, env={"OMP_PROC_BIND": "true", **os.environ},
+                        )  # fmt: skip
+                    try:
+                        answer = json.loads(timing.stdout.splitlines()[-1])
+                    except (IndexError, ValueError):
+                        lines = timing.stderr.strip().splitlines() or ["no answer"]
+                        raise InputError(f"{recipe.name}: its steps cannot be timed: {lines[-1]}") from None
+                    if "error" in answer:
+                        raise InputError(str(answer["error"]))
+                    total_s, timed_steps = answer["total_s"], answer["timed_steps"]
             timed = f"{timed_steps} steps timed on this host; " if timed_steps else ""
         elif not recipe.training.epochs:
             raise InputError("training.epochs: 0: the time of a frozen start is known for --device host only")
         else:
+            # 2. Divide the work by the device's rates
             low_s, high_s, basis = _rated_seconds(data, work, device, precision)
             high_s *= WITH_VALIDATION
             return PlannedTime(
@@ -273,6 +306,8 @@ def planned_time(
             )  # fmt: skip
     except EdgeformerError as error:
         return PlannedTime(status="unavailable", rows=_UNKNOWN_ROWS, basis=str(error))
+
+    # 3. Add the teacher and a frozen start
     low_s, high_s = (share * (total_s + data.teacher_s + data.start_s) for share in TIMED_RANGE)
     return PlannedTime(
         status="estimated", low_s=low_s, high_s=high_s, steps=steps, rows=data.rows, epochs=epochs,
@@ -317,45 +352,6 @@ def _rated_seconds(
         f"{operations:.2g} operations; estimates of inference are {published_sentence(estimated.check)}; no training "
         "was compared",
     )
-
-
-def _fit_seconds(recipe: Recipe, cache: Path) -> float:
-    """Predict the seconds of a fit without a teacher from its preparation and from some of its iterations."""
-    started = time.perf_counter()
-    has_teacher = getattr(recipe.training, "teacher", None) is not None
-    objective = Objective(without_teacher(recipe) if has_teacher else recipe, cache, SILENT)
-    adapter, training = cast(Any, objective.model_spec.adapter), cast(Any, objective.recipe.training)
-    ends = list[float]()
-
-    def advance(loss: float) -> bool:
-        ends.append(time.perf_counter())
-        return True
-
-    adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
-    timed_s = time.perf_counter() - started
-    expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
-    further = max(0, min(expected, training.max_iterations) - len(ends))
-    return timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
-
-
-def _time_steps(recipe: Recipe, cache: Path) -> tuple[float, int]:
-    """Call :func:`time_steps` in a child process. Raises InputError with its message, also if it died."""
-    # A temporary folder, because another command may time the same recipe at the same time.
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.yaml"
-        write_text(path, recipe.to_yaml())
-        timing = child.run(
-            [sys.executable, "-m", "edgeformer.training.plan.duration", str(path), str(cache.absolute()), str(TIMED_S)],
-            capture_output=True, text=True, check=False, env={"OMP_PROC_BIND": "true", **os.environ},
-        )  # fmt: skip
-    try:
-        answer = json.loads(timing.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        lines = timing.stderr.strip().splitlines() or ["no answer"]
-        raise InputError(f"{recipe.name}: its steps cannot be timed: {lines[-1]}") from None
-    if "error" in answer:
-        raise InputError(str(answer["error"]))
-    return answer["total_s"], answer["timed_steps"]
 
 
 def time_steps(recipe: Recipe, cache: Path, seconds: float) -> tuple[float, int]:

@@ -30,7 +30,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import concatenate
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FitSize, run_scorer
-from edgeformer.models.segments import SDPA, Segments, choose_attention
+from edgeformer.models.blocks.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
 from edgeformer.tasks.tokens import TokenTask
@@ -152,74 +152,6 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def _trace_step(
-    recipe: Recipe, device_kind: DeviceKind, precision: str, processes: int, work: StepWork | None
-) -> tuple[dict[Kind, int], MemoryLedger]:
-    """Trace the memory and count the work of one step of ``recipe``, with batches of full length, under FakeTensorMode.
-
-    The tensors are fake CPU tensors (fake CUDA tensors need a torch with CUDA). Returns the bytes of the tensors that
-    exist during the whole trace, and the ledger of a micro-batch, the last of several, clipping and the optimizer's
-    step.
-    """
-    task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
-    model = adapter.build(recipe)
-    if device_kind == "cuda":
-        adapter.match_cuda_memory(model)
-        for module in model.modules():
-            if type(module) is nn.Dropout and module.p:
-                module.__class__ = MaskDropout
-    static_gradients = use_static_gradients(model, device_kind, recipe.training, processes)
-    model.train()
-    parameters = list(model.parameters())
-    weights = [*parameters, *model.buffers()]
-    teacher_ledger = MemoryLedger(weights)
-    with teacher_ledger.recording("weights"):
-        loss = adapter.loss(model, recipe, None)
-    optimizer = build_optimizer(model, recipe.training.optimizer, adapter.learning(model, recipe.training))
-    allocate_state(optimizer)
-    accumulated = []  # parameters with a gradient of the micro-batches before
-    if recipe.training.accumulation > 1:
-        tables = {id(module.weight) for module in model.modules() if isinstance(module, StaticGradientTable)}
-        accumulated = [each for each in parameters if each.requires_grad and id(each) not in tables]
-    for parameter in accumulated:
-        parameter.grad = torch.zeros_like(parameter)
-    existing = [*static_gradients, *(each.grad for each in accumulated if each.grad is not None)]
-    ledger = MemoryLedger([*weights, *existing])
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
-    arrays = task.rows.example(recipe, recipe.training.batch_size)
-    use, longest = choose_attention(recipe, device_kind, precision, BF16_CAPABILITY), recipe.data.tokens_at_once
-    if use.used != SDPA:  # rows of full length, of one document each
-        arrays.pop("positions", None)
-        arrays = concatenate({**arrays, "attention_mask": np.ones_like(arrays["input_ids"])}, 0)
-    half, counter = HALF_FORMATS.get(precision), nullcontext() if work is None else WorkCounter(work, device_kind)
-    with ledger.recording("activations"), nullcontext() if half is None else torch.autocast("cpu", half):
-        batch: dict[str, Any] = example_tensors(arrays)
-        if use.used != SDPA:
-            segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
-            batch["positions" if isinstance(task, TokenTask) else "attention_mask"] = segments
-        with counter:
-            total = loss(model, batch).total
-    with ledger.recording("temporary"):
-        with counter:
-            total.backward()  # type: ignore[no-untyped-call]
-        for parameter in accumulated:
-            if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not use the parameter
-                parameter.grad = None
-        gradients = [parameter.grad for parameter in accumulated if parameter.grad is not None]
-        if recipe.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
-        optimizer.step()
-    if work is not None:
-        work.parameters = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    lasting: dict[Kind, int] = {
-        "weights": _storage_bytes(weights) + sum(teacher_ledger.all.current.values()),
-        "optimizer": _storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
-        "gradients": _storage_bytes([*static_gradients, *gradients]),
-    }
-    return lasting, ledger
-
-
 def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     """Return tensors of the arrays' shapes, filled with the first number of each array."""
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
@@ -238,15 +170,9 @@ _VALIDATION_PEAKS: dict[str, Counter[Kind]] = {}
 
 
 def predict_peak(
-    recipe: Recipe,
-    *,
-    device_kind: DeviceKind,
-    precision: str,
-    processes: int = 1,
-    sharded: bool = False,
-    work: StepWork | None = None,
-    start_bytes: int = 0,
-) -> MemoryBreakdown:
+    recipe: Recipe, *, device_kind: DeviceKind, precision: str, processes: int = 1, sharded: bool = False,
+    work: StepWork | None = None, start_bytes: int = 0,
+) -> MemoryBreakdown:  # fmt: skip
     """Predict the bytes of a process at the worst moment of training ``recipe``, with batches of full length.
 
     The reserve on a CUDA card is assumed: 64 MiB for cuBLAS workspaces and the kernels' own scratch, and a tenth of
@@ -263,10 +189,70 @@ def predict_peak(
         start_bytes: of a frozen start, which the processor computes, beside the weights.
     """
     with FakeTensorMode():
-        lasting, ledger = _trace_step(recipe, device_kind, precision, processes, work)
+        # 1. Build model, loss and optimizer, with the state of the optimizer.
+        task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
+        model = adapter.build(recipe)
+        if device_kind == "cuda":
+            adapter.match_cuda_memory(model)
+            for module in model.modules():
+                if type(module) is nn.Dropout and module.p:
+                    module.__class__ = MaskDropout
+        static_gradients = use_static_gradients(model, device_kind, recipe.training, processes)
+        model.train()
+        parameters = list(model.parameters())
+        weights = [*parameters, *model.buffers()]
+        teacher_ledger = MemoryLedger(weights)
+        with teacher_ledger.recording("weights"):
+            loss = adapter.loss(model, recipe, None)
+        optimizer = build_optimizer(model, recipe.training.optimizer, adapter.learning(model, recipe.training))
+        allocate_state(optimizer)
+
+        # 2. Trace one step: a micro-batch, the last of several, clipping and the optimizer's step.
+        accumulated = []  # parameters with a gradient of the micro-batches before
+        if recipe.training.accumulation > 1:
+            tables = {id(module.weight) for module in model.modules() if isinstance(module, StaticGradientTable)}
+            accumulated = [each for each in parameters if each.requires_grad and id(each) not in tables]
+        for parameter in accumulated:
+            parameter.grad = torch.zeros_like(parameter)
+        existing = [*static_gradients, *(each.grad for each in accumulated if each.grad is not None)]
+        ledger = MemoryLedger([*weights, *existing])
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(ledger.mark_gradient)  # type: ignore[no-untyped-call]
+        arrays = task.rows.example(recipe, recipe.training.batch_size)
+        use, longest = choose_attention(recipe, device_kind, precision, BF16_CAPABILITY), recipe.data.tokens_at_once
+        if use.used != SDPA:  # rows of full length, of one document each
+            arrays.pop("positions", None)
+            arrays = concatenate({**arrays, "attention_mask": np.ones_like(arrays["input_ids"])}, 0)
+        half, counter = HALF_FORMATS.get(precision), nullcontext() if work is None else WorkCounter(work, device_kind)
+        with ledger.recording("activations"), nullcontext() if half is None else torch.autocast("cpu", half):
+            batch: dict[str, Any] = example_tensors(arrays)
+            if use.used != SDPA:
+                segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
+                batch["positions" if isinstance(task, TokenTask) else "attention_mask"] = segments
+            with counter:
+                total = loss(model, batch).total
+        with ledger.recording("temporary"):
+            with counter:
+                total.backward()  # type: ignore[no-untyped-call]
+            for parameter in accumulated:
+                if parameter.grad is not None and parameter.grad._version == 0:  # the loss does not use the parameter
+                    parameter.grad = None
+            gradients = [parameter.grad for parameter in accumulated if parameter.grad is not None]
+            if recipe.training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, recipe.training.clip_norm)
+            optimizer.step()
+        if work is not None:
+            work.parameters = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        # Bytes of the tensors that exist during the whole step.
+        lasting: dict[Kind, int] = {
+            "weights": _storage_bytes(weights) + sum(teacher_ledger.all.current.values()),
+            "optimizer": _storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
+            "gradients": _storage_bytes([*static_gradients, *gradients]),
+        }
+
+        # 3. Trace a batch of validation.
         key = recipe.model_dump_json(include={"task", "data", "model"})
         if key not in _VALIDATION_PEAKS:  # the worst moment of one batch, in float32 and without gradients
-            task, adapter = get_task(recipe.task), model_spec_of(recipe).adapter
             model = adapter.build(recipe).eval()
             validation = MemoryLedger([*model.parameters(), *model.buffers()])
             with validation.recording("activations"), torch.no_grad():
@@ -276,6 +262,8 @@ def predict_peak(
         traced = [ledger.all.worst, _VALIDATION_PEAKS[key]]
         if not recipe.training.epochs:  # a frozen start alone takes no step
             lasting, traced = {"weights": lasting["weights"]}, [_VALIDATION_PEAKS[key]]
+
+    # 4. Find the worst moment.
     if sharded:
         lasting["weights"] = lasting["weights"] * (processes + 1) // processes
         lasting["optimizer"] = lasting.get("optimizer", 0) // processes

@@ -39,6 +39,7 @@ def plan(
     Raises:
         InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
+    # 1. Determine the budget
     teacher_note = ""
     try:
         recipe = with_teacher(recipe, artifacts)
@@ -59,6 +60,8 @@ def plan(
         raise InputError(
             f"device profile {device.name}: has no memory size; add usable_memory_bytes (value, source, verified)"
         )
+
+    # 2. Predict memory and time
     with TemporaryDirectory() as folder:  # for encoded data: plan leaves no files
         cache, work = Path(folder), StepWork()
         data = planned_data(recipe, cache, progress, artifacts / ".cache" / "tokens")
@@ -77,13 +80,20 @@ def plan(
         if not is_fitted:
             with bar(progress, "Searching for a recipe that fits", None, ""):
                 if fits:
-                    larger_batches = _larger_batches(data.recipe, budget, device.kind, precision)
+                    training = data.recipe.training  # larger batches have the same effective batch
+                    for factor in (factor for factor in _LARGER_FACTORS if training.accumulation % factor == 0):
+                        change = _batch_change(data.recipe, training.batch_size * factor, "")
+                        larger = predict_peak(change.apply(data.recipe), device_kind=device.kind, precision=precision)
+                        if larger.peak_bytes <= budget:
+                            larger_batches.append(_suggestion((change,), larger.peak_bytes, budget))
                 else:
                     suggestions = suggest(
                         data.recipe, budget, device_kind=device.kind, precision=precision,
                         fast_precision=planned_precision("auto", device),
                     )  # fmt: skip
         time = planned_time(data, work, device, precision, cache, fits=fits, progress=progress)
+
+    # 3. Describe the result
     reason = f"fits: {format_bytes(budget - peak)} of {format_bytes(budget)} are free at the peak"
     if not fits:
         reason = f"does not fit: {format_bytes(peak - budget)} more than the available {format_bytes(budget)}"
@@ -91,34 +101,12 @@ def plan(
             reason += "; no change of batch, checkpointing, precision or length makes it fit"
     fit_note = "the training text decides the number of weights, and this plan takes the most there can be"
     return Plan(
-        recipe=recipe.name,
-        device=device.name,
-        parameters=parameters,
-        precision=precision,
-        status="pass" if fits else "fail",
-        fits=fits,
-        peak_bytes=peak,
-        budget_bytes=budget,
-        budget_source=budget_source,
-        breakdown=breakdown,
-        suggestions=suggestions,
-        larger_batches=tuple(larger_batches),
-        time=time,
-        reason=reason + teacher_note,
+        recipe=recipe.name, device=device.name, parameters=parameters, precision=precision,
+        status="pass" if fits else "fail", fits=fits, peak_bytes=peak, budget_bytes=budget,
+        budget_source=budget_source, breakdown=breakdown, suggestions=suggestions,
+        larger_batches=tuple(larger_batches), time=time, reason=reason + teacher_note,
         notes=((fit_note,) if is_fitted else ()) + data.notes,
-    )
-
-
-def _larger_batches(recipe: Recipe, budget: int, device_kind: DeviceKind, precision: str) -> list[Suggestion]:
-    """Return the larger batches with the same effective batch that fit."""
-    larger_batches: list[Suggestion] = []
-    for factor in _LARGER_FACTORS:
-        if recipe.training.accumulation % factor == 0:
-            change = _batch_change(recipe, recipe.training.batch_size * factor, "")
-            peak = predict_peak(change.apply(recipe), device_kind=device_kind, precision=precision).peak_bytes
-            if peak <= budget:
-                larger_batches.append(_suggestion((change,), peak, budget))
-    return larger_batches
+    )  # fmt: skip
 
 
 def planned_precision(requested: str, device: DeviceProfile) -> str:

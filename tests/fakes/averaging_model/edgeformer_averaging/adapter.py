@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
-from edgeformer.models.layers import RMSNorm
-from edgeformer.models.tracing import Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
+from edgeformer.models.blocks.layers import RMSNorm
+from edgeformer.models.blocks.tracing import Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 
 _EPS = 1e-6
 

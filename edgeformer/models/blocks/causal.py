@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Self
 
 from edgeformer.artifacts.manifest import Causality
-from edgeformer.models.segments import Mask, Segments
+from edgeformer.models.blocks.segments import Mask, Segments
 
 Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v of the new tokens [B, H, n, D]) → attention to all tokens so far [B, H, n, D]; also stores k and v."""
+RunLoop = Callable[[Tensor, int], Tensor]
 
 TOLERANCE = 1e-4
 """Largest harmless change, relative to the outputs' standard deviation. Rounding changes outputs by about 1e-6 of it,
@@ -63,6 +64,18 @@ class LanguageModel(nn.Module):
             until: the last loop to compute; None: all loops.
             every: also return the states after the other loops, and before the first one as loop 0.
         """
+        documents, mask = attention_arguments(positions)
+        x, run_loop = self.begin(input_ids, documents, mask)
+        states = {0: x} if every else {}
+        for loop in range(1, (until or self.loops) + 1):
+            is_recomputed = self.training and self.checkpointing == "loop"
+            x = recomputed(run_loop, x, loop) if is_recomputed else run_loop(x, loop)
+            if every or loop in self.exits:
+                states[loop] = x
+        return states
+
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
+        """Return the embedded tokens [B, T, C], and the function that runs a loop: (state, loop) → state."""
         raise NotImplementedError
 
     def head_of(self, loop: int) -> Head:
@@ -193,9 +206,6 @@ def probe_causality(model: LanguageModel, seed: int = 0) -> Causality:
         raise ValueError("changes of the input change no output, so the weights of the model are degenerate")
     return Causality(
         leaks=max(largest_change.values()) > TOLERANCE,
-        largest_change={str(loop): value for loop, value in largest_change.items()},
-        reach=reach,
-        lengths=tuple(lengths),
-        trials=_TRIALS,
-        tolerance=TOLERANCE,
-    )
+        largest_change={str(loop): value for loop, value in largest_change.items()}, reach=reach,
+        lengths=tuple(lengths), trials=_TRIALS, tolerance=TOLERANCE,
+    )  # fmt: skip

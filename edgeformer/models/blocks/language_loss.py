@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.models.causal import LanguageModel
-from edgeformer.models.layers import to_float32
+from edgeformer.models.blocks.causal import LanguageModel
+from edgeformer.models.blocks.layers import to_float32
 
 CHUNK_TOKENS = 512
 """Tokens whose logits are in memory at the same time: 98 MiB in float32 for 50,257 words."""

@@ -1,10 +1,10 @@
-"""Composed graphs share sizes. Conformance compares graphs converted to FP16 with those traced in FP16."""
+"""Composed graphs share sizes."""
 
 from __future__ import annotations
 
 import onnx_ir
 
-from edgeformer.models.tracing import read_sizes_from_inputs
+from edgeformer.models.blocks.tracing import read_sizes_from_inputs
 
 
 def test_only_sizes_between_pieces_are_read_from_inputs() -> None:

@@ -1,0 +1,1 @@
+"""Parts that several model kinds share: layers, causal attention, losses of language models, tracing to ONNX."""
