@@ -206,17 +206,17 @@ class TextRows(Rows):
     """Rows of a language model. Inputs are all tokens of a row but the last, targets all but the first.
 
     Attributes:
-        starts: packed rows: position of each token in its document, 0 for the boundary token in front of the document
-            and for the first token of a row. None: every row is one paragraph from its start.
         tokens: tokens to be predicted in all rows.
         words: words (separated by white space) that these tokens spell in full, plus one for each predicted end.
         truncated: paragraphs cut to the sequence length.
+        starts: packed rows: position of each token in its document, 0 for the boundary token in front of the document
+            and for the first token of a row. None: every row is one paragraph from its start.
     """
 
-    starts: NDArray[np.int32] | None
     tokens: int
     words: int
     truncated: int
+    starts: NDArray[np.int32] | None = None
 
     @property
     def lengths(self) -> Int64s:
@@ -241,7 +241,7 @@ def paragraph_rows(
     ids[is_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + places)[is_text]]
     ids[places < 0] = np.asarray(begin, dtype=np.int32)[positions[places < 0]]
     truncated = int((encoded.lengths + len(begin) > sequence_length).sum())
-    return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, truncated)
+    return TextRows(ids, offsets, int((sizes - 1).sum()), words, truncated)
 
 
 class Packer:
@@ -275,7 +275,7 @@ class Packer:
         is_first = is_boundary[source]
         is_first[offsets[:-1]] = True
         starts = (positions - np.maximum.accumulate(np.where(is_first, positions, 0))).astype(np.int32)
-        return TextRows(ids[source], offsets, starts, end, words, 0)
+        return TextRows(ids[source], offsets, end, words, 0, starts)
 
 
 def text_batch(

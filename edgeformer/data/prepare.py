@@ -73,8 +73,8 @@ from edgeformer.data.splits import (
     split,
     unknown_set,
 )
-from edgeformer.data.storage import Pieces, StoredFacts, StoredRows
-from edgeformer.data.streaming import Stream, TextPieces, store_training_set
+from edgeformer.data.storage import StoredRows
+from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
 _SENTENCE_WORDS = range(5, 41)
@@ -96,6 +96,7 @@ def prepare(
         DataError: a file, a row, a label, a split or the tokenizer is unusable.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
+    # 1. Read and split the texts
     set_sources = set_parts(data)
     if data.split == "imported" and set_sources["test"] and set_sources["validation"] == set_sources["test"]:
         (part,) = set_sources["test"]
@@ -124,39 +125,33 @@ def prepare(
                 sets["train"] = LabelledTexts.joined([sets["train"], LabelledTexts(further, ignored)])
             stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
 
-    def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
-        truncated, inexact, words = 0, 0, Counter[int]()
-        for texts, labels in pieces:
-            encoded = encode_stored(LabelledTexts(texts, np.array(labels, dtype=np.int64)), tokenizer, data)
-            truncated += encoded.truncated
-            inexact += encoded.inexact if isinstance(encoded, TokenRows) else 0
-            words += count_values(count_words(texts, data.cleaning))
-            further = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
-            if states_types(tokenizer, has_pairs):  # pieces without pairs have them, too
-                further["types"] = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
-            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **further}
-        facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": words}
+    def encode_pieces(
+        tokenizer: Tokenizer, pieces: Iterator[LabelledTexts], facts: dict[str, Any]
+    ) -> Iterator[Encoded]:
+        words = Counter[int]()
+        for piece in pieces:
+            rows = encode_stored(piece, tokenizer, data)
+            words += count_values(count_words(piece.texts, data.cleaning))
+            if kind is Encoded and rows.types is None and states_types(tokenizer, has_pairs):
+                rows = replace(rows, types=np.zeros(len(rows.ids), np.int8))  # as pieces with pairs have them
+            yield rows
+        facts |= {"empty": len(skipped), "text_words": words}
 
-    def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
-        tokens, types = (pieces["ids"], pieces["offsets"], pieces["labels"]), pieces.get("types")
-        rows = Encoded(*tokens, facts.truncated, types=types)
-        if "targets" not in pieces:
-            return rows
-        return TokenRows(rows.ids, rows.offsets, rows.labels, 0, targets=pieces["targets"], inexact=facts.inexact)
-
+    # 2. Tokenize the training set on disk, then the others
     settings: dict[str, object] = {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length}
+    kind: type[Encoded] = Encoded
     if isinstance(data, SpanData):
+        kind = TokenRows
         settings |= {"classes": data.classes, "pieces": data.pieces}
     has_pairs = any(source.text_pair is not None for sources in data.parts.values() for source in sources)
     if has_pairs:
         settings["types"] = True  # earlier versions stored pairs without token types
-
     tokenizer, stored = store_training_set(
         stream,
         tokenizer_config,
         partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
         encode_pieces,
-        build,
+        kind,
         settings,
         {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"},
         cache,
@@ -168,6 +163,7 @@ def prepare(
             name: decode_labels(encode_stored(rows, tokenizer, data, progress), data, rows.texts)
             for name, rows in sets.items()
         }
+    # 3. Summarize all sets
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     tokens: dict[str, Counter[int]] = {}
     for name, rows in {"train": train, **encoded}.items():
@@ -175,6 +171,8 @@ def prepare(
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
     counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **rows_per_label(data, sets)}
+    inexact = {"train": stored.facts.inexact} | {name: getattr(encoded[name], "inexact", 0) for name in encoded}
+    findings = [*empty_texts("train", stored.facts.empty), *findings, *label_findings(data, counts)]
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
@@ -188,14 +186,7 @@ def prepare(
             encoded,
             split=data.split,
             label_rows=counts,
-            findings=(
-                *empty_texts("train", stored.facts.empty),
-                *findings,
-                *label_findings(data, counts),
-                *inexact_spans(
-                    {"train": stored.facts.inexact} | {n: getattr(encoded[n], "inexact", 0) for n in encoded}
-                ),
-            ),
+            findings=(*findings, *inexact_spans(inexact)),
             text_words=lengths_of_sets({"train": stored.facts.text_words, **words}),
             text_tokens=lengths_of_sets(tokens),
         ),

@@ -81,11 +81,11 @@ def trim_to_stream(
 ) -> tuple[Trimmed, Vocabulary]:
     """Keep the tokens of the training texts of a stream, and measure the effect on other texts. Raises DataError."""
     digest, uses = hashlib.sha256(), Counter[int]()
-    for _, labels in stream.pieces():
-        hash_labels(digest, labels)
-    for texts, _ in stream.pieces():
-        hash_texts(digest, texts)
-        uses.update(count_values(encode_texts(tokenizer, texts, max_length)[0].ids))
+    for piece in stream.pieces():
+        hash_labels(digest, piece.labels)
+    for piece in stream.pieces():
+        hash_texts(digest, piece.texts)
+        uses.update(count_values(encode_texts(tokenizer, piece.texts, max_length)[0].ids))
     check_unchanged("train", digest.hexdigest(), trained_on, "export without --vocab-trim")
     most_used = sorted(uses, key=lambda token: (-uses[token], token))[: keeping.max_used]
     trimmed = trim_tokenizer(tokenizer, most_used, keeping.first)

@@ -273,10 +273,6 @@ def test_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
         trim_to_training(class_config(parts), *run)
 
 
-def build(pieces, facts):
-    return Encoded(**pieces, truncated=facts.truncated)
-
-
 @pytest.fixture
 def stored(tmp_path):
     """1000 rows of 0 to 12 tokens, stored in pieces of any size, and in memory."""
@@ -289,19 +285,18 @@ def stored(tmp_path):
         for start, stop in ((0, 0), (0, 1), (1, 700), (700, 700), (700, 1000)):
             begin, end = rows.offsets[start], rows.offsets[stop]
             offsets = rows.offsets[start : stop + 1] - begin
-            yield {"ids": ids[begin:end], "offsets": offsets, "labels": rows.labels[start:stop]}
+            yield Encoded(ids[begin:end], offsets, rows.labels[start:stop], truncated=stop == 1000)
 
     (tmp_path / "set").mkdir()
-    count, checksums = write_rows(tmp_path / "set", pieces())
-    facts = {"key": "this", "sha256": checksums, "rows": count, "fingerprint": "f", "truncated": 3}
-    write_facts(tmp_path / "set", facts)
+    facts = write_rows(tmp_path / "set", pieces())
+    write_facts(tmp_path / "set", {**facts, "key": "this", "fingerprint": "f"})
     return tmp_path / "set", rows
 
 
 def test_stored_rows_are_read_in_any_order(stored):
     folder, in_memory = stored
-    rows = read_stored(folder, "this", build, SILENT)
-    assert (len(rows), rows.truncated) == (1000, 3)
+    rows = read_stored(folder, "this", Encoded, SILENT)
+    assert (len(rows), rows.truncated) == (1000, 1)
     for numbers in (np.arange(1000), np.array([999, 0, 7, 7]), np.random.default_rng(1).permutation(1000)):
         loaded, places = rows.loaded(numbers)
         assert places.tolist() == list(range(len(numbers)))
@@ -324,6 +319,6 @@ def test_damaged_foreign_and_missing_files_are_reported(stored, name):
         content = bytearray((stored[0] / name).read_bytes())
         content[len(content) // 2] ^= 4
         (stored[0] / name).write_bytes(content)
-    assert read_stored(stored[0], "that" if name == "foreign" else "this", build, progress) is None
+    assert read_stored(stored[0], "that" if name == "foreign" else "this", Encoded, progress) is None
     assert len(progress.messages) == 1 and progress.messages[0].startswith("damaged token cache (")
-    assert read_stored(stored[0] / "absent", "this", build, progress) is None and len(progress.messages) == 1
+    assert read_stored(stored[0] / "absent", "this", Encoded, progress) is None and len(progress.messages) == 1
