@@ -52,13 +52,12 @@ def command(
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.artifacts.report import MeasureRules
-    from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration
     from edgeformer.run import locate
     from edgeformer.system.host import describe_host
 
-    counts, progress, profiles = opt.integers(threads, "--threads"), show_progress(), own_profiles(artifacts)
+    counts, progress, profiles = opt.integers(threads, "--threads"), opt.show_progress(), own_profiles(artifacts)
     batches, seqs = opt.integers(batch, "--batch") or (1, 8), opt.integers(seq, "--seq") or (16, 64, 128)
     if also and validate_only:
         raise InputError("--also: adds runs to a calibration, and --validate-only makes none; leave out one of the two")

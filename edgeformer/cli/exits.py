@@ -41,8 +41,6 @@ def command(
       edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
     """
     from edgeformer.artifacts.units import parse_share
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions
     from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
     from edgeformer.report.sentences import exit_guarantee, exit_time
@@ -53,7 +51,7 @@ def command(
     step = artifact or location.artifact
     rows = EvaluateOptions(step, split, data, text=text, label=label, pair=pair, runtime=runtime, encoding=encoding)
     drop, wrong = opt.parse_value("--max-drop", max_drop, parse_share), opt.parse_value("--risk", risk, parse_share)
-    guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), show_progress())
+    guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), opt.show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:
@@ -67,9 +65,11 @@ def command(
         return
     opt.stdout().print(guarantee_table(location.name, guarantees))
     for id_, guarantee in guarantees.items():
-        say(f"{id_}: {exit_guarantee(guarantee)}\n{id_}: {exit_time(guarantee.time)}")
+        opt.say(f"{id_}: {exit_guarantee(guarantee)}\n{id_}: {exit_time(guarantee.time)}")
     if recommended is None:
-        say("not recommended on this machine: no artifact is known to be faster with early exit than with all loops")
+        opt.say(
+            "not recommended on this machine: no artifact is known to be faster with early exit than with all loops"
+        )
         opt.say_next(
             f"edgeformer profile {location.argument} --choose", "chooses among the artifacts without early exit"
         )

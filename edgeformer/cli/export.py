@@ -13,7 +13,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -28,7 +27,7 @@ def command(
     trt: bool = Option(
         False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
-    trt_via: str = advanced(
+    trt_via: str = opt.advanced(
         "onnx", metavar="onnx|torch-tensorrt", help="With --trt: build from the ONNX graph, or with torch-tensorrt."
     ),
     gguf: bool = Option(
@@ -45,10 +44,10 @@ def command(
     coreml: bool = Option(
         False, "--coreml", help="Also write Core ML models for Apple devices, in FP16 and, with --int8, in INT8."
     ),
-    onnx_only: bool = advanced(
+    onnx_only: bool = opt.advanced(
         False, "--onnx-only", help="Write ONNX graphs alone: --int8 and --fp16 add no files of other runtimes."
     ),
-    build: list[str] | None = advanced(
+    build: list[str] | None = opt.advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
     exits: str | None = Option(
@@ -61,14 +60,16 @@ def command(
     vocab_trim: bool = Option(
         False, "--vocab-trim", help="Also write graphs that keep only the tokens of the training text."
     ),
-    vocab_keep: int | None = advanced(
+    vocab_keep: int | None = opt.advanced(
         None, min=0, metavar="N", help="With --vocab-trim: also keep the first N tokens of the vocabulary. Default: 0."
     ),
-    vocab_max: int | None = advanced(
+    vocab_max: int | None = opt.advanced(
         None, min=1, metavar="N", help="With --vocab-trim: keep only the N most frequent tokens. Default: all."
     ),
     replace: bool = Option(False, "--replace", help="Delete the existing bundle and write a new one."),
-    keep_going: bool = advanced(False, "--keep-going", help="Continue with the other artifacts after a rejected one."),
+    keep_going: bool = opt.advanced(
+        False, "--keep-going", help="Continue with the other artifacts after a rejected one."
+    ),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
@@ -96,11 +97,9 @@ def command(
     from edgeformer.artifacts.documents import own_profiles
     from edgeformer.artifacts.files import whole
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.run import locate
 
-    location, progress = locate(run, artifacts), show_progress()
+    location, progress = locate(run, artifacts), opt.show_progress()
     is_graph_bundle = location.run is None and location.open_bundle().manifest.wrapped is not None
     folder = location.require_bundle() if is_graph_bundle else location.require_run() / BUNDLE_FOLDER
     if run is None:
@@ -150,18 +149,18 @@ def command(
         if bundle.leaks:
             console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
         for note in bundle.notes:
-            say(f"note   {note}")
+            opt.say(f"note   {note}")
         if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
-            say(f"kept   {', '.join(kept)}   (of the previous export)")
-        say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
+            opt.say(f"kept   {', '.join(kept)}   (of the previous export)")
+        opt.say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
         name = folder if bundle.wrapped is not None else whole(folder).parent.name
         leak = " --allow-leak" if bundle.leaks else ""
         others = "" if bundle.target else "   (other devices: edgeformer list devices)"
-        say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}{others}")
+        opt.say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}{others}")
     # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
-        say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
+        opt.say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
     if failed:
         raise typer.Exit(3)
 

@@ -75,7 +75,6 @@ def command(
     from edgeformer.benchmark.gate import GATE_LIMITS, GateOptions, gate_bundles, named_baseline
     from edgeformer.benchmark.limits import Limit
     from edgeformer.benchmark.request import ProfileOptions
-    from edgeformer.cli.progress import show_progress
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.gate import append_summary, junit_xml, print_gate
     from edgeformer.run import locate
@@ -93,7 +92,7 @@ def command(
     for option, path in (("--junit", junit), ("--summary", summary)):
         if path is not None:
             require_writable(option, path)
-    progress = show_progress()
+    progress = opt.show_progress()
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
     candidate = location.open_bundle()
     if against.endswith(".json"):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from edgeformer.artifacts.errors import ArtifactError, InputError, nearest_names
+from edgeformer.artifacts.units import visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -197,10 +198,20 @@ def stdout() -> Console:
     return Terminal(emoji=False, width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print a text of any origin with control characters shown as signs; ``err``: on stderr."""
+    typer.echo(visible(text) + end, nl=False, err=err)
+
+
+def show_progress() -> Progress:
+    """Show progress as a bar where stderr is a terminal, else as lines, or as ``EDGEFORMER_PROGRESS`` says."""
+    from edgeformer.cli import progress  # imports rich, which an answer as JSON does not need
+
+    return progress.show_progress()
+
+
 def say_next(command: str, purpose: str = "") -> None:
     """Print the most likely next command, and what it is for."""
-    from edgeformer.cli.console import say
-
     say(f"next    {command}" + (f"   ({purpose})" if purpose else ""))
 
 
@@ -332,7 +343,6 @@ def locate_or_import(
 ) -> Location:
     """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``."""
     from edgeformer.bundle import find_enclosing_bundle
-    from edgeformer.cli.progress import show_progress
     from edgeformer.run import Location, locate
 
     path = Path(run or "")

@@ -16,7 +16,6 @@ from typer import Argument, Option
 
 from edgeformer.artifacts.errors import AlreadyReported, InputError
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import RowWriter
@@ -58,7 +57,7 @@ def command(
         metavar="TEXT|COL",
         help="Classifiers of pairs: the second text, once for all or once per TEXT; with --file: its column.",
     ),
-    input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
+    input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = opt.advanced(
         None,
         metavar="FORMAT",
         help="With --file -: format of the input: text (one per line), csv, tsv, jsonl or parquet.",
@@ -68,7 +67,7 @@ def command(
         metavar="OUT",
         help="With --file: output file (.jsonl, .csv, .parquet; vectors: .npy). -: standard output.",
     ),
-    format_: Literal["jsonl", "csv", "parquet", "npy"] | None = advanced(
+    format_: Literal["jsonl", "csv", "parquet", "npy"] | None = opt.advanced(
         None,
         "--format",
         metavar="FORMAT",
@@ -79,12 +78,12 @@ def command(
         metavar="float32|int8|binary",
         help="With --file, for embedding models: number format of the vectors. Default: float32.",
     ),
-    prompt: Literal["query", "document"] | None = advanced(
+    prompt: Literal["query", "document"] | None = opt.advanced(
         None,
         metavar="query|document",
         help="With --file, for embedding models: put the model's prompt of queries or documents in front of each text.",
     ),
-    columns: str | None = advanced(
+    columns: str | None = opt.advanced(
         None,
         metavar="all|none|A,B",
         help="With --file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
@@ -200,9 +199,7 @@ def _header(location: Location, model: Predictor) -> dict[str, object]:
 def _print_notes(model: Predictor) -> None:
     """Print on stderr what early exit guarantees for these answers."""
     if notes := model.notes():
-        from edgeformer.cli.console import say  # imports rich, which an answer as JSON does not need
-
-        say("\n".join(f"note: {note}" for note in notes), err=True)
+        opt.say("\n".join(f"note: {note}" for note in notes), err=True)
 
 
 def _predict_file(
@@ -217,8 +214,6 @@ def _predict_file(
     """
     from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.unlabelled import unlabelled
     from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
@@ -278,17 +273,17 @@ def _predict_file(
                     writer: RowWriter = JsonRows(stream, _header(location, model))
                 else:
                     writer = writer_for(format_, stream, example, style)
-                totals = predict_file(model, texts, writer, show_progress(), kept, store)
+                totals = predict_file(model, texts, writer, opt.show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
     # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
-        say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
+        opt.say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
     unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
-    say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
+    opt.say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
     loss = store.loss() if store is not None else None
     if loss is not None:
-        say(loss.sentence(), err=True)
+        opt.say(loss.sentence(), err=True)
     if as_json and target is not None:
         facts = {**asdict(totals), "rows_per_s": totals.rows_per_s, "output": str(target)}
         facts |= {"vectors": asdict(loss)} if loss is not None else {}
@@ -304,8 +299,6 @@ def _rank_file(
 
     Raises InputError: a model that cannot rank, or unreadable input; typer.Exit: 3, a text has no score.
     """
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.unlabelled import unlabelled
     from edgeformer.inference.predict import open_predictor
     from edgeformer.inference.rank import check_rankable, rank_file
@@ -313,14 +306,14 @@ def _rank_file(
 
     check_rankable(location.open_model(), options, is_stream=source is None)
     with unlabelled(source, sys.stdin.buffer, reading) as texts, open_predictor(location, *opening) as model:
-        ranked = rank_file(model, texts, options, show_progress())
+        ranked = rank_file(model, texts, options, opt.show_progress())
         _print_notes(model)
     loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
     if as_json:
         facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
         facts |= {"vectors": asdict(loss)} if loss is not None else {}
         opt.print_json({**_header(location, model), **facts})
-        say(title, err=True)
+        opt.say(title, err=True)
     else:
         opt.stdout().print(ranking_table(title, ranked.rankings, loss.sentence() if loss is not None else None))
     if ranked.summary.errors:

@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
@@ -42,7 +41,7 @@ def command(
     threads: opt.Threads = None,
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
-    phase: Literal["steady", "prefill", "decode"] | None = advanced(
+    phase: Literal["steady", "prefill", "decode"] | None = opt.advanced(
         None,
         help="Measure only whole inputs (steady), prompts (prefill), or the next token of a text (decode). Default: "
         "all that an artifact can do.",
@@ -60,24 +59,24 @@ def command(
     max_size: str | None = Option(
         None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: the limit of the device."
     ),
-    max_energy: str | None = advanced(
+    max_energy: str | None = opt.advanced(
         None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
     ),
     choose: bool = Option(False, "--choose", help="Choose the artifact to deploy: the cheapest within all limits."),
-    min_score: float | None = advanced(
+    min_score: float | None = opt.advanced(
         None,
         metavar="SCORE",
         help="With --choose: worst accepted score on the validation split, in the metric of the model's task.",
     ),
     minimize: Minimize | None = Option(None, help="With --choose: quantity to minimize. Default: latency."),
-    measured_bundle: str | None = advanced(
+    measured_bundle: str | None = opt.advanced(
         None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
     strict: opt.Strict = False,
-    no_host: bool = advanced(
+    no_host: bool = opt.advanced(
         False, "--no-host", help="For a device that is not this host: estimate it within seconds, and measure nothing."
     ),
-    publish: Path | None = advanced(
+    publish: Path | None = opt.advanced(
         None,
         metavar="FILE.csv",
         help="Add the measured times to FILE, without names or paths, to contribute them to the estimates.",
@@ -122,7 +121,6 @@ def command(
     from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.benchmark.choice import ChoiceOptions, check_options
     from edgeformer.benchmark.profile import ProfileInterrupted, ProfileOptions, judge_report, profile_bundle
-    from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
@@ -139,7 +137,7 @@ def command(
         ("max_energy_mj", "--max-energy", max_energy, parse_millijoules),
     ):
         limits[field] = opt.parse_value(option, text, parse) if text is not None else None
-    profiles, progress, artifact_ids = own_profiles(artifacts), show_progress(), tuple(artifact or ())
+    profiles, progress, artifact_ids = own_profiles(artifacts), opt.show_progress(), tuple(artifact or ())
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
         reason = f"{run} is a report, so nothing is measured; leave it out"
@@ -237,14 +235,12 @@ def _profile_on_machines(
     context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], choosing: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
     from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
     from edgeformer.report.documents import print_report, report_files
 
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
-    progress = show_progress()
+    progress = opt.show_progress()
     profile = load_device(device, artifacts, progress)
     measuring = ("batch", "seq", "threads", "runtime", "phase")
     forwarded = (*measuring, "strict", "choose", "allow_leak", *_LIMITS, *choosing)
@@ -274,8 +270,8 @@ def _profile_on_machines(
             for table in comparison_tables(comparison):
                 opt.stdout().print(table)
             for report in reports.values():
-                say(f"report  {report_files(report, location)[0]}")
-            say(f"page    {page}")
+                opt.say(f"report  {report_files(report, location)[0]}")
+            opt.say(f"page    {page}")
     if errors:
         raise typer.Exit(max(error.exit_code for error in errors.values()))
     if any(_has_failed(report, runtime) for report in reports.values()):

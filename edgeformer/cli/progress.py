@@ -16,7 +16,8 @@ from rich.text import Text
 
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.units import format_duration
-from edgeformer.cli.console import Terminal, say
+from edgeformer.cli.console import Terminal
+from edgeformer.cli.options import say
 
 _LINE_EVERY_S = 15.0
 _PER_S = "_per_s"

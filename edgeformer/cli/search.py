@@ -10,7 +10,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -26,7 +25,7 @@ def command(
         help="Pretrained encoder (folder, name on the hub, or minilm): adds models that start from it. Default: minilm "
         "if it is installed.",
     ),
-    no_source: bool = advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
+    no_source: bool = opt.advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
     min_score: float | None = Option(
         None,
         metavar="X",
@@ -36,7 +35,7 @@ def command(
     ),
     max_latency: str | None = Option(None, metavar="TIME", help="Limit of the median latency, e.g. 5ms."),
     max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
-    minimize: Literal["latency", "size"] = advanced("latency", help="Quantity to minimize."),
+    minimize: Literal["latency", "size"] = opt.advanced("latency", help="Quantity to minimize."),
     budget: str | None = Option(
         None,
         metavar="TIME|none",
@@ -45,7 +44,7 @@ def command(
     every: bool = Option(
         False, "--all", help="Train every model, also after one that keeps the limits, or if it promises no gain."
     ),
-    models: str | None = advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
+    models: str | None = opt.advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
     name: str | None = Option(None, help="Name of the search. Default: the name of DATA or of the recipe."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
@@ -79,12 +78,11 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
     from edgeformer.benchmark.limits import Limit
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.source_folder import default_source
     from edgeformer.data.sources import Columns
     from edgeformer.report.model_search import PAGE_FILE, print_model_search, write_page
 
-    progress = show_progress()
+    progress = opt.show_progress()
     with needs_extra("train", "search"):
         from edgeformer.model_search.driver import ModelSearchOptions, search_models
         from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe

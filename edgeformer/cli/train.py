@@ -50,7 +50,6 @@ def command(
       torchrun --nproc-per-node 2 -m edgeformer train crt_mini
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.cli.progress import show_progress
     from edgeformer.system.host import usable_cores
 
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
@@ -60,7 +59,7 @@ def command(
     usable_cores()
     if os.environ.get("WORLD_SIZE", "1") == "1" and "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_PROC_BIND", "true")
-    progress = show_progress()
+    progress = opt.show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
         if not hasattr(resolved, "allow_leak"):
@@ -76,7 +75,6 @@ def command(
     if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
     from edgeformer.artifacts.recipe import FitConfig
-    from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve
     from edgeformer.report.tables import run_table
@@ -90,7 +88,7 @@ def command(
     opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
     precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
-    say(f"run            {folder}")
+    opt.say(f"run            {folder}")
     if not isinstance(resolved.training, FitConfig) and resolved.training.epochs:  # a fit has no epochs
-        say(f"learning curve {curve or NO_PICTURE}")
-    say(f"next           edgeformer export {precision}{leak}")
+        opt.say(f"learning curve {curve or NO_PICTURE}")
+    opt.say(f"next           edgeformer export {precision}{leak}")
