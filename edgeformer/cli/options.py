@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from edgeformer.artifacts.errors import ArtifactError, InputError, nearest_names
-from edgeformer.artifacts.units import visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -200,6 +199,8 @@ def stdout() -> Console:
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print a text of any origin with control characters shown as signs; ``err``: on stderr."""
+    from edgeformer.artifacts.units import visible  # imports pydantic, which --help does not need
+
     typer.echo(visible(text) + end, nl=False, err=err)
 
 

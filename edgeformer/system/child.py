@@ -107,28 +107,24 @@ def end_with_parent(parent: int | None = None) -> None:
         parent: process id, after a fork; None: as :func:`start` says.
     """
     parent = parent or int(os.environ.pop(_PARENT, "0"))
-    if not parent:
-        return
-    if not _is_killed_by_kernel():
+    if parent and not _is_killed_by_kernel():
         threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
-    elif os.getppid() != parent:  # it ended before the request
+    elif parent and os.getppid() != parent:  # it ended before the request
         os._exit(1)
 
 
 def _is_killed_by_kernel() -> bool:
     """Request SIGKILL at the end of the parent. Returns whether this system can do it."""
-    if sys.platform != "linux":
-        return False
     import ctypes
 
     try:
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
+        prctl = ctypes.CDLL(None).prctl
+        return sys.platform == "linux" and bool(prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
     except (OSError, AttributeError):  # a system without a shared C library
         return False
 
 
 def _wait_for_end(parent: int) -> None:
-    """Wait for the end of ``parent``, and end this process."""
     if sys.platform == "win32":
         import psutil
 

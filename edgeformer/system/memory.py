@@ -16,24 +16,15 @@ _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def host_free_bytes() -> tuple[int, str]:
-    """Return free bytes and their description: of this host, or of the process's control group if it has less."""
+    """Return free bytes and their description: of this host, or of the process's control groups if they leave less."""
     free = int(psutil.virtual_memory().available)
-    group_free = _group_free_bytes()
-    if group_free is not None and group_free < free:
-        return group_free, "left in this process's memory limit (cgroup) now"
-    return free, "available on this host now"
-
-
-def _group_free_bytes() -> int | None:
-    """Return the bytes that the limits of this process's control groups (v1 or v2) leave; None without a limit."""
-    try:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux
         lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return None
-    free_bytes: list[int] = []
+    group_free = [free]
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
+        if controllers == "":  # version 2
             root, names = _GROUPS, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             root = _GROUPS / "memory"
@@ -50,8 +41,10 @@ def _group_free_bytes() -> int | None:
                 with contextlib.suppress(OSError):
                     counters = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
                     cached = int(dict(row.split() for row in counters).get(names[2], 0))
-                free_bytes.append(limit - used + cached)
-    return max(0, min(free_bytes)) if free_bytes else None
+                group_free.append(limit - used + cached)
+    if min(group_free) < free:
+        return max(0, min(group_free)), "left in this process's memory limit (cgroup) now"
+    return free, "available on this host now"
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

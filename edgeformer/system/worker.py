@@ -80,16 +80,17 @@ class Worker:
         command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
         self._process = child.start(command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=worker_environment(job))
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        # A thread reads, because Windows cannot wait for a pipe with a time limit.
-        threading.Thread(target=self._read_lines, daemon=True).start()
-        self.send(job.model_dump_json())
 
-    def _read_lines(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:  # closed here: closing while this thread reads would block
-            for line in lines:
-                self._lines.put(line)
-        self._lines.put(None)
+        def read_lines() -> None:
+            assert self._process.stdout is not None
+            with self._process.stdout as lines:  # closed here: closing while this thread reads would block
+                for line in lines:
+                    self._lines.put(line)
+            self._lines.put(None)
+
+        # A thread reads, because Windows cannot wait for a pipe with a time limit.
+        threading.Thread(target=read_lines, daemon=True).start()
+        self.send(job.model_dump_json())
 
     def send(self, line: str) -> None:
         """Write a line to the worker's stdin."""
