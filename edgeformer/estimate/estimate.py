@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import EdgeformerError
@@ -27,26 +26,11 @@ from edgeformer.estimate.operators import (
     total,
     trust_of,
 )
-from edgeformer.estimate.published import (
-    KINDS,
-    Estimated,
-    Setting,
-    estimate_ms,
-    phase_of,
-    product_type,
-    published_record,
-)
+from edgeformer.estimate.published import KINDS, Estimated, Setting, phase_of, product_type, published_record
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, refused_calibration, work_ms
 from edgeformer.measurement.artifact import Item, check_artifact, row_of
 from edgeformer.report.sentences import published_sentence
-from edgeformer.runtimes import (
-    ALL_RUNTIMES,
-    all_runtimes,
-    opener_of,
-    provider_of,
-    requested_providers,
-    runtime_of,
-)
+from edgeformer.runtimes import ALL_RUNTIMES, all_runtimes, opener_of, provider_of, requested_providers, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
 from edgeformer.runtimes.runtime import Runtime
 from edgeformer.runtimes.session import Kind
@@ -224,21 +208,19 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
         threads = None
         if device.kind != "cuda":
             threads = calibration.threads if calibration is not None else device.cores and device.cores.value
-        figures: dict[str, Any] = {
-            "latency_ms": _latency(case, nodes, works),
-            "memory_bytes": estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
-            "size_bytes": size_bytes,
-            "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
-            "threads": threads,
-            "work": total(works),
-        }
+        return row_of(
+            artifact, item, provider, "device", latency_ms=_latency(case, nodes, works), size_bytes=size_bytes,
+            memory_bytes=estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
+            energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
+            threads=threads, work=total(works),
+        )  # fmt: skip
     except EdgeformerError as error:
         return row_of(artifact, item, provider, "device", str(error))
-    return row_of(artifact, item, provider, "device", **figures)
 
 
 def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     """Raise EdgeformerError if operators without a work count may take most of the time."""
+    # 1. By the device's rates and published measurements
     calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
     device, runtime, weight_bytes = case.device, case.runtime, stored_weight_bytes(nodes.nodes, works, case.listed)
     computed = product_type(device, runtime.name, precision, published_record().tf32)
@@ -252,7 +234,7 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
     def by_record(works: Sequence[NodeWork]) -> Estimated:
         work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
         setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
-        return estimate_ms(device, setting, work, sum(each.operations for each in works))
+        return published_record().estimate_ms(setting, work, sum(each.operations for each in works))
 
     estimated = by_record(works)
     if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
@@ -262,10 +244,10 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
                 f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} of "
                 f"the time: {describe_operators(unknown)}; run profile on the device itself"
             )
-    warnings = []
     p50, low, high, check = estimated
     reason = published_sentence(check)
     unchecked = Counter(work.operator for work in works if work.trust == "unknown")
+    # 2. By the calibration, if it covers the artifact
     if calibration is not None:
         each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
         call_us = nodes.runs * calibration.call_overhead_us.get(precision, 0.0)
@@ -280,9 +262,10 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
         p50 = (call_us + sum(each_us)) / 1000
         low, high = p50 / 2**log2, p50 * 2**log2
+    # 3. What no measurement supports
+    warnings = []
     if unchecked:
-        operators = describe_operators(unchecked)
-        warnings.append(f"estimates of {operators} were never checked on any device")
+        warnings.append(f"estimates of {describe_operators(unchecked)} were never checked on any device")
     if control := [operator for operator in sorted(CONTROL) if any(node.op == operator for node in nodes.nodes)]:
         warnings.append(
             f"{' and '.join(control)}: counted as often as it ran on a golden input; other inputs may differ"

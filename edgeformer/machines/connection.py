@@ -96,9 +96,9 @@ class Connection:
 
     def _open(self, remote_command: str, stderr: Any) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C must reach this process only, which then stops the job in order.
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
         command = [*self._ssh, "--", self.address, remote_command]
-        pipe = subprocess.PIPE
-        return child.start(command, is_edgeformer=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
+        return child.start(command, is_edgeformer=False, start_new_session=True, **streams)
 
     def find_python(self) -> None:
         """Find a Python for the agent. Raises ConnectionLost, and MachineError without POSIX shell or new Python."""
@@ -124,12 +124,9 @@ class Connection:
         )
 
     def call(
-        self,
-        call: str,
-        request: Mapping[str, Any],
-        files: Mapping[str, Path] | None = None,
+        self, call: str, request: Mapping[str, Any], files: Mapping[str, Path] | None = None,
         on_message: Callable[[dict[str, Any]], None] = lambda message: None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Call a function of the agent, send it ``files`` (sha256 → file), and return its result.
 
         ``on_message`` is called with every message before the result.
