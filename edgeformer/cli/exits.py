@@ -55,13 +55,10 @@ def command(
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:
-        document = {
-            "bundle": str(location.require_bundle()),
-            "guarantees": {id_: guarantee.model_dump(mode="json") for id_, guarantee in guarantees.items()},
-            "recommended": recommended,
-            "pays": {id_: guarantee.time.pays for id_, guarantee in guarantees.items()},
-        }
-        opt.print_json(document)
+        documents = {id_: guarantee.model_dump(mode="json") for id_, guarantee in guarantees.items()}
+        pays = {id_: guarantee.time.pays for id_, guarantee in guarantees.items()}
+        bundle = str(location.require_bundle())
+        opt.print_json({"bundle": bundle, "guarantees": documents, "recommended": recommended, "pays": pays})
         return
     opt.stdout().print(guarantee_table(location.name, guarantees))
     for id_, guarantee in guarantees.items():
@@ -70,9 +67,8 @@ def command(
         opt.say(
             "not recommended on this machine: no artifact is known to be faster with early exit than with all loops"
         )
-        opt.say_next(
-            f"edgeformer profile {location.argument} --choose", "chooses among the artifacts without early exit"
-        )
+        command, purpose = f"profile {location.argument} --choose", "chooses among the artifacts without early exit"
     else:
-        command = f"edgeformer predict {location.argument} --confidence auto --artifact {recommended} TEXT"
-        opt.say_next(command, "uses these thresholds")
+        command = f"predict {location.argument} --confidence auto --artifact {recommended} TEXT"
+        purpose = "uses these thresholds"
+    opt.say_next(f"edgeformer {command}", purpose)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import typer
@@ -99,6 +98,7 @@ def command(
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
     from edgeformer.run import locate
 
+    # 1. The bundle to write, and the options
     location, progress = locate(run, artifacts), opt.show_progress()
     is_graph_bundle = location.run is None and location.open_bundle().manifest.wrapped is not None
     folder = location.require_bundle() if is_graph_bundle else location.require_run() / BUNDLE_FOLDER
@@ -109,37 +109,24 @@ def command(
         loops = "all" if exits == "all" else tuple(int(part) for part in exits.split(",")) if exits is not None else ()
     except ValueError:
         raise InputError(f"--exit {exits!r}: give the number of a loop, or all") from None
+    # 2. Export
     with report_bundle_on_interrupt(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
             from edgeformer.export.variants import ExportOptions
+        flags = {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml}
         options = ExportOptions(
-            fp16=fp16,
-            int8=int8,
-            int4=int4,
-            build=builder_names(
-                trt,
-                trt_via,
-                build or [],
-                {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml},
-            ),
-            joining=not onnx_only,
-            exits=loops,
-            target=target,
-            vocab_trim=vocab_trim,
-            vocab_keep=vocab_keep,
-            vocab_max=vocab_max,
-            replace=replace,
-            keep_going=keep_going,
-            allow_leak=allow_leak,
-            profiles=own_profiles(artifacts),
-        )
+            fp16=fp16, int8=int8, int4=int4, build=builder_names(trt, trt_via, build or [], flags), exits=loops,
+            joining=not onnx_only, target=target, vocab_trim=vocab_trim, vocab_keep=vocab_keep, vocab_max=vocab_max,
+            replace=replace, keep_going=keep_going, allow_leak=allow_leak, profiles=own_profiles(artifacts),
+        )  # fmt: skip
         bundle = export(folder if is_graph_bundle else folder.parent, options, progress)
         from edgeformer.report.canvas import NO_PICTURE
         from edgeformer.report.plots import draw_bundle
         from edgeformer.report.tables import artifact_table
 
         picture = draw_bundle(bundle, (location.reports if is_graph_bundle else folder.parent / "plots") / "bundle.png")
+    # 3. Print the result
     if as_json:
         facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         opt.print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
@@ -187,9 +174,7 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
-def builder_names(
-    trt: bool, via: str, names: list[str], flags: Mapping[str, bool] = MappingProxyType({})
-) -> tuple[str, ...]:
+def builder_names(trt: bool, via: str, names: list[str], flags: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the builders selected by --trt, --trt-via, ``flags`` (flag → is set) and --build, each once.
 
     Raises InputError.

@@ -28,10 +28,7 @@ def command(
     ),
     seed: int = Option(0, min=0, help="Seed of the random choice of tokens: the same seed gives the same text."),
     exit_: int | None = Option(
-        None,
-        "--exit",
-        metavar="N",
-        help="Exit after loop N for every token. Default: last loop.",
+        None, "--exit", metavar="N", help="Exit after loop N for every token. Default: last loop."
     ),
     confidence: bool = Option(
         False, "--confidence", help="Exit each token at the first exit whose top probability reaches its own threshold."
@@ -97,10 +94,7 @@ def command(
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
     counts = sorted(Counter(generation.loops).items())
     exits = f" ({', '.join(f'{count} after loop {loop}' for loop, count in counts)})" if len(counts) > 1 else ""
-    opt.say(
-        f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{exits}"
-        f"{speed} on {generation.provider}, {generation.artifact}]",
-        err=True,
-    )
+    figures = f"{len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{exits}{speed}"
+    opt.say(f"[{generation.run}: {figures} on {generation.provider}, {generation.artifact}]", err=True)
     for note in generation.notes:
         opt.say(f"note: {note}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,10 +12,15 @@ from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
 
 _LANGUAGE_KEYS = {"run", "task", "status", "parameters", "causality", "reason", "proof"}
-_UNPROVEN = (
-    "Import even if answers differ from those of the library that the model comes from; the run, its bundle and "
-    "reports are marked as unproven."
-)
+_TEXT_FOLDER = "Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text"
+_Unproven = Annotated[
+    bool,
+    Option(
+        "--unproven",
+        help="Import even if answers differ from those of the library that the model comes from; the run, its bundle "
+        "and reports are marked as unproven.",
+    ),
+]
 
 app = typer.Typer(no_args_is_help=True, help="Import a model that was trained elsewhere.")
 
@@ -27,12 +32,7 @@ def crt(
     tokenizer: Path | None = Option(
         None, metavar="FILE", help="tokenizer.json of the model. Default: gpt2 from the hub."
     ),
-    data: Path | None = Option(
-        None,
-        metavar="DIR",
-        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
-        "golden inputs, WikiText-103 for scores.",
-    ),
+    data: Path | None = Option(None, metavar="DIR", help=f"{_TEXT_FOLDER} for golden inputs, WikiText-103 for scores."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -60,13 +60,8 @@ def gguf(
     path: Path = Argument(..., metavar="FILE.gguf", help="A Llama, Qwen2, Qwen3 or Nanbeige."),
     name: str | None = Option(None, help="Name of the run. Default: the file's name and a number."),
     tokenizer: Path | None = Option(None, metavar="FILE", help="tokenizer.json of the model. Default: the file's own."),
-    data: Path | None = Option(
-        None,
-        metavar="DIR",
-        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
-        "golden inputs, WikiText-2 for scores.",
-    ),
-    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
+    data: Path | None = Option(None, metavar="DIR", help=f"{_TEXT_FOLDER} for golden inputs, WikiText-2 for scores."),
+    unproven: _Unproven = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -113,7 +108,7 @@ def hf(
         None, metavar="TEXT", help="Embedding models: text in front of a document, e.g. 'passage: '."
     ),
     target: str | None = Option(None, metavar="PROFILE", help="Device profile that profile uses by default."),
-    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
+    unproven: _Unproven = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -252,23 +252,27 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
     return values
 
 
-def refuse_options(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raise InputError for the first of these options (parameter names) that the user gave: it would do nothing."""
+def _stated(context: typer.Context, names: Collection[str]) -> Iterator[Any]:
+    """Yield those of the parameters ``names`` that the user stated."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{parameter.opts[0]}: {reason}")
+            yield parameter
+
+
+def refuse_options(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise InputError for the first of these options (parameter names) that the user gave: it would do nothing."""
+    for parameter in _stated(context, names):
+        raise InputError(f"{parameter.opts[0]}: {reason}")
 
 
 def forward_options(context: typer.Context, names: Collection[str]) -> list[str]:
     """Return those of the options ``names`` (parameter names) that the user gave, as arguments for another process."""
     arguments: list[str] = []
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            value, flag = context.params[parameter.name or ""], parameter.opts[0]
-            values = value if isinstance(value, list) else [value]
-            arguments += [flag if item is True else f"{flag}={item}" for item in values]
+    for parameter in _stated(context, names):
+        value, flag = context.params[parameter.name], parameter.opts[0]
+        values = value if isinstance(value, list) else [value]
+        arguments += [flag if item is True else f"{flag}={item}" for item in values]
     return arguments
 
 

@@ -112,6 +112,7 @@ def command(
       edgeformer predict minilm --query "How do I reset my password?" --file answers.csv --top 10
       edgeformer predict minilm --file answers.csv --output vectors.parquet --vectors int8
     """
+    # 1. Options of both ways
     probability: Confidence = "auto" if confidence == "auto" else None
     if confidence not in (None, "auto"):
         with suppress(ValueError):
@@ -119,6 +120,7 @@ def command(
         if not isinstance(probability, float) or not 0 <= probability <= 1:
             raise InputError(f"--confidence {confidence}: give a probability from 0 to 1, or auto")
     arguments, pairs = [*(words or ())], [*(pair or ())]
+    # 2. A file of texts
     if file is not None:
         from edgeformer.data.sources import Columns
 
@@ -128,9 +130,8 @@ def command(
         else:
             opt.refuse_options(context, ("top",), "is the number of ranked texts; add --query TEXT")
         if len(arguments) > (run is None):
-            raise InputError(
-                f"--file {file}: excludes the text {arguments[-1]!r} on the command line; leave out one of them"
-            )
+            text_here = f"the text {arguments[-1]!r} on the command line"
+            raise InputError(f"--file {file}: excludes {text_here}; leave out one of them")
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
         from edgeformer.data.unlabelled import Reading
@@ -148,10 +149,10 @@ def command(
             _rank_file(location, source, reading, options, opening, as_json=as_json)
         else:
             target = Path(output) if output not in (None, "-") else None
-            _predict_file(
-                location, source, reading, opening, target, format_, columns, vectors, prompt, as_json=as_json
-            )
+            answers = target, format_, columns, vectors, prompt
+            _predict_file(location, source, reading, opening, *answers, as_json=as_json)
         return
+    # 3. Texts of the command line, or lines of standard input
     of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")
     opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
     opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE")
@@ -173,9 +174,8 @@ def command(
             opt.stdout().print(similarity_table(location.name, similarities))
         return
     if pairs and len(pairs) not in (1, len(texts)):
-        raise InputError(
-            f"--pair: given {len(pairs)} times for {len(texts)} texts; give it once, or once for each text"
-        )
+        times = f"given {len(pairs)} times for {len(texts)} texts"
+        raise InputError(f"--pair: {times}; give it once, or once for each text")
     inputs = [*zip(texts, pairs * (len(texts) if len(pairs) == 1 else 1), strict=True)] if pairs else [*texts]
     with open_predictor(location, artifact, probability, runtime, texts=inputs) as model:
         window = model.answering.read(inputs)

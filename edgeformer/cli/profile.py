@@ -24,6 +24,8 @@ _MEASURING = (
 )  # fmt: skip
 """Parameters that have no effect on a report."""
 _LIMITS = ("max_latency", "max_vram", "max_size", "max_energy")
+_CHOOSING = ("min_score", "minimize")
+_OF_DEVICE = "Default: the limit of the device."
 
 
 def command(
@@ -49,18 +51,14 @@ def command(
     max_latency: str | None = Option(
         None,
         metavar="TIME",
-        help="Limit of the median latency, e.g. 5ms; language models: per token. Default: the limit of the device.",
+        help=f"Limit of the median latency, e.g. 5ms; language models: per token. {_OF_DEVICE}",
     ),
     max_vram: str | None = Option(
-        None,
-        metavar="SIZE",
-        help="Limit of the peak memory (RAM on CPUs), e.g. 4GiB. Default: the limit of the device.",
+        None, metavar="SIZE", help=f"Limit of the peak memory (RAM on CPUs), e.g. 4GiB. {_OF_DEVICE}"
     ),
-    max_size: str | None = Option(
-        None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: the limit of the device."
-    ),
+    max_size: str | None = Option(None, metavar="SIZE", help=f"Limit of the file size, e.g. 20MiB. {_OF_DEVICE}"),
     max_energy: str | None = opt.advanced(
-        None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
+        None, metavar="ENERGY", help=f"Limit of the energy per call, e.g. 10mJ. {_OF_DEVICE}"
     ),
     choose: bool = Option(False, "--choose", help="Choose the artifact to deploy: the cheapest within all limits."),
     min_score: float | None = opt.advanced(
@@ -126,9 +124,9 @@ def command(
     from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
     from edgeformer.run import locate
 
+    # 1. The limits
     if search:
         raise InputError("--search: is called --choose for artifacts; give --choose instead")
-    choosing = ("min_score", "minimize")
     limits: dict[str, Any] = {}
     for field, option, text, parse in (
         ("max_latency_ms", "--max-latency", max_latency, parse_milliseconds),
@@ -137,11 +135,13 @@ def command(
         ("max_energy_mj", "--max-energy", max_energy, parse_millijoules),
     ):
         limits[field] = opt.parse_value(option, text, parse) if text is not None else None
+
+    # 2. A report is judged again
     profiles, progress, artifact_ids = own_profiles(artifacts), opt.show_progress(), tuple(artifact or ())
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
         reason = f"{run} is a report, so nothing is measured; leave it out"
-        opt.refuse_options(context, (*_MEASURING, *choosing), reason)
+        opt.refuse_options(context, (*_MEASURING, *_CHOOSING), reason)
         bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
         profile = load_profile(device or target, profiles, progress.message)
@@ -154,37 +154,31 @@ def command(
         if judged.verdict.status == "fail":
             raise typer.Exit(3)
         return
+
+    # 3. A bundle is measured, on the machines of --on or here
     if measured_bundle is not None:
         raise InputError("--bundle: is for a report; give a REPORT.json as RUN, or leave it out")
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
-    bundle = location.open_bundle()
-    choice_options = None
+    bundle, choice = location.open_bundle(), None
     if choose:
-        choice_options = ChoiceOptions(min_score, minimize or "latency")
-        check_options(choice_options, bundle.manifest)
+        choice = ChoiceOptions(min_score, minimize or "latency")
+        check_options(choice, bundle.manifest)
     else:
-        opt.refuse_options(context, choosing, "is an option of --choose; add --choose")
+        opt.refuse_options(context, _CHOOSING, "is an option of --choose; add --choose")
     if on:
         if no_host:
             raise InputError("--no-host, --on: contradict each other; give one of them")
-        _profile_on_machines(context, on, location, artifact_ids, choosing)
+        _profile_on_machines(context, on, location, artifact_ids)
         return
     profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
-    options = ProfileOptions(
-        opt.integers(batch, "--batch") or None,
-        opt.integers(seq, "--seq"),
-        **limits,
-        strict=strict,
-        threads=opt.integers(threads, "--threads"),
-        artifacts=artifact_ids,
-        runtime=runtime,
-        phase=phase,
-        allow_leak=allow_leak,
-        choose=choice_options,
-        estimate_error=known_error(profile, load_profile("host", profiles)),
-        no_host=no_host,
+    batches, seqs, counts = (
+        opt.integers(text, option) for text, option in ((batch, "--batch"), (seq, "--seq"), (threads, "--threads"))
     )
-
+    options = ProfileOptions(
+        batches or None, seqs, **limits, strict=strict, threads=counts, artifacts=artifact_ids, runtime=runtime,
+        phase=phase, allow_leak=allow_leak, choose=choice, no_host=no_host,
+        estimate_error=known_error(profile, load_profile("host", profiles)),
+    )  # fmt: skip
     shown = []
 
     def show(estimates: Report) -> None:
@@ -203,6 +197,8 @@ def command(
             f"interrupted: {len(error.report.rows)} rows of {names} are in "
             f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
+
+    # 4. The report is written and printed
     written = write_report(report, location)
     if publish is not None:
         _publish([report], location, publish, progress)
@@ -232,7 +228,7 @@ def _publish(reports: Iterable[Report], location: Location, path: Path, progress
 
 
 def _profile_on_machines(
-    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], choosing: Sequence[str]
+    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
     from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
@@ -242,9 +238,8 @@ def _profile_on_machines(
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
     progress = opt.show_progress()
     profile = load_device(device, artifacts, progress)
-    measuring = ("batch", "seq", "threads", "runtime", "phase")
-    forwarded = (*measuring, "strict", "choose", "allow_leak", *_LIMITS, *choosing)
-    options = opt.forward_options(context, forwarded)
+    measuring = ("batch", "seq", "threads", "runtime", "phase", "strict", "choose", "allow_leak")
+    options = opt.forward_options(context, (*measuring, *_LIMITS, *_CHOOSING))
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
     targets = find_targets(on, artifacts)
     reports, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)

@@ -27,11 +27,7 @@ def command(
     ),
     no_source: bool = opt.advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
     min_score: float | None = Option(
-        None,
-        metavar="X",
-        min=0.0,
-        max=1.0,
-        help="Lowest accepted accuracy (several labels, spans: F1), e.g. 0.85.",
+        None, metavar="X", min=0.0, max=1.0, help="Lowest accepted accuracy (several labels, spans: F1), e.g. 0.85."
     ),
     max_latency: str | None = Option(None, metavar="TIME", help="Limit of the median latency, e.g. 5ms."),
     max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
@@ -82,6 +78,7 @@ def command(
     from edgeformer.data.sources import Columns
     from edgeformer.report.model_search import PAGE_FILE, print_model_search, write_page
 
+    # 1. Limits, source and budget
     progress = opt.show_progress()
     with needs_extra("train", "search"):
         from edgeformer.model_search.driver import ModelSearchOptions, search_models
@@ -99,13 +96,12 @@ def command(
     budget = budget or ("5min" if source is None else "12min")
     budget_s = None if budget == "none" else opt.parse_value("--budget", budget, parse_milliseconds) / 1000
     options = ModelSearchOptions(tuple(limits), minimize, budget_s, every, tuple(models.split(",")) if models else ())
+    # 2. The models to try, from a recipe or a data file
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
         if text or label or labels or encoding or delimiter or quote or test:
-            raise InputError(
-                "--text, --label, --labels, --encoding, --delimiter, --quote, --test: of a data file; a recipe names "
-                "these itself"
-            )
+            flags = "--text, --label, --labels, --encoding, --delimiter, --quote, --test"
+            raise InputError(f"{flags}: of a data file; a recipe names these itself")
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:
@@ -114,6 +110,7 @@ def command(
         columns = Columns(text, None, label, encoding, labels, delimiter, quote)
         search_name = name or recipe_name(data)
         ladder = ladder_of_file(data, columns, source, progress, test)
+    # 3. Search
     result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)
     page = artifacts / f"{search_name}-search" / PAGE_FILE
     if as_json:

@@ -38,9 +38,9 @@ def prepare_text(
             texts[part] = list(paragraphs(config, part))
             progress.advance()
     if config.stream:
-        settings = {"min_characters": config.min_characters, "first_n": config.first_n}
+        limits = {"min_characters": config.min_characters, "first_n": config.first_n}
         pairs = lambda: ((text, 0) for text in paragraphs(config, "train"))  # noqa: E731
-        stream = Stream(config.parts["train"], settings, pairs, classes=0)
+        stream = Stream(config.parts["train"], limits, pairs, classes=0)
     else:
         stream = Stream.of_texts(LabelledTexts.unlabelled(texts.pop("train")))
 
@@ -57,16 +57,10 @@ def prepare_text(
                 yield encode_paragraphs(piece_texts, config, plain)
 
     # 2. Tokenize the training set on disk, then the others
+    load = partial(load_language_tokenizer, vocab_size=vocab_size)
+    settings = {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size}
     tokenizer, stored = store_training_set(
-        stream,
-        tokenizer_config,
-        partial(load_language_tokenizer, vocab_size=vocab_size),
-        encode_pieces,
-        TextRows,
-        {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size},
-        texts,
-        cache,
-        progress,
+        stream, tokenizer_config, load, encode_pieces, TextRows, settings, texts, cache, progress
     )
     plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):

@@ -227,6 +227,7 @@ def format_of_source(source: FileSource) -> str:
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
     """Stream the records of a file. ``labels``: as in :func:`class_records`. Raises DataError."""
+    # 1. A table that a library reads
     path = Path(source.path)
     check_file(path)
     kind = format_of_source(source)
@@ -240,6 +241,7 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
         except Exception as error:  # pyarrow's errors have no common base class
             raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}; write it again") from None
         return
+    # 2. Lines of text
     if kind == "text" and source.label is not None and source.label_value is None:
         raise DataError(
             f"{path}: plain text has no label column; set label_value: of the source to the label of all its lines"

@@ -268,19 +268,12 @@ def excerpt(text: str, limit: int) -> str:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with their labels.
+    """Texts with their labels."""
 
-    Attributes:
-        texts: [n] as the source has them, not cleaned.
-        labels: int64 [n], indices into data.labels; with several labels per row, sets of labels as bits.
-        sources: int64 [n], the number of each row's source; None: not needed.
-        empty: rows of a file without a text, which are left out.
-    """
-
-    texts: list[Text]
-    labels: NDArray[np.int64]
-    sources: NDArray[np.int64] | None = None
-    empty: int = 0
+    texts: list[Text]  # [n] as the source has them, not cleaned
+    labels: NDArray[np.int64]  # [n], indices into data.labels; with several labels per row, sets of labels as bits
+    sources: NDArray[np.int64] | None = None  # [n], the number of each row's source; None: not needed
+    empty: int = 0  # rows of a file without a text, which are left out
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -184,19 +184,12 @@ def quiet_transformers() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """A model's folder.
+    """A model's folder."""
 
-    Attributes:
-        root: the folder, or the hub's copy.
-        folder: where configuration, weights and tokenizer are: ``root``, or ``0_Transformer`` in it.
-        modules: of sentence-transformers, in their order; None: it is not such a folder.
-        sentence: settings of the first module.
-    """
-
-    root: Path
-    folder: Path
-    modules: tuple[SentenceModule, ...] | None
-    sentence: SentenceFile
+    root: Path  # or the hub's copy
+    folder: Path  # where configuration, weights and tokenizer are: ``root``, or ``0_Transformer`` in it
+    modules: tuple[SentenceModule, ...] | None  # of sentence-transformers, in order; None: it is not such a folder
+    sentence: SentenceFile  # settings of the first module
 
     @staticmethod
     def open(name: str) -> SourceFolder:

@@ -80,20 +80,15 @@ class Columns:
     """Columns of a file that the user names (None: found by name), and its layout (None: detected).
 
     Raises InputError: an unknown encoding, delimiter or quote.
-
-    Attributes:
-        text: a column, or several with commas.
-        label_names: with commas, of labels that are numbers.
-        delimiter, quote: a character, or its name in :data:`CHARACTERS`.
     """
 
-    text: str | None = None
+    text: str | None = None  # a column, or several with commas
     text_pair: str | None = None
     label: str | None = None
     encoding: str | None = None
-    label_names: str | None = None
-    delimiter: str | None = None
-    quote: str | None = None
+    label_names: str | None = None  # with commas, of labels that are numbers
+    delimiter: str | None = None  # a character, or its name in :data:`CHARACTERS`
+    quote: str | None = None  # also
 
     def __post_init__(self) -> None:
         for option, allowed in CHARACTERS.items():
@@ -151,14 +146,9 @@ def matching_column(names: Iterable[str], columns: Sequence[str]) -> str | None:
 
 
 def read(
-    source: Source,
-    labels: Sequence[str] = (),
-    separator: str | None = None,
-    *,
-    blanks: bool = False,
-    skipped: list[str] | None = None,
-    with_labels: bool = True,
-) -> Iterator[Row]:
+    source: Source, labels: Sequence[str] = (), separator: str | None = None, *, blanks: bool = False,
+    skipped: list[str] | None = None, with_labels: bool = True,
+) -> Iterator[Row]:  # fmt: skip
     """Stream the rows of a source.
 
     Args:
@@ -200,25 +190,21 @@ def read(
 
 
 def file_source(
-    path: Path,
-    like: Source | None = None,
-    *,
-    labelled: bool = True,
-    labels: Sequence[str] = LABEL_COLUMNS,
+    path: Path, like: Source | None = None, *, labelled: bool = True, labels: Sequence[str] = LABEL_COLUMNS,
     columns: Columns | None = None,
-) -> FileSource:
+) -> FileSource:  # fmt: skip
     """Return a source for a file, with the columns of ``like`` if the file has them, else with well-known columns.
 
     Args:
-        like: source that the file replaces, of pairs, of single texts or of texts with spans. None: pairs if the file
-            has their columns.
+        like: source that the file replaces; None: pairs if the file has their columns, else single texts.
         labelled: False: find the text only.
         labels: possible names of the label column.
-        columns: columns that the user names. A text without a second text is a single text. Numbers are the columns
-            of a file without a header. None: the user cannot name columns.
+        columns: that the user names. A text without a second text is a single text. Numbers are the columns of a file
+            without a header. None: the user cannot name columns.
 
     Raises DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
+    # 1. Read the names of its columns
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
         check_file(path)
@@ -239,6 +225,7 @@ def file_source(
             remedy = f"choose one (--{kind} COLUMN, or NUMBER if the first line has no column names), or {remedy}"
         raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
+    # 2. Find the columns of the texts
     text, second = user_columns.texts(names), user_columns.text_pair
     if text is None and second is None and (like is None or like_pair is not None):
         own_pair: list[tuple[Any, Any]] = [(like_text, like_pair)] if like_pair is not None else []
@@ -247,10 +234,8 @@ def file_source(
         if text is None and like_pair is not None:
             option = "choose them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
             known_pairs = ", ".join(" and ".join((*column_names(first), other)) for first, other in pairs)
-            raise DataError(
-                f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two columns to "
-                f"{known_pairs}"
-            )
+            shown = format_names(names)
+            raise DataError(f"{path}: no pairs of texts; columns: {shown}; {option}rename two columns to {known_pairs}")
     if text is None and isinstance(like_text, tuple):
         text = tuple(find("text", [name]) for name in like_text)
     if text is None:
@@ -259,6 +244,7 @@ def file_source(
     if second in column_names(text):
         raise DataError(f"{path}: column {second!r} cannot be both texts of a pair; choose two columns")
     source = source.model_copy(update={"text": text, "text_pair": second})
+    # 3. Find the column of the label
     if not labelled:
         return source
     label = user_columns.label
@@ -306,14 +292,9 @@ def columns_of(source: FileSource) -> list[str]:
 
 
 def replacement_source(
-    path: Path,
-    parts: Mapping[str, Sequence[Source]],
-    columns: Columns | None = None,
-    *,
-    labelled: bool = True,
-    single: bool = False,
-    labels: Sequence[str] = LABEL_COLUMNS,
-) -> FileSource:
+    path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None, *, labelled: bool = True,
+    single: bool = False, labels: Sequence[str] = LABEL_COLUMNS,
+) -> FileSource:  # fmt: skip
     """Return a source for a file that replaces a model's own data; pairs only if that data has pairs.
 
     ``labels``: possible names of the label column.
@@ -398,7 +379,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     if not isinstance(config, DataConfig):  # pairs of texts
         pairs, notes = imported_parts(folder, scored=True)
         return config.model_copy(update={"parts": pairs}), notes
-    # Parts that the protocol requires ("given" needs no validation part).
+    # 1. Find the file of each part that the protocol requires ("given" needs no validation part)
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     required |= {"imported": (), "stratified": ("train",)}
     needed = dict.fromkeys(required.get(config.split, ("train", "validation")), f"split {config.split!r}")
@@ -417,6 +398,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
         unread = [] if part in names else _files_of_part(folder.resolve(), part, suffixes)[:1]
         if unread and unread[0] not in files.values():
             notes.append(f"{unread[0].name} is not used: split {config.split} of this recipe has no such part")
+    # 2. Choose the protocol that these files allow
     protocol = config.split
     if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for both would select the epoch and also give the reported score.

@@ -47,19 +47,14 @@ Encode = Callable[[Tokenizer, Iterator[LabelledTexts], dict[str, Any]], Iterator
 class Stream:
     """The texts of a training set.
 
-    Attributes:
-        sources: sources that ``pairs`` reads; empty: the texts are in memory.
-        settings: settings besides the sources that determine what ``pairs`` yields.
-        pairs: all texts with their class index (or labels as bits), from the beginning.
-        several: whether a text can have several labels.
-        check: takes the rows of each class, and raises DataError if they do not suffice for training.
+    ``check`` takes the rows of each class, and raises DataError if they do not suffice for training.
     """
 
-    sources: Sequence[Source]
-    settings: Mapping[str, object]
-    pairs: Callable[[], Iterator[tuple[Text, int]]]
+    sources: Sequence[Source]  # that ``pairs`` reads; empty: the texts are in memory
+    settings: Mapping[str, object]  # that also determine what ``pairs`` yields
+    pairs: Callable[[], Iterator[tuple[Text, int]]]  # all texts with their class index (or labels as bits)
     classes: int
-    several: bool = False
+    several: bool = False  # a text can have several labels
     check: Callable[[Sequence[int]], None] = lambda counts: None
 
     @classmethod
@@ -84,16 +79,9 @@ class Stream:
 
 
 def store_training_set(
-    stream: Stream,
-    config: TokenizerConfig,
-    load: Callable[..., Tokenizer],
-    encode: Encode[RowsT],
-    kind: type[RowsT],
-    settings: Mapping[str, object],
-    other_texts: Mapping[str, Sequence[str]],
-    cache: Path,
-    progress: Progress,
-) -> tuple[Tokenizer, StoredRows[RowsT]]:
+    stream: Stream, config: TokenizerConfig, load: Callable[..., Tokenizer], encode: Encode[RowsT], kind: type[RowsT],
+    settings: Mapping[str, object], other_texts: Mapping[str, Sequence[str]], cache: Path, progress: Progress,
+) -> tuple[Tokenizer, StoredRows[RowsT]]:  # fmt: skip
     """Return the tokenizer and rows of a training set, and reuse those of an earlier run.
 
     Args:

@@ -230,9 +230,7 @@ def source_tokenizer(source: SourceFolder) -> tuple[Tokenizer, int | None]:
 def keep_settings(tokenizer: Tokenizer, pad: str | None = None, side: str | None = None) -> None:
     """Turn truncation and padding off, and keep what a tokenizer.json states in them: padding token, and side of cuts.
 
-    Args:
-        pad: the padding token; None: the stated one, else one of the usual names.
-        side: where texts are cut, ``left`` or ``right``; None: the stated one, else right.
+    ``pad``: None: the stated one, else one of the usual names. ``side``: ``left``, ``right``; None: the stated one.
     """
     pad = pad or (tokenizer.padding or {}).get("pad_token")
     side = side or (tokenizer.truncation or {}).get("direction")
@@ -345,17 +343,13 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
 class TextBounds:
     """Tokens around the texts of a language model.
 
-    Attributes:
-        boundary: between documents of training text, and in front of an empty prompt if there is no ``begin``.
-        begin: in front of a text; the boundary for models trained here, none for some imported ones.
-        ends: end a generated text.
-        reads_names: the names of special tokens in a text are these tokens, the boundary included, as in the library
-            that an imported model comes from.
+    ``reads_names``: the names of special tokens in a text are these tokens, the boundary included, as in the library
+    that an imported model comes from.
     """
 
-    boundary: int
-    begin: tuple[int, ...]
-    ends: tuple[int, ...]
+    boundary: int  # between documents of training text, and in front of an empty prompt if there is no ``begin``
+    begin: tuple[int, ...]  # in front of a text; the boundary for models trained here, none for some imported ones
+    ends: tuple[int, ...]  # end a generated text
     reads_names: bool
 
     @staticmethod

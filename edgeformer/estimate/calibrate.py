@@ -234,9 +234,8 @@ def calibrate(
         bundle: whose full FP32, INT8 and FP16 ONNX graphs, where it has them, are timed on this host.
         base: name, title and budgets are kept.
         shapes: (batch, seq) to fit on; those that the model cannot take are left out.
-        further: bundles of other models; with two of them or more, each model is left out once, which measures the
-            error of estimates for a model that was not fitted.
-        allow_noise: return the profile also if other work on the machine disturbed the measuring processes.
+        further: of other models; with two of them or more, each model is left out once, which measures the error of
+            estimates for a model that was not fitted.
 
     Raises:
         InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on; one
@@ -361,9 +360,8 @@ def validate(
     gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays.
     Cases that could not be measured stably count for no error; those that could not be compared are left out.
 
-    Raises:
-        InputError: the profile has no calibration, or its device is not here; or every case was fitted.
-        EdgeformerError: nothing could be measured, or nothing estimated.
+    Raises InputError: the profile has no calibration, or its device is not here; or every case was fitted;
+    EdgeformerError: nothing could be measured, or nothing estimated.
     """
     # 1. The calibration to check; a card gets one without rates
     target = find_target(device)

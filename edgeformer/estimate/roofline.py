@@ -222,12 +222,9 @@ def estimate_memory(
 ) -> Memory:
     """Return weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
 
-    Args:
-        weights: bytes as stored.
-        step_bytes: the largest node's inputs and outputs together.
-        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
+    ``weights`` are bytes as stored, ``step_bytes`` the largest node's inputs and outputs, ``feed_bytes`` a call's inputs.
     """
-    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes
+    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes  # caches of earlier tokens are read and written
     alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes
     if not gpu:
         low = _CPU_COPIES_LOW * weights + alive_low

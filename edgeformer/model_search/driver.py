@@ -48,20 +48,15 @@ class _CommandError(EdgeformerError):
 class ModelSearchOptions:
     """What is searched for.
 
-    Attributes:
-        limits: what a candidate must keep.
-        minimize: quantity of which the recommended artifact has least.
-        budget_s: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
-            export and measurement, and skipped if not even one may; the first model is never skipped.
-        tries_all: also train models that come after one that keeps the limits, or that promise no better score.
-        models: names of the ladder; empty: all.
+    ``budget_s``: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
+    export and measurement, and skipped if not even one may; the first model is never skipped.
     """
 
-    limits: tuple[Limit, ...] = ()
-    minimize: Literal["latency", "size"] = "latency"
+    limits: tuple[Limit, ...] = ()  # what a candidate must keep
+    minimize: Literal["latency", "size"] = "latency"  # quantity of which the recommended artifact has least
     budget_s: float | None = None
-    tries_all: bool = False
-    models: tuple[str, ...] = ()
+    tries_all: bool = False  # also train models after one that keeps the limits, or that promise no better score
+    models: tuple[str, ...] = ()  # names of the ladder; empty: all
 
 
 def search_models(
@@ -77,15 +72,12 @@ def search_models(
 
     Args:
         name: of the search; the runs are called ``<name>-<model>``.
-        data: the data file or the recipe, for the result.
-        ladder: of :mod:`edgeformer.model_search.ladder`.
-        source: the pretrained encoder of the ladder, for the result.
+        data, source: the data file or the recipe, and the pretrained encoder of the ladder, for the result.
         device: profile that the artifacts are judged for.
         on_change: called after each model with the result so far and its folder.
 
-    Raises:
-        InputError: unknown model names, an invalid name, or a search of this name with other data.
-        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
+    Raises InputError: unknown model names, an invalid name, or a search of this name with other data; InterruptedRun:
+    Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
     """
     unknown = sorted({*options.models} - {model.name for model in ladder})
     if unknown:

@@ -38,23 +38,14 @@ _FOLD = {
 
 @dataclass(frozen=True)
 class LadderModel:
-    """A model that the search may train.
+    """A model that the search may train."""
 
-    Attributes:
-        name: in tables, and the end of its run's name.
-        description: for people.
-        sections: of its recipe, without name and teacher; paths are absolute.
-        teachers: models of which the best one teaches it; of those that are not trained, the first.
-        untaught: the same model without a teacher, which it must surpass.
-        smaller: model of the same kind; if that is far below the best one, this is not expected to surpass it.
-    """
-
-    name: str
-    description: str
-    sections: Mapping[str, Any]
-    teachers: tuple[str, ...] = ()
-    untaught: str | None = None
-    smaller: str | None = None
+    name: str  # in tables, and the end of its run's name
+    description: str  # for people
+    sections: Mapping[str, Any]  # of its recipe, without name and teacher; paths are absolute
+    teachers: tuple[str, ...] = ()  # models of which the best one teaches it; of those that are not trained, the first
+    untaught: str | None = None  # the same model without a teacher, which it must surpass
+    smaller: str | None = None  # of the same kind; if that is far below the best one, this cannot be expected to win
 
 
 def ladder_of_file(

@@ -75,15 +75,10 @@ class Answer:
 
 
 def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
-    """Run probe scripts in parallel, each in its own process.
+    """Run probe scripts in parallel, each in its own process, and return module → answer; None: it is not installed.
 
-    Args:
-        scripts: module → Python code that imports it and reports facts with ``say(key=value, …)``; an exception becomes
-            the error text.
-        timeout_s: time limit of each in seconds.
-
-    Returns:
-        module → answer; None for modules that are not installed.
+    ``scripts``: module → Python code that imports it and reports facts with ``say(key=value, …)``; an exception becomes
+    the error text.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -101,11 +101,7 @@ def exit_text(code: int) -> str:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let this process end when its parent ends; without effect in a process that :func:`start` did not start.
-
-    Args:
-        parent: process id, after a fork; None: as :func:`start` says.
-    """
+    """Let this process end when its parent ends: the caller of :func:`start`, if any, or after a fork ``parent``."""
     parent = parent or int(os.environ.pop(_PARENT, "0"))
     if parent and not _is_killed_by_kernel():
         threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()

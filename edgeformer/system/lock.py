@@ -42,9 +42,7 @@ def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
 def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     """Lock a folder for ``work``; a lock whose owner is dead is taken over.
 
-    Raises:
-        LockedError: another process holds the lock; the message names it.
-        ArtifactError: the folder cannot be written.
+    Raises LockedError, which names the process that holds the lock, or ArtifactError: the folder cannot be written.
     """
     return _lock(folder / LOCK_FILE, folder, work)
 
@@ -66,9 +64,9 @@ def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
 
 
 def has_live_owner(folder: Path) -> bool:
-    """Return whether a live process works in ``folder``, from its owner record; takes no lock.
+    """Return for display, without a lock, whether a live process works in ``folder``, from its owner record.
 
-    For display only. A process on another host counts as alive while a file in the folder is younger than a day.
+    A process on another host counts as alive while a file in the folder is younger than a day.
     """
     owner = _read_owner(folder / LOCK_FILE)
     if not _is_alive(owner):

@@ -71,9 +71,7 @@ def keep_heap(tokens: int) -> Iterator[None]:
     bfloat16 products use oneDNN, which caches primitives per batch length (7 MiB per step) in gaps that the next
     length's tensors would need: with a hundred lengths a training grew from 3 to 7 GiB. For large batches the caches
     are therefore limited, unless the environment sets their size. This holds from the process's first such product.
-
-    Args:
-        tokens: number of tokens of the longest batch.
+    ``tokens``: of the longest batch.
     """
     # 1 if glibc accepts the size of blocks with their own pages, and the size of free memory that is trimmed.
     changed = _call_glibc("mallopt", _MMAP_THRESHOLD, OWN_PAGES) and _call_glibc("mallopt", _TRIM_THRESHOLD, _NEVER)
