@@ -54,7 +54,6 @@ def command(
     from edgeformer.artifacts.report import MeasureRules
     from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration
-    from edgeformer.run import locate
     from edgeformer.system.host import describe_host
 
     counts, progress, profiles = opt.integers(threads, "--threads"), opt.show_progress(), own_profiles(artifacts)
@@ -71,7 +70,7 @@ def command(
     options = CalibrationOptions(
         calibrate=not validate_only, check=validate or validate_only, shapes=tuple(product(batches, seqs)),
         threads=counts[0] if counts else None, rules=MeasureRules.strict() if strict else None,
-        further=tuple(locate(name, artifacts).require_bundle() for name in also or ()), allow_noise=allow_noise,
+        further=tuple(opt.locate(name, artifacts).require_bundle() for name in also or ()), allow_noise=allow_noise,
     )  # fmt: skip
     profile = load_profile(device or "host", profiles, progress.message)
     profile, written = improve(bundle, profile, options, profiles, progress)

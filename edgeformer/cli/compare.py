@@ -40,12 +40,11 @@ def command(
     """
     from edgeformer.artifacts.report import read_report
     from edgeformer.report import compare, devices
-    from edgeformer.run import locate
 
     # 1. Runs
     files = [Path(name) for name in runs if name.endswith(".json")]
     if not files and device is None:
-        locations = [locate(run, artifacts) for run in runs]
+        locations = [opt.locate(run, artifacts) for run in runs]
         rows, note = compare.run_records(locations), compare.score_note(locations)
         if as_json or style == "json":
             opt.print_json({"runs": rows, "note": note})
@@ -86,7 +85,7 @@ def command(
     if device is None:
         first, second = map(read_report, files)
     else:
-        first, second = (compare.report_of(locate(run, artifacts), device) for run in runs)
+        first, second = (compare.report_of(opt.locate(run, artifacts), device) for run in runs)
     compared = compare.compare_reports(first, second)
     if as_json or style == "json":
         opt.print_json(compared)

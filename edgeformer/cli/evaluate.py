@@ -44,9 +44,8 @@ def command(
     """
     from edgeformer.inference.evaluate import EvaluateOptions, evaluate
     from edgeformer.report.tables import early_exit_table, evaluation_table
-    from edgeformer.run import locate
 
-    location = locate(run, artifacts)
+    location = opt.locate(run, artifacts)
     options = EvaluateOptions(artifact, split, data, batch, threshold, text, label, pair, runtime, encoding)
     evaluation = evaluate(location, options, opt.show_progress())
     if as_json:

@@ -45,9 +45,8 @@ def command(
     from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
     from edgeformer.report.sentences import exit_guarantee, exit_time
     from edgeformer.report.tables import guarantee_table
-    from edgeformer.run import locate
 
-    location = locate(run, artifacts)
+    location = opt.locate(run, artifacts)
     step = artifact or location.artifact
     rows = EvaluateOptions(step, split, data, text=text, label=label, pair=pair, runtime=runtime, encoding=encoding)
     drop, wrong = opt.parse_value("--max-drop", max_drop, parse_share), opt.parse_value("--risk", risk, parse_share)

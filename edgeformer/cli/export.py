@@ -96,10 +96,9 @@ def command(
     from edgeformer.artifacts.documents import own_profiles
     from edgeformer.artifacts.files import whole
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
-    from edgeformer.run import locate
 
     # 1. The bundle to write, and the options
-    location, progress = locate(run, artifacts), opt.show_progress()
+    location, progress = opt.locate(run, artifacts), opt.show_progress()
     is_graph_bundle = location.run is None and location.open_bundle().manifest.wrapped is not None
     folder = location.require_bundle() if is_graph_bundle else location.require_run() / BUNDLE_FOLDER
     if run is None:

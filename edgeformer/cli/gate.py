@@ -77,7 +77,6 @@ def command(
     from edgeformer.benchmark.request import ProfileOptions
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.gate import append_summary, junit_xml, print_gate
-    from edgeformer.run import locate
 
     # 1. The limits, and the files to write
     texts = {"max_slowdown": max_slowdown, "max_memory_growth": max_memory_growth}
@@ -100,7 +99,7 @@ def command(
     if against.endswith(".json"):
         baseline, notes = named_baseline(Path(against))
     else:
-        baseline, notes = locate(against, artifacts).open_bundle(), []
+        baseline, notes = opt.locate(against, artifacts).open_bundle(), []
     options = ProfileOptions(
         opt.integers(batch, "--batch") or None, opt.integers(seq, "--seq"), threads=opt.integers(threads, "--threads"),
         artifacts=tuple(artifact or ()), runtime=runtime, allow_leak=allow_leak,

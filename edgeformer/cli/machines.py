@@ -42,11 +42,10 @@ def add(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.machines.commands import add_machine
     from edgeformer.report.tables import print_calibration
-    from edgeformer.run import locate
 
     progress = opt.show_progress()
     base = load_profile(device, own_profiles(artifacts), progress.message) if device is not None else None
-    bundles = [locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
+    bundles = [opt.locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
     options = ["--allow-noise"] if allow_noise else []
     profile, path = add_machine(name, host, bundles, base, options, artifacts, progress)
     if as_json:

@@ -295,6 +295,13 @@ def resolve_recipe(
     return recipe
 
 
+def locate(run: str | None, artifacts: Path) -> Location:
+    """Return the run and the bundle that RUN names. Raises InputError or ArtifactError: there is no such run."""
+    from edgeformer import run as runs
+
+    return runs.locate(run, artifacts)
+
+
 def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, command: str) -> tuple[Location, list[str]]:
     """Split the arguments [RUN] TEXT… of ``command`` into the run and the texts.
 
@@ -303,7 +310,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     never becomes a text for another run. Raises InputError or ArtifactError: no such run.
     """
     from edgeformer.artifacts.data_config import NAME_PATTERN
-    from edgeformer.run import locate, run_folders
+    from edgeformer.run import run_folders
 
     if run is not None or not words:
         return locate(run, artifacts), words
@@ -348,7 +355,7 @@ def locate_or_import(
 ) -> Location:
     """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``."""
     from edgeformer.bundle import find_enclosing_bundle
-    from edgeformer.run import Location, locate
+    from edgeformer.run import Location
 
     path = Path(run or "")
     if run is not None and path.suffix == ".onnx" and path.is_file() and find_enclosing_bundle(path) is None:

@@ -43,10 +43,9 @@ def command(
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.units import format_bytes
-    from edgeformer.run import locate
     from edgeformer.web import PageOptions, publish
 
-    location = locate(bundle, artifacts)
+    location = opt.locate(bundle, artifacts)
     shapes = tuple(product(opt.integers(batch, "--batch") or (1,), opt.integers(seq, "--seq") or (16, 128)))
     shapes = shapes if batch or seq else ()
     options = PageOptions(libraries, tuple(artifact or ()), tuple(provider or ()), shapes, allow_leak)

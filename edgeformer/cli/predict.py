@@ -137,9 +137,9 @@ def command(
         from edgeformer.data.unlabelled import Reading
         from edgeformer.inference.predict import predicts_vectors
         from edgeformer.inference.rank import RankOptions
-        from edgeformer.run import locate
 
-        location, source = locate(run or next(iter(arguments), None), artifacts), Path(file) if file != "-" else None
+        location = opt.locate(run or next(iter(arguments), None), artifacts)
+        source = Path(file) if file != "-" else None
         owner, opening = location.open_model(), (artifact, probability, runtime)
         file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
         single = bool(query) or predicts_vectors(location)

@@ -122,7 +122,6 @@ def command(
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
-    from edgeformer.run import locate
 
     # 1. The limits
     if search:
@@ -142,7 +141,7 @@ def command(
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
         reason = f"{run} is a report, so nothing is measured; leave it out"
         opt.refuse_options(context, (*_MEASURING, *_CHOOSING), reason)
-        bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
+        bundle = opt.locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
         profile = load_profile(device or target, profiles, progress.message)
         judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)

@@ -69,7 +69,6 @@ def command(
         from edgeformer.serve.server import ServeOptions, serve
         from edgeformer.serve.service import ServeLimits, Service
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
-    from edgeformer.run import locate
 
     seconds = opt.parse_value("--timeout", timeout, parse_milliseconds) / 1e3
     body = opt.parse_value("--max-body", max_body, parse_bytes)
@@ -82,7 +81,7 @@ def command(
             template = chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--chat-template {chat_template}: cannot be read: {error}; give a text file") from None
-    location = locate(bundle, artifacts)
+    location = opt.locate(bundle, artifacts)
 
     def ready(service: Service, address: str) -> None:
         if as_json:

@@ -46,9 +46,8 @@ def command(
     """
     from edgeformer.inference.verify import record, verify
     from edgeformer.report.tables import print_verification
-    from edgeformer.run import locate
 
-    location = locate(bundle, artifacts)
+    location = opt.locate(bundle, artifacts)
     opened, progress = location.open_bundle(), opt.show_progress()
     artifact = artifact or location.artifact
     if on is not None:

@@ -7,9 +7,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from typing_extensions import Self
 from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, Tag, column_names
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
+T = TypeVar("T")
 Record = tuple[str, Mapping[str, object]]
 """Place of a record ("reviews.csv, line 7"), and its values by column."""
 Int64s = NDArray[np.int64]
@@ -404,6 +405,19 @@ def score_of(row: Row) -> int:
             f"{MAX_SCORE:g}; correct this row"
         )
     return round(score / SCORE_UNIT)
+
+
+def in_pieces(items: Iterable[T], size_of: Callable[[T], int], most_items: int, most_size: int) -> Iterator[list[T]]:
+    """Yield lists of at most ``most_items`` items and of about ``most_size`` in all; a single item may be larger."""
+    piece, size = list[T](), 0
+    for item in items:
+        piece.append(item)
+        size += size_of(item)
+        if len(piece) >= most_items or size >= most_size:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def query_numbers(texts: Sequence[Text]) -> NDArray[np.int64] | None:

@@ -32,16 +32,7 @@ from edgeformer.artifacts.data_config import (
     column_names,
 )
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
-from edgeformer.data.records import (
-    COMPRESSIONS,
-    check_file,
-    chosen_records,
-    class_records,
-    file_records,
-    format_of_source,
-    hub_rows,
-    suffix_format,
-)
+from edgeformer.data import records
 from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of, span_rows
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
@@ -167,14 +158,14 @@ def read(
         source = source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
     has_spans = isinstance(source, SpanSource) and with_labels
     if isinstance(source, HubSource):
-        name, records = source.title, class_records(hub_rows(source), source.title, labels)
+        name, stream = source.title, records.class_records(records.hub_rows(source), source.title, labels)
     else:
-        name, records = source.path, file_records(source, () if has_spans else labels)
-    records = chosen_records(records, source.where)
+        name, stream = source.path, records.file_records(source, () if has_spans else labels)
+    stream = records.chosen_records(stream, source.where)
     if isinstance(source, SpanSource) and has_spans:
-        rows = span_rows(records, source, labels)
+        rows = span_rows(stream, source, labels)
     else:
-        rows = rows_of(records, source, separator, blanks=blanks)
+        rows = rows_of(stream, source, separator, blanks=blanks)
     is_empty = True
     for row in rows:
         is_empty = False
@@ -207,7 +198,7 @@ def file_source(
     # 1. Read the names of its columns
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
-        check_file(path)
+        records.check_file(path)
         keys: dict[str, Any] = {"path": str(path), "format": None, "encoding": user_columns.encoding, "where": {}}
         keys |= {"text": user_columns.text or like.text, "label": user_columns.label or like.label}
         return like.model_copy(update=keys)
@@ -261,9 +252,9 @@ def file_source(
 
 def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
     """Return a source with the layout of a file (that of ``like`` as far as it fits), and the names of its columns."""
-    check_file(path)
+    records.check_file(path)
     layout: dict[str, Any] = {}
-    kind = suffix_format(path)
+    kind = records.suffix_format(path)
     if isinstance(like, FileSource) and kind not in ("jsonl", "parquet"):
         if kind in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
             layout = {"format": like.format, "delimiter": like.delimiter, "quote": like.quote}
@@ -278,7 +269,8 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
     source = FileSource(kind="file", path=str(path), text=text, label=None, **layout)
     columns = columns_of(source)
     names = [name for _, name in user_columns.by_option(columns)]
-    if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):
+    is_table = records.format_of_source(source) in ("csv", "tsv")
+    if are_numbers and source.header and is_table and not set(names) <= set(columns):
         source = source.model_copy(update={"header": False})
         columns = columns_of(source)
     return source, columns
@@ -286,7 +278,7 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
 
 def columns_of(source: FileSource) -> list[str]:
     """Return the names of a file's columns, by its first record. Raises DataError for a file without records."""
-    for _, values in file_records(source):
+    for _, values in records.file_records(source):
         return list(values)
     raise DataError(f"{source.path}: has no rows; a set needs at least one")
 
@@ -498,6 +490,7 @@ def _part_files(
 
 def _files_of_part(folder: Path, part: str, suffixes: Sequence[str]) -> list[Path]:
     """Return the files of a folder that are named like a part, in order of preference."""
-    endings = [f".{name}{end}" for name in suffixes for end in (("",) if name == "parquet" else ("", *COMPRESSIONS))]
+    packed = ("", *records.COMPRESSIONS)
+    endings = [f".{name}{end}" for name in suffixes for end in (("",) if name == "parquet" else packed)]
     stems = (part, *_OTHER_STEMS.get(part, ()))
     return [path for stem in stems for ending in endings if (path := folder / f"{stem}{ending}").is_file()]

@@ -25,7 +25,7 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import RowsT
 from edgeformer.data.records import check_file, format_of_source, hub_rows
-from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, in_pieces, join_pair, label_counts
 from edgeformer.data.splits import OverlapCounter
 from edgeformer.data.storage import StoredRows, read_stored, write_facts, write_rows
 from edgeformer.data.tokenization import fingerprint
@@ -66,16 +66,8 @@ class Stream:
 
     def pieces(self) -> Iterator[LabelledTexts]:
         """Yield the texts and labels in pieces of bounded size."""
-        pairs: list[tuple[Text, int]] = []
-        characters = 0
-        for text, label in self.pairs():
-            pairs.append((text, label))
-            characters += len(join_pair(text))
-            if len(pairs) >= _PIECE_ROWS or characters >= _PIECE_CHARACTERS:
-                yield LabelledTexts.of(pairs)
-                pairs, characters = [], 0
-        if pairs:
-            yield LabelledTexts.of(pairs)
+        size_of = lambda pair: len(join_pair(pair[0]))  # noqa: E731
+        return map(LabelledTexts.of, in_pieces(self.pairs(), size_of, _PIECE_ROWS, _PIECE_CHARACTERS))
 
 
 def store_training_set(

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data import records
-from edgeformer.data.rows import Row, text_parts
+from edgeformer.data.rows import Row, in_pieces, text_parts
 from edgeformer.data.sources import Columns, columns_of, read, replacement_source
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
@@ -104,17 +104,12 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
 
 def windows(rows: Iterable[Row], most_rows: int = WINDOW_ROWS) -> Iterator[list[Row]]:
     """Yield rows in groups of at most ``most_rows`` and about WINDOW_CHARACTERS; a single row may have more."""
-    window: list[Row] = []
-    size = 0
-    for row in rows:
-        window.append(row)
+
+    def characters(row: Row) -> int:
         values = (value for value in row.values.values() if isinstance(value, str))
-        size += sum(map(len, (*text_parts(row.text), *values)))
-        if len(window) >= most_rows or size >= WINDOW_CHARACTERS:
-            yield window
-            window, size = [], 0
-    if window:
-        yield window
+        return sum(map(len, (*text_parts(row.text), *values)))
+
+    return in_pieces(rows, characters, most_rows, WINDOW_CHARACTERS)
 
 
 class _InterruptibleInput(io.RawIOBase):

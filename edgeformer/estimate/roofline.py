@@ -222,7 +222,7 @@ def estimate_memory(
 ) -> Memory:
     """Return weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
 
-    ``weights`` are bytes as stored, ``step_bytes`` the largest node's inputs and outputs, ``feed_bytes`` a call's inputs.
+    ``weights`` are bytes as stored, ``step_bytes`` the largest node's inputs and outputs, ``feed_bytes`` the inputs.
     """
     gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes  # caches of earlier tokens are read and written
     alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes

@@ -14,7 +14,7 @@ from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedToke
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.data import prepare as prepare_module
-from edgeformer.data import sources, streaming
+from edgeformer.data import records, streaming
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare, set_texts
@@ -157,7 +157,7 @@ def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path
 def passes(monkeypatch) -> list[str]:
     """The stems of the files whose rows are read, once for each pass."""
     stems: list[str] = []
-    file_records = sources.file_records
+    file_records = records.file_records
 
     def recorded(source, *arguments):
         for number, record in enumerate(file_records(source, *arguments)):
@@ -165,7 +165,7 @@ def passes(monkeypatch) -> list[str]:
                 stems.append(Path(source.path).stem)
             yield record
 
-    monkeypatch.setattr(sources, "file_records", recorded)
+    monkeypatch.setattr(records, "file_records", recorded)
     return stems
 
 
