@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, column_names, parse_tag
-from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
+from edgeformer.artifacts.errors import DataError, did_you_mean, needs_extra
 from edgeformer.data.rows import Record, format_names, tag_runs
 
 FORMATS = {
@@ -234,9 +234,22 @@ def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Rec
     if kind == "parquet":
         if source.encoding is not None:
             raise DataError(f"{path}: Parquet texts are always UTF-8; leave out the encoding {source.encoding}")
+        with needs_extra("train", f"{path}: reading it"):
+            import datasets
+        from pyarrow import parquet
+
         try:
-            yield from class_records(_parquet_rows(path), str(path), labels)
-        except (DataError, MissingDependencyError):
+            metadata, size = parquet.read_metadata(path), path.stat().st_size
+            unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
+                raise DataError(
+                    f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes unpacked are unusual for text in "
+                    f"{size:,} bytes, so the file is not read; if you trust it, write it again as JSONL"
+                )
+            options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
+            rows = datasets.load_dataset("parquet", data_files=str(path), **options)
+            yield from class_records(rows, str(path), labels)
+        except DataError:
             raise
         except Exception as error:  # pyarrow's errors have no common base class
             raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}; write it again") from None
@@ -437,23 +450,6 @@ def hub_rows(source: HubSource) -> Any:
 def first_line(error: Exception) -> str:
     """Return the first line of a library's error message."""
     return (str(error).splitlines() or [""])[0].strip()
-
-
-def _parquet_rows(path: Path) -> Any:
-    """Return the rows of a Parquet file, unpacked in small batches. Raises DataError for a bomb."""
-    with needs_extra("train", f"{path}: reading it"):
-        import datasets
-    from pyarrow import parquet
-
-    metadata, size = parquet.read_metadata(path), path.stat().st_size
-    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
-        raise DataError(
-            f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes unpacked are unusual for text in {size:,} "
-            "bytes, so the file is not read; if you trust it, write it again as JSONL"
-        )
-    options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
-    return datasets.load_dataset("parquet", data_files=str(path), **options)
 
 
 def chosen_records(records: Iterator[Record], where: Mapping[str, Sequence[str]]) -> Iterator[Record]:

@@ -118,13 +118,13 @@ def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | N
         return requested_providers(artifact, runtime) or (None,)
     # Another runtime reads a float graph as its own; it has no good kernels for what ONNX Runtime quantized.
     is_float = artifact.precision in ("fp32", "fp16")
-    openers = [
-        opener
+    providers = [
+        opener.provider(artifact, kind=kind)
         for opener in all_runtimes()
-        if artifact.format in opener.formats or (is_float and opener.also_opens(artifact))
+        if (artifact.format in opener.formats or (is_float and opener.also_opens(artifact)))
+        and published_record().knows(Setting(kind, "", opener.name, "", ""))
     ]
-    known = [opener for opener in openers if published_record().knows(Setting(kind, "", opener.name, "", ""))]
-    return tuple(opener.provider(artifact, kind=kind) for opener in known) or (None,)
+    return tuple(providers) or (None,)
 
 
 def estimate(
@@ -226,25 +226,22 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
     computed = product_type(device, runtime.name, precision, published_record().tf32)
     rates = rates_of(device, computed)
     if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
-        raise EdgeformerError(
-            f"no estimate, because nobody published times of {runtime.name} on {KINDS[device.kind]}; run profile "
-            "on the device itself"
-        )
+        missing = f"nobody published times of {runtime.name} on {KINDS[device.kind]}"
+        raise EdgeformerError(f"no estimate, because {missing}; run profile on the device itself")
 
     def by_record(works: Sequence[NodeWork]) -> Estimated:
         work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
         setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
         return published_record().estimate_ms(setting, work, sum(each.operations for each in works))
 
-    estimated = by_record(works)
+    p50, low, high, check = by_record(works)
     if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
         counted = by_record([work for work in works if work.trust != "unknown"])
-        if (share := 1 - counted.p50 / estimated.p50) > MOST_UNKNOWN:
+        if (share := 1 - counted.p50 / p50) > MOST_UNKNOWN:
             raise EdgeformerError(
                 f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} of "
                 f"the time: {describe_operators(unknown)}; run profile on the device itself"
             )
-    p50, low, high, check = estimated
     reason = published_sentence(check)
     unchecked = Counter(work.operator for work in works if work.trust == "unknown")
     # 2. By the calibration, if it covers the artifact
@@ -266,10 +263,9 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
     warnings = []
     if unchecked:
         warnings.append(f"estimates of {describe_operators(unchecked)} were never checked on any device")
-    if control := [operator for operator in sorted(CONTROL) if any(node.op == operator for node in nodes.nodes)]:
-        warnings.append(
-            f"{' and '.join(control)}: counted as often as it ran on a golden input; other inputs may differ"
-        )
+    if control := sorted(CONTROL & {node.op for node in nodes.nodes}):
+        doubt = "counted as often as it ran on a golden input; other inputs may differ"
+        warnings.append(f"{' and '.join(control)}: {doubt}")
     return Latency(
         status="estimated", p50=p50, low=low, high=high, check=check if calibration is None else None,
         reason="; ".join((reason, *warnings)), warnings=tuple(warnings),
@@ -302,7 +298,5 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
         cases = f"{error.cases} cases of {error.models} models"
         return error.spread_log2, f"the range is the largest error in a cross-validation of {cases}"
     covered = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in validated))
-    return (
-        max(error.spread_log2, _UNVALIDATED_LOG2),
-        f"the cross-validation covers {covered} only, so the range is a guess",
-    )
+    why = f"the cross-validation covers {covered} only, so the range is a guess"
+    return max(error.spread_log2, _UNVALIDATED_LOG2), why

@@ -79,9 +79,8 @@ def run_probe(threads: int) -> HostRates:
     for _ in range(_TRIES):
         end = run_job(ProbeJob(threads=threads), results.append)
         if not results:
-            raise EdgeformerError(
-                f"this host's rates were not measured: {end.reason or 'the probe ended without a result'}"
-            )
+            reason = end.reason or "the probe ended without a result"
+            raise EdgeformerError(f"this host's rates were not measured: {reason}")
         if results[-1].disturbed is None:
             break
     return results[-1]
@@ -117,15 +116,12 @@ def work(message: bytes, send: Send) -> None:
             chains_us.append(float(np.quantile(times_us, 0.1)))
     short_us, long_us = chains_us
     operator_us = max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN))
-    send(
-        HostRates(
-            products=tuple(products),
-            bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
-            operator_us=operator_us,
-            call_us=max(0.0, short_us - _SHORT_CHAIN * operator_us),
-            disturbed=disturbance(start),
-        )
-    )
+    bandwidth = 3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6)
+    call_us = max(0.0, short_us - _SHORT_CHAIN * operator_us)
+    send(HostRates(
+        products=tuple(products), bandwidth=bandwidth, operator_us=operator_us, call_us=call_us,
+        disturbed=disturbance(start),
+    ))  # fmt: skip
 
 
 def disturbance(start: CpuReading) -> str | None:
@@ -156,18 +152,18 @@ def host_facts(
         if work.quantized and work.operations > _LEAST_OPERATIONS and duration_us > 0
     ]
     cache, source = cache_bytes(rates.products, stated_cache_bytes())
-    return base.model_copy(
-        update={
-            "peaks": Peaks(
-                fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
-                int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
-            ),
-            "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
-            "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
-            "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=verified),
-            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified="measured here"),
-        }
+    peaks = Peaks(
+        fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
+        int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
     )
+    facts = {
+        "peaks": peaks,
+        "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
+        "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
+        "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=verified),
+        "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified="measured here"),
+    }
+    return base.model_copy(update=facts)
 
 
 def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:

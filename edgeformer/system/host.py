@@ -169,11 +169,9 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
 
 
 _PI_FLAGS = {
-    1: "the supply voltage is too low",
-    2: "the board limits the clock",
-    4: "the board throttles",
+    1: "the supply voltage is too low", 2: "the board limits the clock", 4: "the board throttles",
     8: "the temperature limit is reached",
-}
+}  # fmt: skip
 """Present states in vcgencmd's bit field; those since the boot are 16 bits higher."""
 
 

@@ -14,12 +14,9 @@ _WDDM = 0  # NVML_DRIVER_WDDM
 _CLOCK_SM, _CLOCK_MEM, _TEMPERATURE_GPU = 1, 2, 0
 # nvml.h, nvmlClocksEventReasons: only reasons for throttling, not idle and application clocks.
 _SLOWED = {
-    0x04: "power limit",
-    0x08: "hardware slowdown (heat or power)",
-    0x20: "heat (software)",
-    0x40: "heat (hardware)",
+    0x04: "power limit", 0x08: "hardware slowdown (heat or power)", 0x20: "heat (software)", 0x40: "heat (hardware)",
     0x80: "external power brake",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
