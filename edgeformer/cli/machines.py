@@ -46,7 +46,7 @@ def add(
     progress = opt.show_progress()
     base = load_profile(device, own_profiles(artifacts), progress.message) if device is not None else None
     bundles = [opt.locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
-    options = ["--allow-noise"] if allow_noise else []
+    options = ["--allow-noise"] * allow_noise
     profile, path = add_machine(name, host, bundles, base, options, artifacts, progress)
     if as_json:
         opt.print_json({"path": str(path), "profile": profile.model_dump(mode="json", by_alias=True)})

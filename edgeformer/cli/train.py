@@ -52,6 +52,7 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.system.host import usable_cores
 
+    # 1. Pin the threads
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
     # Several processes would all be bound to the same first core: those of torchrun, and trainings side by side that
@@ -59,6 +60,7 @@ def command(
     usable_cores()
     if os.environ.get("WORLD_SIZE", "1") == "1" and "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_PROC_BIND", "true")
+    # 2. Train
     progress = opt.show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
@@ -74,6 +76,7 @@ def command(
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
+    # 3. Print the run
     from edgeformer.artifacts.recipe import FitConfig
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve

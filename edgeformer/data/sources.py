@@ -79,7 +79,7 @@ class Columns:
     encoding: str | None = None
     label_names: str | None = None  # with commas, of labels that are numbers
     delimiter: str | None = None  # a character, or its name in :data:`CHARACTERS`
-    quote: str | None = None  # also
+    quote: str | None = None  # a character, or its name there
 
     def __post_init__(self) -> None:
         for option, allowed in CHARACTERS.items():

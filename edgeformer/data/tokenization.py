@@ -389,6 +389,7 @@ def train_tokenizer(
             f"model.vocab_size: {vocab_size} is too small for a trained tokenizer, which has "
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
+    # 1. Tokens of bytes, of characters, or of words and their pieces
     begin, end = CLS, SEP
     if algorithm == "bpe":
         tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
@@ -415,14 +416,9 @@ def train_tokenizer(
     else:
         whole_words = algorithm == "words"
         accents = False if whole_words else None  # None: with lowercase, they are removed
-        normalizer = normalizers.Sequence(
-            [
-                *front,
-                normalizers.BertNormalizer(
-                    lowercase=algorithm != "wordpiece-cased", strip_accents=accents, handle_chinese_chars=True
-                ),
-            ]
-        )
+        lowercase = algorithm != "wordpiece-cased"
+        bert = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents, handle_chinese_chars=True)
+        normalizer = normalizers.Sequence([*front, bert])
         splitter: pre_tokenizers.PreTokenizer = pre_tokenizers.BertPreTokenizer()
         if whole_words:
             splitter = pre_tokenizers.Split(Regex(_BETWEEN_WORDS), "removed")
@@ -439,6 +435,7 @@ def train_tokenizer(
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = splitter
         tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
+    # 2. Special tokens around the texts
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     specials = [(token, tokenizer.token_to_id(token)) for token in {begin, end, SEP}]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -448,13 +445,9 @@ def train_tokenizer(
 
 
 def train_language_tokenizer(
-    vocab_size: int,
-    texts: Iterable[str],
-    special_tokens: Sequence[str] = (BOUNDARY,),
-    front: Sequence[normalizers.Normalizer] = (),
-    *,
-    add_prefix_space: bool = False,
-) -> Tokenizer:
+    vocab_size: int, texts: Iterable[str], special_tokens: Sequence[str] = (BOUNDARY,),
+    front: Sequence[normalizers.Normalizer] = (), *, add_prefix_space: bool = False,
+) -> Tokenizer:  # fmt: skip
     """Train a byte-level BPE tokenizer; with the default arguments it decodes every text exactly."""
     tokenizer = Tokenizer(models.BPE())
     if front:

@@ -45,7 +45,7 @@ class LadderModel:
     sections: Mapping[str, Any]  # of its recipe, without name and teacher; paths are absolute
     teachers: tuple[str, ...] = ()  # models of which the best one teaches it; of those that are not trained, the first
     untaught: str | None = None  # the same model without a teacher, which it must surpass
-    smaller: str | None = None  # of the same kind; if that is far below the best one, this cannot be expected to win
+    smaller: str | None = None  # of the same kind; if it is far below the best one, this is not expected to be better
 
 
 def ladder_of_file(

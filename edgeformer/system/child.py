@@ -103,8 +103,20 @@ def exit_text(code: int) -> str:
 def end_with_parent(parent: int | None = None) -> None:
     """Let this process end when its parent ends: the caller of :func:`start`, if any, or after a fork ``parent``."""
     parent = parent or int(os.environ.pop(_PARENT, "0"))
+
+    def wait_for_end() -> None:
+        if sys.platform == "win32":
+            import psutil
+
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(parent).wait()
+        else:
+            while os.getppid() == parent:  # an orphan has another parent at once
+                time.sleep(_POLL_S)
+        os._exit(1)
+
     if parent and not _is_killed_by_kernel():
-        threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
+        threading.Thread(target=wait_for_end, daemon=True).start()
     elif parent and os.getppid() != parent:  # it ended before the request
         os._exit(1)
 
@@ -118,18 +130,6 @@ def _is_killed_by_kernel() -> bool:
         return sys.platform == "linux" and bool(prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
     except (OSError, AttributeError):  # a system without a shared C library
         return False
-
-
-def _wait_for_end(parent: int) -> None:
-    if sys.platform == "win32":
-        import psutil
-
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(parent).wait()
-    else:
-        while os.getppid() == parent:  # an orphan has another parent at once
-            time.sleep(_POLL_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
     from edgeformer.system.host import now  # imports psutil (20 ms), which readers of a bundle do not need
 
     while True:
+        # 1. Take the lock of the file
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
@@ -117,6 +118,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
                 is_current = False
             if not is_current:  # the previous owner removed the file after this process opened it
                 continue
+            # 2. Respect a live owner
             owner = _read_owner(file)
             is_self = (owner.get("host"), owner.get("pid")) == (platform.node(), os.getpid())
             if is_locked or (not is_self and _is_alive(owner)):
@@ -125,6 +127,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
                     name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
                 remedy = "stop it first" if is_locked else f"stop it first; if it is gone, remove {file}"
                 raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}")
+            # 3. Be the owner
             record = {"pid": os.getpid(), "host": platform.node(), "process_started": _start_time(os.getpid())}
             os.ftruncate(handle, 0)
             os.lseek(handle, _OWNER_AT, os.SEEK_SET)
