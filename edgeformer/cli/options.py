@@ -34,8 +34,7 @@ V = TypeVar("V")
 WIDTH_IN_A_PIPE = 140
 LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so its scores are void"
 
-advanced = partial(typer.Option, rich_help_panel="Advanced")
-"""A rarely used option, in a panel of its own."""
+advanced = partial(typer.Option, rich_help_panel="Advanced")  # a rarely used option, in a panel of its own
 _RUNTIMES = (
     "Runtime: onnxruntime, openvino, litert or executorch (need their extras); or a provider, e.g. openvino-cpu-bf16"
 )

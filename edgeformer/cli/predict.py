@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from edgeformer.run import Location
     from edgeformer.tasks.embedding import VectorKind
 
-    Opening = tuple[str | None, Confidence, str | None]
-    """Artifact, confidence and runtime."""
+    Opening = tuple[str | None, Confidence, str | None]  # artifact, confidence and runtime
 
-_BROKEN_PIPE = 141
-"""Exit code of shells for SIGPIPE: 128 + 13."""
+_BROKEN_PIPE = 141  # exit code of shells for SIGPIPE: 128 + 13
 
 
 def command(

@@ -15,8 +15,7 @@ from edgeformer.data.encoding import Encoded, Rows
 from edgeformer.data.rows import Int64s
 from edgeformer.data.storage import StoredRows
 
-IGNORED = -100
-"""Target of padding, which is not predicted: the index that torch's cross-entropy ignores."""
+IGNORED = -100  # target of padding, which is not predicted: the index that torch's cross-entropy ignores
 WINDOW_BATCHES = 64
 """Number of batches within which rows are sorted by length: padding stays low and batches stay random."""
 LEAST_PADDING = 0.25

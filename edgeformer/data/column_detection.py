@@ -17,8 +17,7 @@ from edgeformer.data.records import Dialect, check_file, detect_dialect, file_re
 from edgeformer.data.rows import comparison_key, excerpt, format_names, plain_label
 from edgeformer.data.sources import CHARACTERS, LABEL_COLUMNS, PAIR_COLUMNS, SPANS, TEXT_COLUMNS, Columns
 
-MAX_LABELS = 200
-"""Maximum number of different values in a label column."""
+MAX_LABELS = 200  # maximum number of different values in a label column
 _MAX_SPELLINGS = 5 * MAX_LABELS  # maximum number of counted values, which differ at least in case or white space
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
 _LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of label columns: the first group is preferred

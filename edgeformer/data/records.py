@@ -33,23 +33,19 @@ FORMATS = {
 COMPRESSIONS = (".xz", ".gz", ".bz2")
 WITH_OPTION = ("evaluate", "exits", "init", "predict", "search")
 """Commands with the option ``--encoding``. Elsewhere files are UTF-8, or the recipe states their encoding."""
-Line = tuple[int, str]
-"""Line number from 1, and text with its line end."""
+Line = tuple[int, str]  # line number from 1, and text with its line end
 
-MAX_RATIO = 200
-"""Maximum compression ratio: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
+MAX_RATIO = 200  # maximum compression ratio: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)
 MAX_LINE = 16 << 20
 """Maximum line length in characters: three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
-MAX_COLUMNS = 10_000
-"""Maximum number of columns of a table; every row becomes a dictionary of them."""
+MAX_COLUMNS = 10_000  # maximum number of columns of a table; every row becomes a dictionary of them
 _RATIO_WINDOW = 8 << 20
 """Unpacked bytes per measurement of the ratio: fewer are harmless; an average would hide a bomb behind real text."""
 _MAX_ROWS_PER_BYTE = 100
 """Maximum rows per byte of a Parquet file: repeated rows are packed to nearly nothing, but unpack to full texts."""
 _SMALL_PARQUET_BYTES = 64 << 20  # size to which every Parquet file may unpack
 _PARQUET_BATCH = 1_000  # rows per unpacked batch, because row groups can have any size
-_NEAR_CHAOS = 0.02
-"""Difference of charset-normalizer's measure of disorder by which an encoding is not less likely."""
+_NEAR_CHAOS = 0.02  # difference of charset-normalizer's measure of disorder by which an encoding is not less likely
 _SHOWN_CHARACTERS = 50
 """Of a line, as each of at most three encodings reads it: messages show at most 200 characters of data."""
 _LIKELY_ENCODINGS = (

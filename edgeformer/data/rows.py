@@ -19,15 +19,12 @@ from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, 
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
 T = TypeVar("T")
-Record = tuple[str, Mapping[str, object]]
-"""Place of a record ("reviews.csv, line 7"), and its values by column."""
+Record = tuple[str, Mapping[str, object]]  # place of a record ("reviews.csv, line 7"), and its values by column
 Int64s = NDArray[np.int64]
-Text = str | tuple[str, str]
-"""A text, or a pair of texts, which a tokenizer joins by its template."""
+Text = str | tuple[str, str]  # a text, or a pair of texts, which a tokenizer joins by its template
 Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
-MAX_LABELS = 62
-"""Maximum number of labels if a row can have several: each is one bit of an int64."""
+MAX_LABELS = 62  # maximum number of labels if a row can have several: each is one bit of an int64
 SCORE_UNIT, MAX_SCORE = 1e-6, 1e6
 """Unit in which scores are stored as integers, as caches, fingerprints and golden inputs need them; largest score."""
 _MAX_NAME, _MAX_NAMES = 80, 170  # maximum length of a column name or label in a message, and of several

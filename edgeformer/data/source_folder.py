@@ -42,8 +42,7 @@ _FILES = (
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _FILE_ENDS = (".safetensors", ".bin", ".json")
-SHORTEST = 4
-"""Smallest number of tokens that texts can be cut to."""
+SHORTEST = 4  # smallest number of tokens that texts can be cut to
 
 
 class ConfigFile(Frozen):

@@ -62,8 +62,7 @@ CHARACTERS = {
     "quote": {"single": "'", "double": '"'},
 }
 """Option → names of its characters."""
-SPANS = SpanSource(kind="file", path="")
-"""Source that files of texts with spans are read like if nothing else is known."""
+SPANS = SpanSource(kind="file", path="")  # source that files of texts with spans are read like if nothing else is known
 
 
 @dataclass(frozen=True)

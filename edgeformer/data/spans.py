@@ -21,8 +21,7 @@ from edgeformer.data.rows import Int64s, LabelledTexts, Span, SpanText, Text, ta
 from edgeformer.data.tokenization import UNLIMITED, cutting
 
 _CHUNK = 1024
-_OVERLAP = 4
-"""Windows share one token in this many with the next one."""
+_OVERLAP = 4  # windows share one token in this many with the next one
 _INSTEAD = {"B": "BI", "I": "IB", "E": "EI", "S": "SBI"}
 """Position → those that a model may have for it, in order of preference: few have E and S, some have no B."""
 

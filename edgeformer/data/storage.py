@@ -30,8 +30,7 @@ _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "types": "|i1", "offsets": "<i8", "labels": "<i8"}
 """Fields of rows that are stored, if the rows have them."""
 _TOKEN_ARRAYS = ("ids", "starts", "targets", "types")
-_COUNTS = ("truncated", "inexact", "tokens", "words")
-"""Counts in the fields of rows, which are added up in the facts."""
+_COUNTS = ("truncated", "inexact", "tokens", "words")  # counts in the fields of rows, which are added up in the facts
 _MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around each
 
 

@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-BOUNDARY = "<|endoftext|>"
-"""The only special token of a tokenizer trained for a language model, as in GPT-2."""
+BOUNDARY = "<|endoftext|>"  # the only special token of a tokenizer trained for a language model, as in GPT-2
 BEGIN_IDS, END_IDS = "begin_token_ids", "end_token_ids"
 """Keys of an imported model's tokenizer_config.json; runs trained here and older runs do not have them."""
 _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """Names of the token between two documents, in order of preference."""
-UNLIMITED = 2**31 - 1
-"""Tokens of a text that is never cut, as tokenizers of 32-bit hosts can read it."""
-_NO_LIMIT = 10**20
-"""Larger numbers of tokens in a tokenizer_config.json mean that texts are not cut."""
+UNLIMITED = 2**31 - 1  # tokens of a text that is never cut, as tokenizers of 32-bit hosts can read it
+_NO_LIMIT = 10**20  # larger numbers of tokens in a tokenizer_config.json mean that texts are not cut
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
 _MAX_BYTES = 128 << 20  # maximum size of a tokenizer.json: four times the largest vocabularies in use (256,000 words)
@@ -46,8 +43,7 @@ takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
-WORD_BOUNDARY = "▁"
-"""Around every word in the tokens of algorithm ``characters``."""
+WORD_BOUNDARY = "▁"  # around every word in the tokens of algorithm ``characters``
 _BETWEEN_WORDS = "[\\p{P}\\p{Z}\\p{C}]+"
 """Punctuation, spaces and control characters, by Unicode classes that Oniguruma and JavaScript both have."""
 _new_trainer = partial(trainers.BpeTrainer, show_progress=False)

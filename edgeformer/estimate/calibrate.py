@@ -55,10 +55,8 @@ FIT_SHAPES: tuple[Shape, ...] = (
     (1, 8), (1, 32), (1, 48), (1, 96), (1, 192), (2, 24), (4, 8), (4, 48), (4, 96), (16, 8), (16, 32), (16, 48),
 )  # fmt: skip
 CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
-DECODE_SHAPES: tuple[Shape, ...] = ((1, 24), (1, 96), (1, 192))
-"""Where a token is decoded: behind so many others."""
-SWEEPS = 3
-"""Processes that time an artifact, interleaved with those of other artifacts; one of three may be off."""
+DECODE_SHAPES: tuple[Shape, ...] = ((1, 24), (1, 96), (1, 192))  # where a token is decoded: behind so many others
+SWEEPS = 3  # processes that time an artifact, interleaved with those of other artifacts; one of three may be off
 # Seconds: all timed calls of all artifacts; the probe; starting a process; an item's nodes under the profiler; the
 # longest calibration.
 _BUDGET_S, _PROBE_S, _PROCESS_S, _NODES_S, _LONGEST_S = 200.0, 20.0, 3.0, 1.3, 600.0

@@ -27,10 +27,8 @@ from edgeformer.system.host import now
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST_SHAPES = 4
-"""Fewer shapes of the FP32 graph are too little to fit on."""
-FEWEST_MODELS = 3
-"""Fewer models show nothing of a model that was not fitted."""
+FEWEST_SHAPES = 4  # fewer shapes of the FP32 graph are too little to fit on
+FEWEST_MODELS = 3  # fewer models show nothing of a model that was not fitted
 # The calls with the cheapest nodes show what the profiler adds to a node; in the others it is lost in their noise.
 _CHEAPEST_SHARE, _FEWEST_CHEAPEST = 3, 3
 _LEAST_US = 0.1

@@ -34,8 +34,7 @@ MOVES = {
 }  # fmt: skip
 # They read as much of their first input as they write.
 PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "GatherElements"}
-CONTROL = {"If", "Loop", "Scan"}
-"""Operators whose bodies are listed separately, once per iteration."""
+CONTROL = {"If", "Loop", "Scan"}  # operators whose bodies are listed separately, once per iteration
 _ELEMENTWISE = {
     "Abs", "Add", "And", "BatchNormalization", "BiasAdd", "BiasGelu", "BiasSoftmax", "BitShift", "Ceil", "Clip", "Cos",
     "CumSum", "DequantizeLinear", "Div", "Dropout", "DynamicQuantizeLinear", "Elu", "Equal", "Erf", "Exp", "FastGelu",

@@ -23,8 +23,7 @@ from edgeformer.estimate.roofline import WORK
 Phase = Literal["call", "convolutions", "prefill", "decode"]
 RECORD_FILE = "published.json"
 KINDS = {"cpu": "CPUs", "cuda": "GPUs"}
-FEWEST = 20
-"""Times of a device on which statements about it may rest."""
+FEWEST = 20  # times of a device on which statements about it may rest
 _NEAREST = 3
 
 

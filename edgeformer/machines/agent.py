@@ -44,8 +44,7 @@ _SHOWN_LINES = 12
 _KEPT_ENVIRONMENTS = 3
 
 Request = dict[str, Any]
-source: str = globals().get("source", "")
-"""This file, set by :mod:`edgeformer.machines.connection`."""
+source: str = globals().get("source", "")  # this file, set by :mod:`edgeformer.machines.connection`
 
 
 class Failed(Exception):

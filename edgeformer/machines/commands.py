@@ -34,10 +34,8 @@ from edgeformer.system import child
 
 T = TypeVar("T")
 
-LOCAL = "local"
-"""``--on local``: this machine, beside others."""
-PACKS_FOLDER = "packs"
-"""Folder of ``machines pack`` among the runs."""
+LOCAL = "local"  # ``--on local``: this machine, beside others
+PACKS_FOLDER = "packs"  # folder of ``machines pack`` among the runs
 _HOST = "host"
 PROFILE_COMMENT = "# A machine for --on, written by edgeformer machines add; measurements add to its calibration.\n"
 _BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.yaml", "artifacts/profiles", "rows"

@@ -25,8 +25,7 @@ from edgeformer.system import child
 SSH_VARIABLE = "EDGEFORMER_SSH"
 """Environment variable with the ssh command and further options, e.g. ``ssh -F my_config``."""
 _HOST = r"(ssh://)?([A-Za-z0-9_][\w.+\\-]*@)?[A-Za-z0-9_\[:][\w.:%\[\]-]*"
-_CONNECT_FAILED = 255
-"""Exit code of ssh if there is no connection; the agent never uses it."""
+_CONNECT_FAILED = 255  # exit code of ssh if there is no connection; the agent never uses it
 _OLDEST_PYTHON = (3, 10)
 _PERSIST_S = "10"
 """Time after which the shared login ends without a call: ssh starts it, and it outlives a killed edgeformer so long."""

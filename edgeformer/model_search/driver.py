@@ -32,12 +32,10 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
 _EXPORTED = ("--int8", "--int4", "--onnx-only", "--keep-going", "--replace")
-_PROMISING = 0.02
-"""A larger model of a kind is tried if the smaller one is at most this much below the best score."""
+_PROMISING = 0.02  # a larger model of a kind is tried if the smaller one is at most this much below the best score
 _RESERVE = 0.1
 """Share of the budget for scoring the recommended artifact on the test rows, and for what outlasts its prediction."""
-_DONE = (0, 3)
-"""Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
+_DONE = (0, 3)  # exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget
 
 
 class _CommandError(EdgeformerError):

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
 
-_PARENT = "EDGEFORMER_PARENT"
-"""Environment variable of a child: the process id of its parent."""
+_PARENT = "EDGEFORMER_PARENT"  # environment variable of a child: the process id of its parent
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _POLL_S = 0.5
 

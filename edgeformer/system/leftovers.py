@@ -40,8 +40,7 @@ def compiled_name(sha256: str, gpu: Device, version: str) -> str:
     return f"{sha256}-{card}-{gpu.compute_capability}-{version}"
 
 
-_SWAP_S = 5.0
-"""Maximum wait in seconds for a live process between its two renames, which take microseconds."""
+_SWAP_S = 5.0  # maximum wait in seconds for a live process between its two renames, which take microseconds
 
 
 def restore_folder(path: Path) -> None:

@@ -47,8 +47,7 @@ def host_free_bytes() -> tuple[int, str]:
     return free, "available on this host now"
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER = 2**31 - 1
 OWN_PAGES = 32 * 2**20
 """Minimum size in bytes of blocks with their own pages, which are released with them. glibc raises its own threshold
