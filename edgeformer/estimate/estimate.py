@@ -39,10 +39,8 @@ RECORD_FILE = "record.json"
 """In this package; `python -m benchmarks.estimates` writes it with docs/results/estimates.md."""
 WEIGHT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.55}
 """Bytes of a stored weight; those of four bits have scales."""
-# For a model whose estimation error is unknown: a factor of 1.5 both ways.
-_UNVALIDATED_LOG2 = 0.6
-# Fewer shapes of a model say little of another shape of it.
-_FEWEST_SHAPES = 4
+_UNVALIDATED_LOG2 = 0.6  # for a model whose estimation error is unknown: a factor of 1.5 both ways
+_FEWEST_SHAPES = 4  # fewer shapes of a model say little of another shape of it
 
 
 @lru_cache(maxsize=1)

@@ -31,20 +31,16 @@ _CHAINS = (
     (256, 4), (384, 8), (512, 8), (1024, 1), (1024, 3), (1024, 4), (1024, 5), (1024, 7), (1024, 10), (1024, 24),
     (1024, 48),
 )  # fmt: skip
-# Of a chain's weights in memory, while it is built, read and packed: 4.1 at the peak of the longest one.
-_COPIES = 5
+_COPIES = 5  # of a chain's weights in memory, while it is built, read and packed: 4.1 at the peak of the longest one
 _ROWS, _PEAK_ROWS = (1, 4, 16, 64, 256), 512
 _CALLS = 12
-# 3 × 64 MiB are read and written: more than the last-level cache of any device that profiles know.
-_LARGE = 1 << 24
+_LARGE = 1 << 24  # 3 × 64 MiB are read and written: more than the last-level cache of any device that profiles know
 # The difference of two chains is operators alone, without what a call costs, and without the profiler.
 _SHORT_CHAIN, _LONG_CHAIN, _CHAIN_CALLS = 32, 288, 200
 _LEAST_OPERATOR_US = 0.05
 _TRIES = 2
-# A product this small says more about overhead than about a rate.
-_LEAST_OPERATIONS = 1e7
-# Weights that are read at more than this share of the usual rate come from the cache.
-_CACHED_SHARE = 0.8
+_LEAST_OPERATIONS = 1e7  # a product this small says more about overhead than about a rate
+_CACHED_SHARE = 0.8  # weights that are read at more than this share of the usual rate come from the cache
 
 
 class ProductTime(Frozen):

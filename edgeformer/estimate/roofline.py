@@ -204,17 +204,14 @@ def work_ms(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, *, fus
 
 # What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
 _ALIVE_HIGH = 4.0
-# Arenas grow to the next power of two.
-_ARENA_HIGH = 2.0
+_ARENA_HIGH = 2.0  # arenas grow to the next power of two
 # cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
 _GPU_WORKSPACE_HIGH = 32 * 2**20
-# CUDA contexts differ by driver and by how many kernels are loaded.
-_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
+_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5  # CUDA contexts differ by driver and by how many kernels are loaded
 # ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
 # parsed graph is a third copy.
 _CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
-# Sessions, thread pools, code pages of the kernels that run first.
-_CPU_FIXED_HIGH = 48 * 2**20
+_CPU_FIXED_HIGH = 48 * 2**20  # sessions, thread pools, code pages of the kernels that run first
 
 
 def estimate_memory(
