@@ -152,10 +152,8 @@ def machine_capabilities() -> list[Capability]:
     """Return the capabilities of the machine: Python, processor, driver, cards, energy counters, power."""
     capabilities: list[Capability] = []
 
-    def add(
-        name: str, detail: str, version: str | None = None, remedy: str | None = None, present: bool = True
-    ) -> None:
-        status: Literal["available", "unavailable"] = "available" if present else "unavailable"
+    def add(name: str, detail: str, version: str | None = None, remedy: str | None = None, works: bool = True) -> None:
+        status: Literal["available", "unavailable"] = "available" if works else "unavailable"
         capabilities.append(Capability(name, status, version, detail, remedy))
 
     # 1. Python and the processor

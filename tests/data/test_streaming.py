@@ -13,8 +13,7 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.data import prepare as prepare_module
-from edgeformer.data import records, streaming
+from edgeformer.data import records, splits, streaming
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare, set_texts
@@ -123,7 +122,7 @@ def test_stratified_sets_of_one_file_equal_the_sets_in_memory(parts, tmp_path, m
 
 
 def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypatch):
-    cut_stream = prepare_module.cut_stream
+    cut_stream = splits.cut_stream
 
     def grow_after(config, texts):
         sets = cut_stream(config, texts)
@@ -131,7 +130,7 @@ def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypa
             file.write('{"text": "one more", "label": 1}\n')
         return sets
 
-    monkeypatch.setattr(prepare_module, "cut_stream", grow_after)
+    monkeypatch.setattr(splits, "cut_stream", grow_after)
     with pytest.raises(DataError, match=r"data\.parts: a file changed while it was read"):
         prepare(class_config({"train": parts["train"]}, split="stratified"), BPE, 400, tmp_path / "cache")
 
