@@ -78,10 +78,8 @@ class Bundle(bundles.Bundle):
     def generate(self, prompt: str, on_text: Callable[[str], None] | None = None, **options: Any) -> Generation:
         """Continue ``prompt``, which may be empty, as ``edgeformer generate``.
 
-        Args:
-            on_text: called with each piece of new text as soon as it is complete.
-            options: of :class:`~edgeformer.inference.generate.GenerateOptions`.
-
+        ``on_text`` is called with each piece of new text as soon as it is complete; ``options`` are those of
+        :class:`~edgeformer.inference.generate.GenerateOptions`.
         Raises InputError: no language model, or incompatible options.
         """
         from edgeformer.inference.generate import GenerateOptions, generate
@@ -111,10 +109,8 @@ class Bundle(bundles.Bundle):
     def profile(self, device: str | DeviceProfile | None = None, **options: Any) -> Report:
         """Measure the artifacts on this machine and judge them for a device, as ``edgeformer profile``.
 
-        Args:
-            device: a profile, its path, or a shipped name; None: the recipe's target.
-            options: of :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, choose…
-
+        ``device``: a profile, its path, or a shipped name; None: the recipe's target. ``options`` are those of
+        :class:`~edgeformer.benchmark.profile.ProfileOptions`: batches, seqs, artifacts, choose…
         Raises InputError: no device, an unknown artifact, or a shape that the model cannot take.
         """
         from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
@@ -154,10 +150,8 @@ class Run(runs.Run):
 
         ``options`` are those of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
 
-        Raises:
-            InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set.
-            ArtifactError: an unfinished or damaged run.
-            MissingDependencyError: torch is not installed.
+        Raises InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set;
+        ArtifactError: an unfinished or damaged run; MissingDependencyError: torch is not installed.
         """
         return _export(self.folder, self.folder / BUNDLE_FOLDER, {"joining": True, **options})
 
@@ -228,14 +222,9 @@ def plan(
 def import_onnx(model: str | Path, folder: str | Path, **options: Any) -> Bundle:
     """Make a bundle of an ONNX file, as ``edgeformer import onnx``. Needs neither torch nor the package onnx.
 
-    Args:
-        model: the .onnx file.
-        folder: of the bundle.
-        options: of :class:`~edgeformer.imports.onnx.OnnxImportOptions`: shapes, ranges, inputs, tokenizer…
-
-    Raises:
-        InputError: a missing size or range, or an unusable graph; the message says what to give.
-        ArtifactError: no ONNX graph, or a damaged or hostile one.
+    ``options`` are those of :class:`~edgeformer.imports.onnx.OnnxImportOptions`: shapes, ranges, inputs, tokenizer…
+    Raises InputError: a missing size or range, or an unusable graph; the message says what to give; ArtifactError: no
+    ONNX graph, or a damaged or hostile one.
     """
     from edgeformer.imports.onnx import OnnxImportOptions
     from edgeformer.imports.onnx import import_onnx as run_import

@@ -52,33 +52,26 @@ def command(
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
     from edgeformer.artifacts.report import MeasureRules
-    from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.calibrate import CalibrationOptions, improve
     from edgeformer.report.tables import print_calibration
-    from edgeformer.run import locate
     from edgeformer.system.host import describe_host
 
-    counts, progress, profiles = opt.integers(threads, "--threads"), show_progress(), own_profiles(artifacts)
+    counts, progress, profiles = opt.integers(threads, "--threads"), opt.show_progress(), own_profiles(artifacts)
     batches, seqs = opt.integers(batch, "--batch") or (1, 8), opt.integers(seq, "--seq") or (16, 64, 128)
     if also and validate_only:
         raise InputError("--also: adds runs to a calibration, and --validate-only makes none; leave out one of the two")
     if len(counts) > 1:
         raise InputError("--threads: a calibration has one number of threads; give one number")
     if counts and validate_only:
-        raise InputError(
-            "--threads: --validate-only uses the threads of the calibration; to change them, calibrate again"
-        )
+        uses = "--validate-only uses the threads of the calibration"
+        raise InputError(f"--threads: {uses}; to change them, calibrate again")
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
     bundle = location.require_bundle()
     options = CalibrationOptions(
-        calibrate=not validate_only,
-        check=validate or validate_only,
-        shapes=tuple(product(batches, seqs)),
-        threads=counts[0] if counts else None,
-        rules=MeasureRules.strict() if strict else None,
-        further=tuple(locate(name, artifacts).require_bundle() for name in also or ()),
-        allow_noise=allow_noise,
-    )
+        calibrate=not validate_only, check=validate or validate_only, shapes=tuple(product(batches, seqs)),
+        threads=counts[0] if counts else None, rules=MeasureRules.strict() if strict else None,
+        further=tuple(opt.locate(name, artifacts).require_bundle() for name in also or ()), allow_noise=allow_noise,
+    )  # fmt: skip
     profile = load_profile(device or "host", profiles, progress.message)
     profile, written = improve(bundle, profile, options, profiles, progress)
     assert profile.calibration is not None

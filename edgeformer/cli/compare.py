@@ -39,53 +39,39 @@ def command(
       edgeformer compare host-on-pi.json host-on-jetson.json browser.json --html devices.html
     """
     from edgeformer.artifacts.report import read_report
-    from edgeformer.cli.console import say
-    from edgeformer.report.compare import (
-        compare_reports,
-        format_comparison,
-        format_pairs,
-        report_of,
-        run_records,
-        score_note,
-    )
-    from edgeformer.report.devices import (
-        compare_devices,
-        comparison_tables,
-        csv_comparison,
-        markdown_comparison,
-        name_reports,
-        write_comparison,
-    )
-    from edgeformer.run import locate
+    from edgeformer.report import compare, devices
 
+    # 1. Runs
     files = [Path(name) for name in runs if name.endswith(".json")]
     if not files and device is None:
-        locations = [locate(run, artifacts) for run in runs]
-        rows, note = run_records(locations), score_note(locations)
+        locations = [opt.locate(run, artifacts) for run in runs]
+        rows, note = compare.run_records(locations), compare.score_note(locations)
         if as_json or style == "json":
             opt.print_json({"runs": rows, "note": note})
             return
-        say(format_comparison(rows, style))
+        opt.say(compare.format_comparison(rows, style))
         if note is not None:
-            say(note if style == "csv" else f"\n{note}", err=style == "csv")
+            opt.say(note if style == "csv" else f"\n{note}", err=style == "csv")
         if style == "plain" and all(location.bundle is not None for location in locations[:2]) and len(locations) > 1:
             baseline, candidate = (location.argument for location in locations[:2])
             opt.say_next(f"edgeformer gate {candidate} --against {baseline}", "decides whether it is slower or worse")
         return
+    # 2. A table of devices, from reports
     if files and len(files) == len(runs) and (html is not None or len(files) > 2):
-        comparison = compare_devices(name_reports(files))
+        comparison = devices.compare_devices(devices.name_reports(files))
         if html is not None:
-            write_comparison(comparison, html)
+            devices.write_comparison(comparison, html)
         if as_json or style == "json":
             opt.print_json(comparison)
         elif style == "markdown":
-            say(markdown_comparison(comparison))
+            opt.say(devices.markdown_comparison(comparison))
         elif style == "csv":
-            say(csv_comparison(comparison))
+            opt.say(devices.csv_comparison(comparison))
         else:
-            for table in comparison_tables(comparison):
+            for table in devices.comparison_tables(comparison):
                 opt.stdout().print(table)
         return
+    # 3. Two reports, row by row
     if html is not None:
         raise InputError("--html: compares reports; name two or more report files (.json)")
     if len(runs) != 2:
@@ -99,9 +85,9 @@ def command(
     if device is None:
         first, second = map(read_report, files)
     else:
-        first, second = (report_of(locate(run, artifacts), device) for run in runs)
-    compared = compare_reports(first, second)
+        first, second = (compare.report_of(opt.locate(run, artifacts), device) for run in runs)
+    compared = compare.compare_reports(first, second)
     if as_json or style == "json":
         opt.print_json(compared)
     else:
-        say(format_pairs(compared, style))
+        opt.say(compare.format_pairs(compared, style))

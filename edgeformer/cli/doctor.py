@@ -7,10 +7,8 @@ from pathlib import Path
 
 from edgeformer.cli import options as opt
 
-_EXTRAS = ("hf", "serve")
-"""Extras that belong to no runtime; each runtime reports its own."""
-_IMPORT_TIMEOUT_S = 20.0
-"""A package whose import takes longer counts as unavailable."""
+_EXTRAS = ("hf", "serve")  # extras that belong to no runtime; each runtime reports its own
+_IMPORT_TIMEOUT_S = 20.0  # a package whose import takes longer counts as unavailable
 
 
 def command(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = False) -> None:

@@ -42,14 +42,12 @@ def command(
       edgeformer evaluate path/to/bundle --data reviews.tsv --text comment --label stars
       edgeformer evaluate --artifact onnx-fp32-step --threshold 0.9
     """
-    from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions, evaluate
     from edgeformer.report.tables import early_exit_table, evaluation_table
-    from edgeformer.run import locate
 
-    location = locate(run, artifacts)
+    location = opt.locate(run, artifacts)
     options = EvaluateOptions(artifact, split, data, batch, threshold, text, label, pair, runtime, encoding)
-    evaluation = evaluate(location, options, show_progress())
+    evaluation = evaluate(location, options, opt.show_progress())
     if as_json:
         opt.print_json(evaluation)
         return

@@ -41,38 +41,33 @@ def command(
       edgeformer exits path/to/bundle --data held-out.tsv --max-drop 0.5% --risk 10%
     """
     from edgeformer.artifacts.units import parse_share
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.inference.evaluate import EvaluateOptions
     from edgeformer.inference.exits import GuaranteeOptions, calibrate_exits
     from edgeformer.report.sentences import exit_guarantee, exit_time
     from edgeformer.report.tables import guarantee_table
-    from edgeformer.run import locate
 
-    location = locate(run, artifacts)
+    location = opt.locate(run, artifacts)
     step = artifact or location.artifact
     rows = EvaluateOptions(step, split, data, text=text, label=label, pair=pair, runtime=runtime, encoding=encoding)
     drop, wrong = opt.parse_value("--max-drop", max_drop, parse_share), opt.parse_value("--risk", risk, parse_share)
-    guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), show_progress())
+    guarantees = calibrate_exits(location, GuaranteeOptions(rows, drop, wrong), opt.show_progress())
     paying = [id_ for id_, guarantee in guarantees.items() if guarantee.time.pays]
     recommended = min(paying, key=lambda id_: guarantees[id_].time.early_ms["mean"], default=None)
     if as_json:
-        document = {
-            "bundle": str(location.require_bundle()),
-            "guarantees": {id_: guarantee.model_dump(mode="json") for id_, guarantee in guarantees.items()},
-            "recommended": recommended,
-            "pays": {id_: guarantee.time.pays for id_, guarantee in guarantees.items()},
-        }
-        opt.print_json(document)
+        documents = {id_: guarantee.model_dump(mode="json") for id_, guarantee in guarantees.items()}
+        pays = {id_: guarantee.time.pays for id_, guarantee in guarantees.items()}
+        bundle = str(location.require_bundle())
+        opt.print_json({"bundle": bundle, "guarantees": documents, "recommended": recommended, "pays": pays})
         return
     opt.stdout().print(guarantee_table(location.name, guarantees))
     for id_, guarantee in guarantees.items():
-        say(f"{id_}: {exit_guarantee(guarantee)}\n{id_}: {exit_time(guarantee.time)}")
+        opt.say(f"{id_}: {exit_guarantee(guarantee)}\n{id_}: {exit_time(guarantee.time)}")
     if recommended is None:
-        say("not recommended on this machine: no artifact is known to be faster with early exit than with all loops")
-        opt.say_next(
-            f"edgeformer profile {location.argument} --choose", "chooses among the artifacts without early exit"
+        opt.say(
+            "not recommended on this machine: no artifact is known to be faster with early exit than with all loops"
         )
+        command, purpose = f"profile {location.argument} --choose", "chooses among the artifacts without early exit"
     else:
-        command = f"edgeformer predict {location.argument} --confidence auto --artifact {recommended} TEXT"
-        opt.say_next(command, "uses these thresholds")
+        command = f"predict {location.argument} --confidence auto --artifact {recommended} TEXT"
+        purpose = "uses these thresholds"
+    opt.say_next(f"edgeformer {command}", purpose)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import typer
@@ -13,7 +12,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun, needs_extra
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -28,7 +26,7 @@ def command(
     trt: bool = Option(
         False, "--trt", help="Also build TensorRT engines for the target device, from FP16 graphs if --fp16 is set."
     ),
-    trt_via: str = advanced(
+    trt_via: str = opt.advanced(
         "onnx", metavar="onnx|torch-tensorrt", help="With --trt: build from the ONNX graph, or with torch-tensorrt."
     ),
     gguf: bool = Option(
@@ -45,10 +43,10 @@ def command(
     coreml: bool = Option(
         False, "--coreml", help="Also write Core ML models for Apple devices, in FP16 and, with --int8, in INT8."
     ),
-    onnx_only: bool = advanced(
+    onnx_only: bool = opt.advanced(
         False, "--onnx-only", help="Write ONNX graphs alone: --int8 and --fp16 add no files of other runtimes."
     ),
-    build: list[str] | None = advanced(
+    build: list[str] | None = opt.advanced(
         None, metavar="NAME", help="Also run this builder (edgeformer doctor lists them). May be repeated."
     ),
     exits: str | None = Option(
@@ -61,14 +59,16 @@ def command(
     vocab_trim: bool = Option(
         False, "--vocab-trim", help="Also write graphs that keep only the tokens of the training text."
     ),
-    vocab_keep: int | None = advanced(
+    vocab_keep: int | None = opt.advanced(
         None, min=0, metavar="N", help="With --vocab-trim: also keep the first N tokens of the vocabulary. Default: 0."
     ),
-    vocab_max: int | None = advanced(
+    vocab_max: int | None = opt.advanced(
         None, min=1, metavar="N", help="With --vocab-trim: keep only the N most frequent tokens. Default: all."
     ),
     replace: bool = Option(False, "--replace", help="Delete the existing bundle and write a new one."),
-    keep_going: bool = advanced(False, "--keep-going", help="Continue with the other artifacts after a rejected one."),
+    keep_going: bool = opt.advanced(
+        False, "--keep-going", help="Continue with the other artifacts after a rejected one."
+    ),
     allow_leak: opt.AllowLeak = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
@@ -96,11 +96,9 @@ def command(
     from edgeformer.artifacts.documents import own_profiles
     from edgeformer.artifacts.files import whole
     from edgeformer.artifacts.workspace import BUNDLE_FOLDER
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.run import locate
 
-    location, progress = locate(run, artifacts), show_progress()
+    # 1. The bundle to write, and the options
+    location, progress = opt.locate(run, artifacts), opt.show_progress()
     is_graph_bundle = location.run is None and location.open_bundle().manifest.wrapped is not None
     folder = location.require_bundle() if is_graph_bundle else location.require_run() / BUNDLE_FOLDER
     if run is None:
@@ -110,37 +108,24 @@ def command(
         loops = "all" if exits == "all" else tuple(int(part) for part in exits.split(",")) if exits is not None else ()
     except ValueError:
         raise InputError(f"--exit {exits!r}: give the number of a loop, or all") from None
+    # 2. Export
     with report_bundle_on_interrupt(folder):
         with needs_extra("train", "exporting"):
             from edgeformer.export.export import export
             from edgeformer.export.variants import ExportOptions
+        flags = {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml}
         options = ExportOptions(
-            fp16=fp16,
-            int8=int8,
-            int4=int4,
-            build=builder_names(
-                trt,
-                trt_via,
-                build or [],
-                {"--gguf": gguf, "--litert": litert, "--executorch": executorch, "--coreml": coreml},
-            ),
-            joining=not onnx_only,
-            exits=loops,
-            target=target,
-            vocab_trim=vocab_trim,
-            vocab_keep=vocab_keep,
-            vocab_max=vocab_max,
-            replace=replace,
-            keep_going=keep_going,
-            allow_leak=allow_leak,
-            profiles=own_profiles(artifacts),
-        )
+            fp16=fp16, int8=int8, int4=int4, build=builder_names(trt, trt_via, build or [], flags), exits=loops,
+            joining=not onnx_only, target=target, vocab_trim=vocab_trim, vocab_keep=vocab_keep, vocab_max=vocab_max,
+            replace=replace, keep_going=keep_going, allow_leak=allow_leak, profiles=own_profiles(artifacts),
+        )  # fmt: skip
         bundle = export(folder if is_graph_bundle else folder.parent, options, progress)
         from edgeformer.report.canvas import NO_PICTURE
         from edgeformer.report.plots import draw_bundle
         from edgeformer.report.tables import artifact_table
 
         picture = draw_bundle(bundle, (location.reports if is_graph_bundle else folder.parent / "plots") / "bundle.png")
+    # 3. Print the result
     if as_json:
         facts = bundle.model_dump(mode="json", include={"leaks", "notes", "artifacts"})
         opt.print_json({"bundle": str(folder), **facts, "plot": str(picture) if picture is not None else None})
@@ -150,18 +135,18 @@ def command(
         if bundle.leaks:
             console.print(f"[yellow]{opt.LEAKS}[/yellow]", soft_wrap=True)
         for note in bundle.notes:
-            say(f"note   {note}")
+            opt.say(f"note   {note}")
         if kept := [artifact.id for artifact in bundle.artifacts if artifact.kept]:
-            say(f"kept   {', '.join(kept)}   (of the previous export)")
-        say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
+            opt.say(f"kept   {', '.join(kept)}   (of the previous export)")
+        opt.say(f"bundle {folder}\nplot   {picture or NO_PICTURE}")
         name = folder if bundle.wrapped is not None else whole(folder).parent.name
         leak = " --allow-leak" if bundle.leaks else ""
         others = "" if bundle.target else "   (other devices: edgeformer list devices)"
-        say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}{others}")
+        opt.say(f"next   edgeformer profile {name} --device {bundle.target or 'host'}{leak}{others}")
     # A kept artifact with a reason could not be built again; a kept one that is not built was not requested.
     failed = [a for a in bundle.artifacts if (a.reason is not None if a.status == "built" else not a.kept)]
     for artifact in failed:
-        say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
+        opt.say(f"{artifact.id}: {artifact.status}: {artifact.reason}", err=True)
     if failed:
         raise typer.Exit(3)
 
@@ -188,9 +173,7 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
         raise InterruptedRun(f"interrupted; {state}") from None
 
 
-def builder_names(
-    trt: bool, via: str, names: list[str], flags: Mapping[str, bool] = MappingProxyType({})
-) -> tuple[str, ...]:
+def builder_names(trt: bool, via: str, names: list[str], flags: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the builders selected by --trt, --trt-via, ``flags`` (flag → is set) and --build, each once.
 
     Raises InputError.

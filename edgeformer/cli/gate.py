@@ -75,11 +75,10 @@ def command(
     from edgeformer.benchmark.gate import GATE_LIMITS, GateOptions, gate_bundles, named_baseline
     from edgeformer.benchmark.limits import Limit
     from edgeformer.benchmark.request import ProfileOptions
-    from edgeformer.cli.progress import show_progress
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.gate import append_summary, junit_xml, print_gate
-    from edgeformer.run import locate
 
+    # 1. The limits, and the files to write
     texts = {"max_slowdown": max_slowdown, "max_memory_growth": max_memory_growth}
     texts |= {"max_size_growth": max_size_growth, "max_score_loss": max_score_loss}
     values = {limit.quantity: limit.limit for limit in GATE_LIMITS}
@@ -93,21 +92,18 @@ def command(
     for option, path in (("--junit", junit), ("--summary", summary)):
         if path is not None:
             require_writable(option, path)
-    progress = show_progress()
+    # 2. Compare the two bundles here, or on a machine
+    progress = opt.show_progress()
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
     candidate = location.open_bundle()
     if against.endswith(".json"):
         baseline, notes = named_baseline(Path(against))
     else:
-        baseline, notes = locate(against, artifacts).open_bundle(), []
+        baseline, notes = opt.locate(against, artifacts).open_bundle(), []
     options = ProfileOptions(
-        opt.integers(batch, "--batch") or None,
-        opt.integers(seq, "--seq"),
-        threads=opt.integers(threads, "--threads"),
-        artifacts=tuple(artifact or ()),
-        runtime=runtime,
-        allow_leak=allow_leak,
-    )
+        opt.integers(batch, "--batch") or None, opt.integers(seq, "--seq"), threads=opt.integers(threads, "--threads"),
+        artifacts=tuple(artifact or ()), runtime=runtime, allow_leak=allow_leak,
+    )  # fmt: skip
     gate_options = GateOptions(tuple(Limit(*limit) for limit in values.items()), eval_data=eval_data)
     if on is None:
         name = device or candidate.manifest.target or "host"
@@ -117,14 +113,14 @@ def command(
         from edgeformer.machines.commands import find_targets, gate_on, load_device
 
         (target,) = find_targets([on], artifacts)
-        forwarded = opt.forward_options(
-            context, ("batch", "seq", "threads", "artifact", "runtime", "allow_leak", *texts)
-        )
+        names = ("batch", "seq", "threads", "artifact", "runtime", "allow_leak", *texts)
+        forwarded = opt.forward_options(context, names)
         if location.artifact is not None and not artifact:
             forwarded.append(f"--artifact={location.artifact}")
         remote_profile = load_device(device, artifacts, progress)
         gate = gate_on(target, (candidate, baseline), remote_profile, forwarded, eval_data, artifacts, progress)
         gate = gate.model_copy(update={"notes": (*notes, *gate.notes)})
+    # 3. Print and write the checks
     if as_json:
         opt.print_json(gate)
     else:
@@ -138,9 +134,8 @@ def command(
         elif undecided & {"latency", "memory"}:
             opt.say_next("run the same command again on an idle machine")
         else:
-            opt.say_next(
-                f"edgeformer gate {gate.candidate} --against {against} --eval-data FILE", "scores both on FILE"
-            )
+            command = f"edgeformer gate {gate.candidate} --against {against} --eval-data FILE"
+            opt.say_next(command, "scores both on FILE")
     if junit is not None:
         write_text(junit, junit_xml(gate))
     if summary is not None:

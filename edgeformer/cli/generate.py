@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -29,10 +28,7 @@ def command(
     ),
     seed: int = Option(0, min=0, help="Seed of the random choice of tokens: the same seed gives the same text."),
     exit_: int | None = Option(
-        None,
-        "--exit",
-        metavar="N",
-        help="Exit after loop N for every token. Default: last loop.",
+        None, "--exit", metavar="N", help="Exit after loop N for every token. Default: last loop."
     ),
     confidence: bool = Option(
         False, "--confidence", help="Exit each token at the first exit whose top probability reaches its own threshold."
@@ -40,10 +36,10 @@ def command(
     threshold: float | None = Option(
         None, min=0.0, max=1.0, help="With --confidence: threshold after loop 1, a probability. Default: 0.92."
     ),
-    floor: float | None = advanced(
+    floor: float | None = opt.advanced(
         None, min=0.0, max=1.0, help="With --confidence: lowest threshold, a probability. Default: 0.8."
     ),
-    decay: float | None = advanced(
+    decay: float | None = opt.advanced(
         None, min=0.0, max=1.0, help="With --confidence: factor of the threshold per loop. Default: 0.98."
     ),
     cosine: opt.Cosine = None,
@@ -70,7 +66,6 @@ def command(
       edgeformer generate "The album was" --confidence --json
       edgeformer generate path/to/bundle "The album was" --exit 4 --artifact onnx-fp16-step
     """
-    from edgeformer.cli.console import say
     from edgeformer.inference.generate import GenerateOptions, generate
     from edgeformer.inference.sampling import Sampling
     from edgeformer.tasks.early_exit import EarlyExit
@@ -90,8 +85,8 @@ def command(
     options = GenerateOptions(max_tokens, sampling, exit_, early, artifact, runtime, cosine)
     streaming = sys.stdout.isatty() and not as_json
     if streaming:
-        say(prompt, end="")
-    generation = generate(location, prompt, options, (lambda piece: say(piece, end="")) if streaming else None)
+        opt.say(prompt, end="")
+    generation = generate(location, prompt, options, (lambda piece: opt.say(piece, end="")) if streaming else None)
     if as_json:
         opt.print_json(asdict(generation))
         return
@@ -99,10 +94,7 @@ def command(
     speed = f", {generation.tokens_per_s:.1f} tokens/s" if generation.tokens_per_s is not None else ""
     counts = sorted(Counter(generation.loops).items())
     exits = f" ({', '.join(f'{count} after loop {loop}' for loop, count in counts)})" if len(counts) > 1 else ""
-    say(
-        f"[{generation.run}: {len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{exits}"
-        f"{speed} on {generation.provider}, {generation.artifact}]",
-        err=True,
-    )
+    figures = f"{len(generation.tokens)} tokens, {generation.mean_loops:.2f} loops per token{exits}{speed}"
+    opt.say(f"[{generation.run}: {figures} on {generation.provider}, {generation.artifact}]", err=True)
     for note in generation.notes:
-        say(f"note: {note}", err=True)
+        opt.say(f"note: {note}", err=True)

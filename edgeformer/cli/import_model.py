@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,10 +12,15 @@ from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
 
 _LANGUAGE_KEYS = {"run", "task", "status", "parameters", "causality", "reason", "proof"}
-_UNPROVEN = (
-    "Import even if answers differ from those of the library that the model comes from; the run, its bundle and "
-    "reports are marked as unproven."
-)
+_TEXT_FOLDER = "Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text"
+_Unproven = Annotated[
+    bool,
+    Option(
+        "--unproven",
+        help="Import even if answers differ from those of the library that the model comes from; the run, its bundle "
+        "and reports are marked as unproven.",
+    ),
+]
 
 app = typer.Typer(no_args_is_help=True, help="Import a model that was trained elsewhere.")
 
@@ -27,12 +32,7 @@ def crt(
     tokenizer: Path | None = Option(
         None, metavar="FILE", help="tokenizer.json of the model. Default: gpt2 from the hub."
     ),
-    data: Path | None = Option(
-        None,
-        metavar="DIR",
-        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
-        "golden inputs, WikiText-103 for scores.",
-    ),
+    data: Path | None = Option(None, metavar="DIR", help=f"{_TEXT_FOLDER} for golden inputs, WikiText-103 for scores."),
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -46,12 +46,11 @@ def crt(
       edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json
       edgeformer export crt_imported-001 --allow-leak
     """
-    from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a checkpoint"):
         from edgeformer.imports.crt import import_crt
         from edgeformer.imports.run import ImportOptions
-    folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), show_progress())
+    folder = import_crt(path, ImportOptions(artifacts, name, tokenizer, data), opt.show_progress())
     keys = {"run", "status", "parameters", "leaks", "causality", "reason"}
     _print_run(folder, keys, "edgeformer export --allow-leak", as_json=as_json)
 
@@ -61,13 +60,8 @@ def gguf(
     path: Path = Argument(..., metavar="FILE.gguf", help="A Llama, Qwen2, Qwen3 or Nanbeige."),
     name: str | None = Option(None, help="Name of the run. Default: the file's name and a number."),
     tokenizer: Path | None = Option(None, metavar="FILE", help="tokenizer.json of the model. Default: the file's own."),
-    data: Path | None = Option(
-        None,
-        metavar="DIR",
-        help="Folder of text (train.txt, valid.txt …) for golden inputs and scores. Default: a built-in text for "
-        "golden inputs, WikiText-2 for scores.",
-    ),
-    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
+    data: Path | None = Option(None, metavar="DIR", help=f"{_TEXT_FOLDER} for golden inputs, WikiText-2 for scores."),
+    unproven: _Unproven = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -81,12 +75,11 @@ def gguf(
       edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm
       edgeformer export smollm --int8 --int4 --gguf
     """
-    from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a model"):
         from edgeformer.imports.language import import_gguf
         from edgeformer.imports.run import ImportOptions
-    folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data, unproven), show_progress())
+    folder = import_gguf(path, ImportOptions(artifacts, name, tokenizer, data, unproven), opt.show_progress())
     _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
 
 
@@ -115,7 +108,7 @@ def hf(
         None, metavar="TEXT", help="Embedding models: text in front of a document, e.g. 'passage: '."
     ),
     target: str | None = Option(None, metavar="PROFILE", help="Device profile that profile uses by default."),
-    unproven: bool = Option(False, "--unproven", help=_UNPROVEN),
+    unproven: _Unproven = False,
     artifacts: opt.Artifacts = Path("artifacts"),
     as_json: opt.Json = False,
 ) -> None:
@@ -131,7 +124,6 @@ def hf(
       edgeformer export minilm --fp16 --int8
       edgeformer profile minilm --device raspberry-pi-5
     """
-    from edgeformer.cli.progress import show_progress
 
     with needs_extra("train", "importing a model"):
         from edgeformer.imports.encoder import HfOptions, import_hf
@@ -144,21 +136,20 @@ def hf(
             raise InputError(
                 f"{', '.join(unused)}: {source} is a language model, which has no use for it; leave it out"
             )
-        folder = import_causal_lm(source, ImportOptions(artifacts, name, None, data, unproven), show_progress())
+        folder = import_causal_lm(source, ImportOptions(artifacts, name, None, data, unproven), opt.show_progress())
         _print_run(folder, _LANGUAGE_KEYS, f"edgeformer export {folder.name} --int8 --gguf", as_json=as_json)
         return
     class_names = tuple(label.strip() for label in labels.split(",")) if labels is not None else None
     options_of_prompts = {"query": query_prompt, "document": document_prompt}
     prompts = {kind: prompt for kind, prompt in options_of_prompts.items() if prompt}
     options = HfOptions(artifacts, name, data, class_names, pooling, max_length, target, prompts, unproven)
-    folder = import_hf(source, options, show_progress())
+    folder = import_hf(source, options, opt.show_progress())
     keys = {"run", "task", "status", "parameters", "reason"}
     _print_run(folder, keys, f"edgeformer export {folder.name} --int8", as_json=as_json)
 
 
 def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -> None:
     """Print an imported run; as JSON its path and the ``keys`` of its manifest."""
-    from edgeformer.cli.console import say
     from edgeformer.report.tables import run_table
     from edgeformer.run import read_run
 
@@ -167,7 +158,7 @@ def _print_run(folder: Path, keys: set[str], following: str, *, as_json: bool) -
         opt.print_json({"path": str(folder), **manifest.model_dump(mode="json", include=keys)})
         return
     opt.stdout().print(run_table(manifest))
-    say(f"run   {folder}\nnext  {following}")
+    opt.say(f"run   {folder}\nnext  {following}")
 
 
 @app.command("onnx")
@@ -214,8 +205,6 @@ def onnx(
       edgeformer import onnx vad.onnx -o vad-bundle --shape input=1x512 --shape state=2x1x128 --range sr=16000
       edgeformer import onnx sentiment.onnx -o sentiment --tokenizer tokenizer.json --labels bad,good --data dev.tsv
     """
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.imports.onnx import import_onnx
     from edgeformer.report.tables import artifact_table
 
@@ -223,12 +212,14 @@ def onnx(
     of_text = {"tokenizer": tokenizer, "labels": names, "data": data, "max_length": max_length}
     of_text["unproven"] = unproven
     options = opt.onnx_options(shape, value_range, inputs, seed=seed, replace=replace, **of_text)
-    bundle = import_onnx(model, output, options, show_progress())
+    bundle = import_onnx(model, output, options, opt.show_progress())
     if as_json:
         facts = bundle.model_dump(mode="json", include={"run", "task", "notes", "proof", "artifacts"})
         opt.print_json({"bundle": str(output), **facts})
         return
     opt.stdout().print(artifact_table(bundle))
     for note in bundle.notes:
-        say(f"note   {note}")
-    say(f"bundle {output}\nnext   edgeformer profile {output} --device host   (other devices: edgeformer list devices)")
+        opt.say(f"note   {note}")
+    opt.say(
+        f"bundle {output}\nnext   edgeformer profile {output} --device host   (other devices: edgeformer list devices)"
+    )

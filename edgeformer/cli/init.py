@@ -44,41 +44,31 @@ def command(
       edgeformer init reviews.csv
       edgeformer init tickets.tsv --text subject,body --label queue --source path/to/all-MiniLM-L6-v2
     """
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.sources import Columns
     from edgeformer.report.tables import column_table
     from edgeformer.training.init import DraftOptions, draft
 
     columns = Columns(text, pair, label, encoding, labels, delimiter, quote)
     options = DraftOptions(out, columns, source, model, name, force, test)
-    recipe = draft(data, options, show_progress())
+    recipe = draft(data, options, opt.show_progress())
     if as_json:
-        document = {
-            "recipe": str(recipe.path),
-            "name": recipe.name,
-            "source": recipe.guess.source.model_dump(mode="json"),
-            "labels": recipe.guess.labels,
-            "rows": recipe.rows,
+        opt.print_json({
+            "recipe": str(recipe.path), "name": recipe.name, "source": recipe.guess.source.model_dump(mode="json"),
+            "labels": recipe.guess.labels, "rows": recipe.rows,
             "findings": [finding.model_dump(mode="json") for finding in recipe.findings],
-            "notes": list(recipe.notes),
-            "lengths": recipe.lengths,
-            "comparison": [entry.model_dump() for entry in recipe.comparison],
-            "text": recipe.text,
-        }
-        opt.print_json(document)
+            "notes": list(recipe.notes), "lengths": recipe.lengths,
+            "comparison": [entry.model_dump() for entry in recipe.comparison], "text": recipe.text,
+        })  # fmt: skip
         return
     opt.stdout().print(column_table(data.name, recipe.guess))
-    say(f"texts of {recipe.lengths}")
+    opt.say(f"texts of {recipe.lengths}")
     for note in (*(finding.message for finding in recipe.findings), *recipe.notes):
-        say(note)
+        opt.say(note)
     for entry in recipe.comparison:
-        say(
-            f"{entry.family}: accuracy {entry.score:.3f} on {entry.validation_rows:,} validation rows, trained on "
-            f"{entry.rows:,} rows in {entry.seconds:.0f} s"
-        )
-    path = f'"{recipe.path}"' if " " in str(recipe.path) else recipe.path
-    say(f"\n{recipe.text}\nrecipe  {recipe.path}")
-    files = " --test ".join(f'"{file}"' if " " in str(file) else str(file) for file in (data, test) if file is not None)
-    opt.say_next(f"edgeformer search {files}", "trains and compares models within minutes, and recommends one")
-    opt.say_next(f"edgeformer train {path}")
+        score = f"accuracy {entry.score:.3f} on {entry.validation_rows:,} validation rows"
+        opt.say(f"{entry.family}: {score}, trained on {entry.rows:,} rows in {entry.seconds:.0f} s")
+    opt.say(f"\n{recipe.text}\nrecipe  {recipe.path}")
+    files = [f'"{file}"' if " " in str(file) else str(file) for file in (recipe.path, data, test) if file is not None]
+    purpose = "trains and compares models within minutes, and recommends one"
+    opt.say_next(f"edgeformer search {' --test '.join(files[1:])}", purpose)
+    opt.say_next(f"edgeformer train {files[0]}")

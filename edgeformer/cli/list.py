@@ -28,7 +28,6 @@ def command(
     as_json: opt.Json = False,
 ) -> None:
     """List the shipped recipes, the device profiles, the runtimes, or the runs."""
-    from edgeformer.cli.console import say
     from edgeformer.report import listing
 
     if kind == "recipes":
@@ -45,4 +44,4 @@ def command(
         opt.stdout().print(table(rows))
         opt.say_next(_NEXT[kind].format(name=rows[-1].get("run")))
     else:
-        say(f"no {kind} in {artifacts}; train one: edgeformer train quickstart")
+        opt.say(f"no {kind} in {artifacts}; train one: edgeformer train quickstart")

@@ -40,16 +40,13 @@ def add(
       edgeformer machines add jetson --name robot --device jetson-orin-nano-8gb
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.machines.commands import add_machine
     from edgeformer.report.tables import print_calibration
-    from edgeformer.run import locate
 
-    progress = show_progress()
+    progress = opt.show_progress()
     base = load_profile(device, own_profiles(artifacts), progress.message) if device is not None else None
-    bundles = [locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
-    options = ["--allow-noise"] if allow_noise else []
+    bundles = [opt.locate(argument, artifacts).open_bundle() for argument in run or (None,)] if base is None else []
+    options = ["--allow-noise"] * allow_noise
     profile, path = add_machine(name, host, bundles, base, options, artifacts, progress)
     if as_json:
         opt.print_json({"path": str(path), "profile": profile.model_dump(mode="json", by_alias=True)})
@@ -57,14 +54,13 @@ def add(
     if profile.calibration is not None and base is None:
         print_calibration(profile.calibration, path, opt.stdout())
     else:
-        say(f"profile {path}")
+        opt.say(f"profile {path}")
     opt.say_next(f"edgeformer profile --on {name}")
 
 
 @app.command("list")
 def list_machines(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Json = False) -> None:
     """List the machines that were added, with their addresses."""
-    from edgeformer.cli.console import say
     from edgeformer.report.listing import device_records, device_table
 
     rows = [row for row in device_records(artifacts) if row.get("address") or "kind" not in row]
@@ -73,7 +69,7 @@ def list_machines(artifacts: opt.Artifacts = Path("artifacts"), as_json: opt.Jso
     elif rows:
         opt.stdout().print(device_table(rows))
     else:
-        say(f"no machines in {artifacts}; add one: edgeformer machines add USER@HOST --name NAME")
+        opt.say(f"no machines in {artifacts}; add one: edgeformer machines add USER@HOST --name NAME")
 
 
 @app.command("pack")
@@ -93,7 +89,6 @@ def pack(
       edgeformer machines pack --for linux-aarch64-cp311
     """
     from edgeformer.artifacts.units import format_bytes
-    from edgeformer.cli.console import say
     from edgeformer.machines.commands import PACKS_FOLDER
     from edgeformer.machines.packing import download_pack
 
@@ -103,7 +98,7 @@ def pack(
     if as_json:
         opt.print_json({"path": str(folder), "wheels": [path.name for path in wheels], "size_bytes": size_bytes})
     else:
-        say(f"pack    {folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}")
+        opt.say(f"pack    {folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}")
         opt.say_next("edgeformer profile --on HOST")
 
 
@@ -119,7 +114,6 @@ def clean(
       edgeformer machines clean pi@raspberrypi
     """
     from edgeformer.artifacts.units import format_bytes
-    from edgeformer.cli.console import say
     from edgeformer.machines.commands import clean_machine, find_targets
 
     removed = {target.name: clean_machine(target.address) for target in find_targets(hosts, artifacts)}
@@ -127,4 +121,4 @@ def clean(
         opt.print_json({"removed_bytes": removed})
     else:
         for name, size_bytes in removed.items():
-            say(f"{name}: removed {format_bytes(size_bytes)}")
+            opt.say(f"{name}: removed {format_bytes(size_bytes)}")

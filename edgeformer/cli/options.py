@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,7 @@ V = TypeVar("V")
 WIDTH_IN_A_PIPE = 140
 LEAKS = "leaks future tokens: this model sees the tokens that it predicts, so its scores are void"
 
-advanced = partial(typer.Option, rich_help_panel="Advanced")
-"""A rarely used option, in a panel of its own."""
+advanced = partial(typer.Option, rich_help_panel="Advanced")  # a rarely used option, in a panel of its own
 _RUNTIMES = (
     "Runtime: onnxruntime, openvino, litert or executorch (need their extras); or a provider, e.g. openvino-cpu-bf16"
 )
@@ -197,10 +196,22 @@ def stdout() -> Console:
     return Terminal(emoji=False, width=None if sys.stdout.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
 
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print a text of any origin with control characters shown as signs; ``err``: on stderr."""
+    from edgeformer.artifacts.units import visible  # imports pydantic, which --help does not need
+
+    typer.echo(visible(text) + end, nl=False, err=err)
+
+
+def show_progress() -> Progress:
+    """Show progress as a bar where stderr is a terminal, else as lines, or as ``EDGEFORMER_PROGRESS`` says."""
+    from edgeformer.cli import progress  # imports rich, which an answer as JSON does not need
+
+    return progress.show_progress()
+
+
 def say_next(command: str, purpose: str = "") -> None:
     """Print the most likely next command, and what it is for."""
-    from edgeformer.cli.console import say
-
     say(f"next    {command}" + (f"   ({purpose})" if purpose else ""))
 
 
@@ -240,23 +251,27 @@ def integers(text: str | None, option: str) -> tuple[int, ...]:
     return values
 
 
-def refuse_options(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raise InputError for the first of these options (parameter names) that the user gave: it would do nothing."""
+def _stated(context: typer.Context, names: Collection[str]) -> Iterator[Any]:
+    """Yield those of the parameters ``names`` that the user stated."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{parameter.opts[0]}: {reason}")
+            yield parameter
+
+
+def refuse_options(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise InputError for the first of these options (parameter names) that the user gave: it would do nothing."""
+    for parameter in _stated(context, names):
+        raise InputError(f"{parameter.opts[0]}: {reason}")
 
 
 def forward_options(context: typer.Context, names: Collection[str]) -> list[str]:
     """Return those of the options ``names`` (parameter names) that the user gave, as arguments for another process."""
     arguments: list[str] = []
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            value, flag = context.params[parameter.name or ""], parameter.opts[0]
-            values = value if isinstance(value, list) else [value]
-            arguments += [flag if item is True else f"{flag}={item}" for item in values]
+    for parameter in _stated(context, names):
+        value, flag = context.params[parameter.name], parameter.opts[0]
+        values = value if isinstance(value, list) else [value]
+        arguments += [flag if item is True else f"{flag}={item}" for item in values]
     return arguments
 
 
@@ -279,6 +294,13 @@ def resolve_recipe(
     return recipe
 
 
+def locate(run: str | None, artifacts: Path) -> Location:
+    """Return the run and the bundle that RUN names. Raises InputError or ArtifactError: there is no such run."""
+    from edgeformer import run as runs
+
+    return runs.locate(run, artifacts)
+
+
 def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, command: str) -> tuple[Location, list[str]]:
     """Split the arguments [RUN] TEXT… of ``command`` into the run and the texts.
 
@@ -287,7 +309,7 @@ def split_run_and_texts(words: list[str], artifacts: Path, run: str | None, comm
     never becomes a text for another run. Raises InputError or ArtifactError: no such run.
     """
     from edgeformer.artifacts.data_config import NAME_PATTERN
-    from edgeformer.run import locate, run_folders
+    from edgeformer.run import run_folders
 
     if run is not None or not words:
         return locate(run, artifacts), words
@@ -332,8 +354,7 @@ def locate_or_import(
 ) -> Location:
     """Return the location of RUN; an ONNX file outside of a bundle becomes a bundle below ``artifacts``."""
     from edgeformer.bundle import find_enclosing_bundle
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.run import Location, locate
+    from edgeformer.run import Location
 
     path = Path(run or "")
     if run is not None and path.suffix == ".onnx" and path.is_file() and find_enclosing_bundle(path) is None:

@@ -43,16 +43,13 @@ def command(
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.units import format_bytes
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
-    from edgeformer.run import locate
     from edgeformer.web import PageOptions, publish
 
-    location = locate(bundle, artifacts)
+    location = opt.locate(bundle, artifacts)
     shapes = tuple(product(opt.integers(batch, "--batch") or (1,), opt.integers(seq, "--seq") or (16, 128)))
     shapes = shapes if batch or seq else ()
     options = PageOptions(libraries, tuple(artifact or ()), tuple(provider or ()), shapes, allow_leak)
-    site = publish(location.open_bundle(), output, options, location.artifact, show_progress())
+    site = publish(location.open_bundle(), output, options, location.artifact, opt.show_progress())
     if as_json:
         facts = site.model_dump(mode="json", include={"run", "offline", "versions", "left_out"})
         opt.print_json({"page": str(output), "artifacts": [artifact.id for artifact in site.artifacts], **facts})
@@ -60,5 +57,5 @@ def command(
     size_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     artifact_sizes = ", ".join(f"{artifact.id} ({format_bytes(artifact.size_bytes)})" for artifact in site.artifacts)
     libraries_from = "in the folder; the page works offline" if site.offline else "from a CDN, with checksums"
-    say(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}")
-    say(f"libraries {libraries_from}\nnext      python -m http.server --directory {output}")
+    opt.say(f"page      {output}, {format_bytes(size_bytes)}: {artifact_sizes}")
+    opt.say(f"libraries {libraries_from}\nnext      python -m http.server --directory {output}")

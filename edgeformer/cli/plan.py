@@ -32,11 +32,9 @@ def command(
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.report.tables import larger_batch_text, plan_table, suggestion_table, time_text
 
-    progress = show_progress()
+    progress = opt.show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     profile = load_profile(device or resolved.target, own_profiles(artifacts), progress.message)
     with needs_extra("train", "planning"):
@@ -50,6 +48,6 @@ def command(
         if result.suggestions:
             console.print(suggestion_table(result))
         for line in filter(None, (time_text(result.time), larger_batch_text(result), *result.notes)):
-            say(line)
+            opt.say(line)
     if not result.fits:
         raise typer.Exit(3)

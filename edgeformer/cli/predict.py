@@ -16,7 +16,6 @@ from typer import Argument, Option
 
 from edgeformer.artifacts.errors import AlreadyReported, InputError
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.row_files import RowWriter
@@ -27,11 +26,9 @@ if TYPE_CHECKING:
     from edgeformer.run import Location
     from edgeformer.tasks.embedding import VectorKind
 
-    Opening = tuple[str | None, Confidence, str | None]
-    """Artifact, confidence and runtime."""
+    Opening = tuple[str | None, Confidence, str | None]  # artifact, confidence and runtime
 
-_BROKEN_PIPE = 141
-"""Exit code of shells for SIGPIPE: 128 + 13."""
+_BROKEN_PIPE = 141  # exit code of shells for SIGPIPE: 128 + 13
 
 
 def command(
@@ -58,7 +55,7 @@ def command(
         metavar="TEXT|COL",
         help="Classifiers of pairs: the second text, once for all or once per TEXT; with --file: its column.",
     ),
-    input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = advanced(
+    input_format: Literal["text", "csv", "tsv", "jsonl", "parquet"] | None = opt.advanced(
         None,
         metavar="FORMAT",
         help="With --file -: format of the input: text (one per line), csv, tsv, jsonl or parquet.",
@@ -68,7 +65,7 @@ def command(
         metavar="OUT",
         help="With --file: output file (.jsonl, .csv, .parquet; vectors: .npy). -: standard output.",
     ),
-    format_: Literal["jsonl", "csv", "parquet", "npy"] | None = advanced(
+    format_: Literal["jsonl", "csv", "parquet", "npy"] | None = opt.advanced(
         None,
         "--format",
         metavar="FORMAT",
@@ -79,12 +76,12 @@ def command(
         metavar="float32|int8|binary",
         help="With --file, for embedding models: number format of the vectors. Default: float32.",
     ),
-    prompt: Literal["query", "document"] | None = advanced(
+    prompt: Literal["query", "document"] | None = opt.advanced(
         None,
         metavar="query|document",
         help="With --file, for embedding models: put the model's prompt of queries or documents in front of each text.",
     ),
-    columns: str | None = advanced(
+    columns: str | None = opt.advanced(
         None,
         metavar="all|none|A,B",
         help="With --file: input columns to copy to the output (as input_NAME if the name is in use). Default: all.",
@@ -113,6 +110,7 @@ def command(
       edgeformer predict minilm --query "How do I reset my password?" --file answers.csv --top 10
       edgeformer predict minilm --file answers.csv --output vectors.parquet --vectors int8
     """
+    # 1. Options of both ways
     probability: Confidence = "auto" if confidence == "auto" else None
     if confidence not in (None, "auto"):
         with suppress(ValueError):
@@ -120,6 +118,7 @@ def command(
         if not isinstance(probability, float) or not 0 <= probability <= 1:
             raise InputError(f"--confidence {confidence}: give a probability from 0 to 1, or auto")
     arguments, pairs = [*(words or ())], [*(pair or ())]
+    # 2. A file of texts
     if file is not None:
         from edgeformer.data.sources import Columns
 
@@ -129,17 +128,16 @@ def command(
         else:
             opt.refuse_options(context, ("top",), "is the number of ranked texts; add --query TEXT")
         if len(arguments) > (run is None):
-            raise InputError(
-                f"--file {file}: excludes the text {arguments[-1]!r} on the command line; leave out one of them"
-            )
+            text_here = f"the text {arguments[-1]!r} on the command line"
+            raise InputError(f"--file {file}: excludes {text_here}; leave out one of them")
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
         from edgeformer.data.unlabelled import Reading
         from edgeformer.inference.predict import predicts_vectors
         from edgeformer.inference.rank import RankOptions
-        from edgeformer.run import locate
 
-        location, source = locate(run or next(iter(arguments), None), artifacts), Path(file) if file != "-" else None
+        location = opt.locate(run or next(iter(arguments), None), artifacts)
+        source = Path(file) if file != "-" else None
         owner, opening = location.open_model(), (artifact, probability, runtime)
         file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
         single = bool(query) or predicts_vectors(location)
@@ -149,10 +147,10 @@ def command(
             _rank_file(location, source, reading, options, opening, as_json=as_json)
         else:
             target = Path(output) if output not in (None, "-") else None
-            _predict_file(
-                location, source, reading, opening, target, format_, columns, vectors, prompt, as_json=as_json
-            )
+            answers = target, format_, columns, vectors, prompt
+            _predict_file(location, source, reading, opening, *answers, as_json=as_json)
         return
+    # 3. Texts of the command line, or lines of standard input
     of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")
     opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
     opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE")
@@ -174,9 +172,8 @@ def command(
             opt.stdout().print(similarity_table(location.name, similarities))
         return
     if pairs and len(pairs) not in (1, len(texts)):
-        raise InputError(
-            f"--pair: given {len(pairs)} times for {len(texts)} texts; give it once, or once for each text"
-        )
+        times = f"given {len(pairs)} times for {len(texts)} texts"
+        raise InputError(f"--pair: {times}; give it once, or once for each text")
     inputs = [*zip(texts, pairs * (len(texts) if len(pairs) == 1 else 1), strict=True)] if pairs else [*texts]
     with open_predictor(location, artifact, probability, runtime, texts=inputs) as model:
         window = model.answering.read(inputs)
@@ -200,9 +197,7 @@ def _header(location: Location, model: Predictor) -> dict[str, object]:
 def _print_notes(model: Predictor) -> None:
     """Print on stderr what early exit guarantees for these answers."""
     if notes := model.notes():
-        from edgeformer.cli.console import say  # imports rich, which an answer as JSON does not need
-
-        say("\n".join(f"note: {note}" for note in notes), err=True)
+        opt.say("\n".join(f"note: {note}" for note in notes), err=True)
 
 
 def _predict_file(
@@ -217,8 +212,6 @@ def _predict_file(
     """
     from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.unlabelled import unlabelled
     from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
@@ -278,17 +271,17 @@ def _predict_file(
                     writer: RowWriter = JsonRows(stream, _header(location, model))
                 else:
                     writer = writer_for(format_, stream, example, style)
-                totals = predict_file(model, texts, writer, show_progress(), kept, store)
+                totals = predict_file(model, texts, writer, opt.show_progress(), kept, store)
                 writer.close()
             _print_notes(model)
     # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
-        say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
+        opt.say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
     unanswered = f"without an answer ({'see error in the output' if format_ != 'npy' else 'each is a row of zeros'})"
-    say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
+    opt.say(f"{location.name} · {_totals(totals, unanswered)}{f' → {target}' if target else ''}", err=True)
     loss = store.loss() if store is not None else None
     if loss is not None:
-        say(loss.sentence(), err=True)
+        opt.say(loss.sentence(), err=True)
     if as_json and target is not None:
         facts = {**asdict(totals), "rows_per_s": totals.rows_per_s, "output": str(target)}
         facts |= {"vectors": asdict(loss)} if loss is not None else {}
@@ -304,8 +297,6 @@ def _rank_file(
 
     Raises InputError: a model that cannot rank, or unreadable input; typer.Exit: 3, a text has no score.
     """
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.unlabelled import unlabelled
     from edgeformer.inference.predict import open_predictor
     from edgeformer.inference.rank import check_rankable, rank_file
@@ -313,14 +304,14 @@ def _rank_file(
 
     check_rankable(location.open_model(), options, is_stream=source is None)
     with unlabelled(source, sys.stdin.buffer, reading) as texts, open_predictor(location, *opening) as model:
-        ranked = rank_file(model, texts, options, show_progress())
+        ranked = rank_file(model, texts, options, opt.show_progress())
         _print_notes(model)
     loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
     if as_json:
         facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
         facts |= {"vectors": asdict(loss)} if loss is not None else {}
         opt.print_json({**_header(location, model), **facts})
-        say(title, err=True)
+        opt.say(title, err=True)
     else:
         opt.stdout().print(ranking_table(title, ranked.rankings, loss.sentence() if loss is not None else None))
     if ranked.summary.errors:

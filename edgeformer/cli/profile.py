@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
@@ -25,6 +24,8 @@ _MEASURING = (
 )  # fmt: skip
 """Parameters that have no effect on a report."""
 _LIMITS = ("max_latency", "max_vram", "max_size", "max_energy")
+_CHOOSING = ("min_score", "minimize")
+_OF_DEVICE = "Default: the limit of the device."
 
 
 def command(
@@ -42,7 +43,7 @@ def command(
     threads: opt.Threads = None,
     artifact: opt.ArtifactIds = None,
     runtime: opt.MeasuredRuntime = None,
-    phase: Literal["steady", "prefill", "decode"] | None = advanced(
+    phase: Literal["steady", "prefill", "decode"] | None = opt.advanced(
         None,
         help="Measure only whole inputs (steady), prompts (prefill), or the next token of a text (decode). Default: "
         "all that an artifact can do.",
@@ -50,34 +51,30 @@ def command(
     max_latency: str | None = Option(
         None,
         metavar="TIME",
-        help="Limit of the median latency, e.g. 5ms; language models: per token. Default: the limit of the device.",
+        help=f"Limit of the median latency, e.g. 5ms; language models: per token. {_OF_DEVICE}",
     ),
     max_vram: str | None = Option(
-        None,
-        metavar="SIZE",
-        help="Limit of the peak memory (RAM on CPUs), e.g. 4GiB. Default: the limit of the device.",
+        None, metavar="SIZE", help=f"Limit of the peak memory (RAM on CPUs), e.g. 4GiB. {_OF_DEVICE}"
     ),
-    max_size: str | None = Option(
-        None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB. Default: the limit of the device."
-    ),
-    max_energy: str | None = advanced(
-        None, metavar="ENERGY", help="Limit of the energy per call, e.g. 10mJ. Default: the limit of the device."
+    max_size: str | None = Option(None, metavar="SIZE", help=f"Limit of the file size, e.g. 20MiB. {_OF_DEVICE}"),
+    max_energy: str | None = opt.advanced(
+        None, metavar="ENERGY", help=f"Limit of the energy per call, e.g. 10mJ. {_OF_DEVICE}"
     ),
     choose: bool = Option(False, "--choose", help="Choose the artifact to deploy: the cheapest within all limits."),
-    min_score: float | None = advanced(
+    min_score: float | None = opt.advanced(
         None,
         metavar="SCORE",
         help="With --choose: worst accepted score on the validation split, in the metric of the model's task.",
     ),
     minimize: Minimize | None = Option(None, help="With --choose: quantity to minimize. Default: latency."),
-    measured_bundle: str | None = advanced(
+    measured_bundle: str | None = opt.advanced(
         None, "--bundle", metavar="RUN", help="REPORT.json: the measured bundle, to compare checksums with."
     ),
     strict: opt.Strict = False,
-    no_host: bool = advanced(
+    no_host: bool = opt.advanced(
         False, "--no-host", help="For a device that is not this host: estimate it within seconds, and measure nothing."
     ),
-    publish: Path | None = advanced(
+    publish: Path | None = opt.advanced(
         None,
         metavar="FILE.csv",
         help="Add the measured times to FILE, without names or paths, to contribute them to the estimates.",
@@ -122,15 +119,13 @@ def command(
     from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.benchmark.choice import ChoiceOptions, check_options
     from edgeformer.benchmark.profile import ProfileInterrupted, ProfileOptions, judge_report, profile_bundle
-    from edgeformer.cli.progress import show_progress
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
     from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
-    from edgeformer.run import locate
 
+    # 1. The limits
     if search:
         raise InputError("--search: is called --choose for artifacts; give --choose instead")
-    choosing = ("min_score", "minimize")
     limits: dict[str, Any] = {}
     for field, option, text, parse in (
         ("max_latency_ms", "--max-latency", max_latency, parse_milliseconds),
@@ -139,12 +134,14 @@ def command(
         ("max_energy_mj", "--max-energy", max_energy, parse_millijoules),
     ):
         limits[field] = opt.parse_value(option, text, parse) if text is not None else None
-    profiles, progress, artifact_ids = own_profiles(artifacts), show_progress(), tuple(artifact or ())
+
+    # 2. A report is judged again
+    profiles, progress, artifact_ids = own_profiles(artifacts), opt.show_progress(), tuple(artifact or ())
     folders = (Path(run), artifacts / run) if run is not None else ()
     if run is not None and run.endswith(".json") and not any(folder.is_dir() for folder in folders):
         reason = f"{run} is a report, so nothing is measured; leave it out"
-        opt.refuse_options(context, (*_MEASURING, *choosing), reason)
-        bundle = locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
+        opt.refuse_options(context, (*_MEASURING, *_CHOOSING), reason)
+        bundle = opt.locate(measured_bundle, artifacts).open_bundle() if measured_bundle is not None else None
         target = bundle.manifest.target if bundle is not None else None
         profile = load_profile(device or target, profiles, progress.message)
         judged = judge_report(Path(run), profile, ProfileOptions(artifacts=artifact_ids, **limits), bundle)
@@ -156,37 +153,31 @@ def command(
         if judged.verdict.status == "fail":
             raise typer.Exit(3)
         return
+
+    # 3. A bundle is measured, on the machines of --on or here
     if measured_bundle is not None:
         raise InputError("--bundle: is for a report; give a REPORT.json as RUN, or leave it out")
     location = opt.locate_or_import(run, artifacts, shape, value_range, inputs)
-    bundle = location.open_bundle()
-    choice_options = None
+    bundle, choice = location.open_bundle(), None
     if choose:
-        choice_options = ChoiceOptions(min_score, minimize or "latency")
-        check_options(choice_options, bundle.manifest)
+        choice = ChoiceOptions(min_score, minimize or "latency")
+        check_options(choice, bundle.manifest)
     else:
-        opt.refuse_options(context, choosing, "is an option of --choose; add --choose")
+        opt.refuse_options(context, _CHOOSING, "is an option of --choose; add --choose")
     if on:
         if no_host:
             raise InputError("--no-host, --on: contradict each other; give one of them")
-        _profile_on_machines(context, on, location, artifact_ids, choosing)
+        _profile_on_machines(context, on, location, artifact_ids)
         return
     profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
-    options = ProfileOptions(
-        opt.integers(batch, "--batch") or None,
-        opt.integers(seq, "--seq"),
-        **limits,
-        strict=strict,
-        threads=opt.integers(threads, "--threads"),
-        artifacts=artifact_ids,
-        runtime=runtime,
-        phase=phase,
-        allow_leak=allow_leak,
-        choose=choice_options,
-        estimate_error=known_error(profile, load_profile("host", profiles)),
-        no_host=no_host,
+    batches, seqs, counts = (
+        opt.integers(text, option) for text, option in ((batch, "--batch"), (seq, "--seq"), (threads, "--threads"))
     )
-
+    options = ProfileOptions(
+        batches or None, seqs, **limits, strict=strict, threads=counts, artifacts=artifact_ids, runtime=runtime,
+        phase=phase, allow_leak=allow_leak, choose=choice, no_host=no_host,
+        estimate_error=known_error(profile, load_profile("host", profiles)),
+    )  # fmt: skip
     shown = []
 
     def show(estimates: Report) -> None:
@@ -205,6 +196,8 @@ def command(
             f"interrupted: {len(error.report.rows)} rows of {names} are in "
             f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
         ) from None
+
+    # 4. The report is written and printed
     written = write_report(report, location)
     if publish is not None:
         _publish([report], location, publish, progress)
@@ -234,21 +227,18 @@ def _publish(reports: Iterable[Report], location: Location, path: Path, progress
 
 
 def _profile_on_machines(
-    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str], choosing: Sequence[str]
+    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str]
 ) -> None:
     """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
-    from edgeformer.cli.console import say
-    from edgeformer.cli.progress import show_progress
     from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
     from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
     from edgeformer.report.documents import print_report, report_files
 
     device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
-    progress = show_progress()
+    progress = opt.show_progress()
     profile = load_device(device, artifacts, progress)
-    measuring = ("batch", "seq", "threads", "runtime", "phase")
-    forwarded = (*measuring, "strict", "choose", "allow_leak", *_LIMITS, *choosing)
-    options = opt.forward_options(context, forwarded)
+    measuring = ("batch", "seq", "threads", "runtime", "phase", "strict", "choose", "allow_leak")
+    options = opt.forward_options(context, (*measuring, *_LIMITS, *_CHOOSING))
     ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
     targets = find_targets(on, artifacts)
     reports, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
@@ -274,8 +264,8 @@ def _profile_on_machines(
             for table in comparison_tables(comparison):
                 opt.stdout().print(table)
             for report in reports.values():
-                say(f"report  {report_files(report, location)[0]}")
-            say(f"page    {page}")
+                opt.say(f"report  {report_files(report, location)[0]}")
+            opt.say(f"page    {page}")
     if errors:
         raise typer.Exit(max(error.exit_code for error in errors.values()))
     if any(_has_failed(report, runtime) for report in reports.values()):

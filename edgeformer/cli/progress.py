@@ -16,7 +16,8 @@ from rich.text import Text
 
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.units import format_duration
-from edgeformer.cli.console import Terminal, say
+from edgeformer.cli.console import Terminal
+from edgeformer.cli.options import say
 
 _LINE_EVERY_S = 15.0
 _PER_S = "_per_s"
@@ -119,34 +120,34 @@ class Lines(Progress):
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.finish()
-        self._done, self._fields, self._ended = 0, {}, threading.Event()
-        arguments = (self._ended, description, total, unit)
-        threading.Thread(target=self._repeat, args=arguments, name="progress", daemon=True).start()
+        self._done, self._fields = 0, {}
+        ended = self._ended = threading.Event()
+
+        def print_lines() -> None:
+            started_s = time.monotonic()
+            while not ended.wait(_LINE_EVERY_S):
+                now_s, fields = time.monotonic(), dict(self._fields)
+                left, elapsed = _pop_left(fields), f"{format_duration(now_s - started_s)} so far"
+                if not left and total and self._done:
+                    # While a unit takes longer than the others, the time left must not grow: only the rest is
+                    # predictable.
+                    unit_s, waited_s = (self._advanced_s - started_s) / self._done, now_s - self._advanced_s
+                    at_least = "at least " if waited_s > unit_s else ""
+                    left_s = unit_s * (total - self._done) - min(waited_s, unit_s)
+                    left = f"{at_least}{format_duration(left_s)} left" if left_s > 0 else ""
+                parts = [_count(self._done, total, unit), _figures(fields)] if self._done else []
+                line = "  ".join(filter(None, [*parts, left if self._done and left else elapsed]))
+                try:
+                    self.message(f"{description}: {line}")
+                except (OSError, ValueError):  # stderr is closed
+                    return
+
+        threading.Thread(target=print_lines, name="progress", daemon=True).start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self._done += amount
         self._advanced_s = time.monotonic()
         self._fields = fields or self._fields
-
-    def _repeat(self, ended: threading.Event, description: str, total: int | None, unit: str) -> None:
-        """Print lines until the bar ends."""
-        started_s = time.monotonic()
-        while not ended.wait(_LINE_EVERY_S):
-            now_s, fields = time.monotonic(), dict(self._fields)
-            left, elapsed = _pop_left(fields), f"{format_duration(now_s - started_s)} so far"
-            if not left and total and self._done:
-                # While a unit takes longer than the others, the time left must not grow: only the rest is predictable.
-                unit_s, waited_s = (self._advanced_s - started_s) / self._done, now_s - self._advanced_s
-                at_least = "at least " if waited_s > unit_s else ""
-                left_s = unit_s * (total - self._done) - min(waited_s, unit_s)
-                left = f"{at_least}{format_duration(left_s)} left" if left_s > 0 else ""
-            parts = [_count(self._done, total, unit), _figures(fields)] if self._done else []
-            parts.append(left if self._done and left else elapsed)
-            line = "  ".join(filter(None, parts))
-            try:
-                self.message(f"{description}: {line}")
-            except (OSError, ValueError):  # stderr is closed
-                return
 
     def finish(self) -> None:
         if self._ended is not None:

@@ -29,7 +29,6 @@ def command(
       edgeformer schema profile
       edgeformer schema recipe --format markdown
     """
-    from edgeformer.cli.console import say
     from edgeformer.report.schema import reference, schema_of
 
     if style == "json":
@@ -37,4 +36,4 @@ def command(
         return
     if as_json:
         raise InputError("--json: excludes --format markdown; leave out one of them")
-    say(reference(document))
+    opt.say(reference(document))

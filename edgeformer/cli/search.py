@@ -10,7 +10,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -26,17 +25,13 @@ def command(
         help="Pretrained encoder (folder, name on the hub, or minilm): adds models that start from it. Default: minilm "
         "if it is installed.",
     ),
-    no_source: bool = advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
+    no_source: bool = opt.advanced(False, "--no-source", help="Leave out models that start from a pretrained encoder."),
     min_score: float | None = Option(
-        None,
-        metavar="X",
-        min=0.0,
-        max=1.0,
-        help="Lowest accepted accuracy (several labels, spans: F1), e.g. 0.85.",
+        None, metavar="X", min=0.0, max=1.0, help="Lowest accepted accuracy (several labels, spans: F1), e.g. 0.85."
     ),
     max_latency: str | None = Option(None, metavar="TIME", help="Limit of the median latency, e.g. 5ms."),
     max_size: str | None = Option(None, metavar="SIZE", help="Limit of the file size, e.g. 20MiB."),
-    minimize: Literal["latency", "size"] = advanced("latency", help="Quantity to minimize."),
+    minimize: Literal["latency", "size"] = opt.advanced("latency", help="Quantity to minimize."),
     budget: str | None = Option(
         None,
         metavar="TIME|none",
@@ -45,7 +40,7 @@ def command(
     every: bool = Option(
         False, "--all", help="Train every model, also after one that keeps the limits, or if it promises no gain."
     ),
-    models: str | None = advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
+    models: str | None = opt.advanced(None, metavar="NAME,NAME…", help="Train these models only. Default: all."),
     name: str | None = Option(None, help="Name of the search. Default: the name of DATA or of the recipe."),
     text: opt.TextColumn = None,
     label: opt.LabelColumn = None,
@@ -79,12 +74,12 @@ def command(
     from edgeformer.artifacts.documents import load_profile, own_profiles, shipped_names
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
     from edgeformer.benchmark.limits import Limit
-    from edgeformer.cli.progress import show_progress
     from edgeformer.data.source_folder import default_source
     from edgeformer.data.sources import Columns
     from edgeformer.report.model_search import PAGE_FILE, print_model_search, write_page
 
-    progress = show_progress()
+    # 1. Limits, source and budget
+    progress = opt.show_progress()
     with needs_extra("train", "search"):
         from edgeformer.model_search.driver import ModelSearchOptions, search_models
         from edgeformer.model_search.ladder import ladder_of_file, ladder_of_recipe
@@ -101,13 +96,12 @@ def command(
     budget = budget or ("5min" if source is None else "12min")
     budget_s = None if budget == "none" else opt.parse_value("--budget", budget, parse_milliseconds) / 1000
     options = ModelSearchOptions(tuple(limits), minimize, budget_s, every, tuple(models.split(",")) if models else ())
+    # 2. The models to try, from a recipe or a data file
     is_recipe = data.suffix in (".yaml", ".yml") or (not data.exists() and str(data) in shipped_names("recipes"))
     if is_recipe:
         if text or label or labels or encoding or delimiter or quote or test:
-            raise InputError(
-                "--text, --label, --labels, --encoding, --delimiter, --quote, --test: of a data file; a recipe names "
-                "these itself"
-            )
+            flags = "--text, --label, --labels, --encoding, --delimiter, --quote, --test"
+            raise InputError(f"{flags}: of a data file; a recipe names these itself")
         recipe = opt.resolve_recipe(str(data), None, folder, tokenizer, progress)
         search_name, ladder = name or recipe.name, ladder_of_recipe(recipe, source)
     else:
@@ -116,6 +110,7 @@ def command(
         columns = Columns(text, None, label, encoding, labels, delimiter, quote)
         search_name = name or recipe_name(data)
         ladder = ladder_of_file(data, columns, source, progress, test)
+    # 3. Search
     result = search_models(search_name, str(data), ladder, source, device, artifacts, options, progress, write_page)
     page = artifacts / f"{search_name}-search" / PAGE_FILE
     if as_json:

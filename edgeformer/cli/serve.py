@@ -10,7 +10,6 @@ from typer import Option
 
 from edgeformer.artifacts.errors import InputError, needs_extra
 from edgeformer.cli import options as opt
-from edgeformer.cli.options import advanced
 
 
 def command(
@@ -40,8 +39,10 @@ def command(
     ),
     max_texts: int = Option(128, min=1, help="Largest number of texts per request."),
     max_characters: int = Option(20_000, min=1, help="Largest number of characters per text."),
-    max_body: str = advanced("1MiB", metavar="SIZE", help="Largest size of a request's body."),
-    max_connections: int = advanced(256, min=2, help="Largest number of simultaneous requests; more get status 503."),
+    max_body: str = opt.advanced("1MiB", metavar="SIZE", help="Largest size of a request's body."),
+    max_connections: int = opt.advanced(
+        256, min=2, help="Largest number of simultaneous requests; more get status 503."
+    ),
     allow_host: list[str] | None = Option(
         None, metavar="NAME", help="Also accept requests to this host name, e.g. of a proxy. May be repeated."
     ),
@@ -68,8 +69,6 @@ def command(
         from edgeformer.serve.server import ServeOptions, serve
         from edgeformer.serve.service import ServeLimits, Service
     from edgeformer.artifacts.units import parse_bytes, parse_milliseconds
-    from edgeformer.cli.console import say
-    from edgeformer.run import locate
 
     seconds = opt.parse_value("--timeout", timeout, parse_milliseconds) / 1e3
     body = opt.parse_value("--max-body", max_body, parse_bytes)
@@ -82,20 +81,20 @@ def command(
             template = chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--chat-template {chat_template}: cannot be read: {error}; give a text file") from None
-    location = locate(bundle, artifacts)
+    location = opt.locate(bundle, artifacts)
 
     def ready(service: Service, address: str) -> None:
         if as_json:
             facts = {"url": address, "run": service.name, "artifact": service.id, "limits": asdict(limits)}
             print(json.dumps(facts), flush=True)
-        say(f"{service.name} · {service.id}: {address} (Ctrl-C stops it)", err=True)
+        opt.say(f"{service.name} · {service.id}: {address} (Ctrl-C stops it)", err=True)
         if (reason := service.facts.get("chat_reason")) is not None:
-            say(f"note    no chats: {reason}", err=True)
-        say(f"next    {service.example(address)}", err=True)
+            opt.say(f"note    no chats: {reason}", err=True)
+        opt.say(f"next    {service.example(address)}", err=True)
 
     options = ServeOptions(
         host, port, artifact or location.artifact, runtime, template, limits, (*(allow_host or ()),),
         (*(allow_origin or ()),), cosine,
     )  # fmt: skip
     answered_requests = serve(location, options, ready)
-    say(f"stopped after {answered_requests:,} answered requests", err=True)
+    opt.say(f"stopped after {answered_requests:,} answered requests", err=True)

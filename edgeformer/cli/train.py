@@ -50,9 +50,9 @@ def command(
       torchrun --nproc-per-node 2 -m edgeformer train crt_mini
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.cli.progress import show_progress
     from edgeformer.system.host import usable_cores
 
+    # 1. Pin the threads
     # Unpinned, both OpenMP threads can land on one core of a small machine and stay there. Must be set before torch
     # is imported; a value of the user's own is left alone. The cores are counted before the main thread is pinned.
     # Several processes would all be bound to the same first core: those of torchrun, and trainings side by side that
@@ -60,7 +60,8 @@ def command(
     usable_cores()
     if os.environ.get("WORLD_SIZE", "1") == "1" and "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_PROC_BIND", "true")
-    progress = show_progress()
+    # 2. Train
+    progress = opt.show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
     if allow_leak:
         if not hasattr(resolved, "allow_leak"):
@@ -75,8 +76,8 @@ def command(
     folder = train(resolved, options, progress)
     if os.environ.get("RANK", "0") != "0":  # the main process prints the result
         return
+    # 3. Print the run
     from edgeformer.artifacts.recipe import FitConfig
-    from edgeformer.cli.console import say
     from edgeformer.report.canvas import NO_PICTURE
     from edgeformer.report.plots import draw_learning_curve
     from edgeformer.report.tables import run_table
@@ -90,7 +91,7 @@ def command(
     opt.stdout().print(run_table(manifest))
     leak = " --allow-leak" if manifest.leaks else ""
     precision = "--fp16" if resolved.target else "--int8"  # a CPU computes FP16 in FP32
-    say(f"run            {folder}")
+    opt.say(f"run            {folder}")
     if not isinstance(resolved.training, FitConfig) and resolved.training.epochs:  # a fit has no epochs
-        say(f"learning curve {curve or NO_PICTURE}")
-    say(f"next           edgeformer export {precision}{leak}")
+        opt.say(f"learning curve {curve or NO_PICTURE}")
+    opt.say(f"next           edgeformer export {precision}{leak}")

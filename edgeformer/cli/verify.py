@@ -44,13 +44,11 @@ def command(
       edgeformer verify path/to/bundle --write
       edgeformer verify --on pi@raspberrypi
     """
-    from edgeformer.cli.progress import show_progress
     from edgeformer.inference.verify import record, verify
     from edgeformer.report.tables import print_verification
-    from edgeformer.run import locate
 
-    location = locate(bundle, artifacts)
-    opened, progress = location.open_bundle(), show_progress()
+    location = opt.locate(bundle, artifacts)
+    opened, progress = location.open_bundle(), opt.show_progress()
     artifact = artifact or location.artifact
     if on is not None:
         from edgeformer.machines.commands import find_targets, verify_on

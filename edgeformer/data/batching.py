@@ -15,8 +15,7 @@ from edgeformer.data.encoding import Encoded, Rows
 from edgeformer.data.rows import Int64s
 from edgeformer.data.storage import StoredRows
 
-IGNORED = -100
-"""Target of padding, which is not predicted: the index that torch's cross-entropy ignores."""
+IGNORED = -100  # target of padding, which is not predicted: the index that torch's cross-entropy ignores
 WINDOW_BATCHES = 64
 """Number of batches within which rows are sorted by length: padding stays low and batches stay random."""
 LEAST_PADDING = 0.25
@@ -29,9 +28,8 @@ def plan_batches(
 ) -> Sequence[Int64s]:
     """Return the row numbers of every batch of one epoch: every row once, equal for equal arguments.
 
-    Args:
-        bucketed: batches of rows of similar length, in random order, instead of plain shuffling.
-        streamed: compute the batches on access, in memory for 64 batches. Its order differs from the order in memory.
+    ``bucketed``: batches of rows of similar length, in random order, instead of plain shuffling. ``streamed``: compute
+    the batches on access, in memory for 64 batches; their order differs from the order in memory.
     """
     if streamed:
         return _StreamedPlan(rows, batch_size, seed=seed, epoch=epoch, bucketed=bucketed)
@@ -150,24 +148,32 @@ def permute(positions: Int64s, count: int, keys: Sequence[int]) -> Int64s:
     return permuted.astype(np.int64)
 
 
+def _places(rows: Rows, indices: NDArray[np.integer], lengths: Int64s, width: int) -> tuple[NDArray[np.bool_], Int64s]:
+    """Return where a padded batch [B, ``width``] has tokens, and the places of these tokens in ``rows``."""
+    positions = np.arange(width, dtype=np.int64)
+    mask = positions < lengths[:, None]
+    return mask, (rows.offsets[indices][:, None] + positions)[mask]
+
+
+def _padded(mask: NDArray[np.bool_], values: NDArray[Any], padding: int) -> Int64s:
+    batch = np.full(mask.shape, padding, dtype=np.int64)
+    batch[mask] = values
+    return batch
+
+
 def collate(encoded: Encoded, indices: NDArray[np.integer], pad_id: int) -> dict[str, Int64s]:
     """Return the rows at ``indices`` as ``input_ids`` and ``attention_mask``, int64 [B, S], S the longest row.
 
     The mask is 0 for padding, 1 for tokens, and 2 for tokens that are read and not pooled. Rows with token types also
     have ``token_type_ids``, 0 for padding.
     """
-    starts = encoded.offsets[indices]
-    lengths = encoded.offsets[np.asarray(indices) + 1] - starts
-    positions = np.arange(lengths.max(initial=0), dtype=np.int64)
-    mask = positions < lengths[:, None]
-    places = (starts[:, None] + positions)[mask]
-    batch = {"input_ids": np.full(mask.shape, pad_id, dtype=np.int64), "attention_mask": mask.astype(np.int64)}
-    batch["input_ids"][mask] = encoded.ids[places]
+    lengths = encoded.offsets[np.asarray(indices) + 1] - encoded.offsets[indices]
+    mask, places = _places(encoded, indices, lengths, int(lengths.max(initial=0)))
+    batch = {"input_ids": _padded(mask, encoded.ids[places], pad_id), "attention_mask": mask.astype(np.int64)}
     if encoded.unpooled is not None:
-        batch["attention_mask"][positions < encoded.unpooled[indices][:, None]] *= 2
+        batch["attention_mask"][np.arange(mask.shape[1]) < encoded.unpooled[indices][:, None]] *= 2
     if encoded.types is not None:
-        batch[TOKEN_TYPES] = np.zeros(mask.shape, dtype=np.int64)
-        batch[TOKEN_TYPES][mask] = encoded.types[places]
+        batch[TOKEN_TYPES] = _padded(mask, encoded.types[places], 0)
     return batch
 
 
@@ -205,18 +211,14 @@ def padded_lengths(longest: int, count: int) -> Int64s:
 class TextRows(Rows):
     """Rows of a language model. Inputs are all tokens of a row but the last, targets all but the first.
 
-    Attributes:
-        starts: packed rows: position of each token in its document, 0 for the boundary token in front of the document
-            and for the first token of a row. None: every row is one paragraph from its start.
-        tokens: tokens to be predicted in all rows.
-        words: words (separated by white space) that these tokens spell in full, plus one for each predicted end.
-        truncated: paragraphs cut to the sequence length.
+    ``starts``: packed rows: position of each token in its document, 0 for the boundary token in front of the document
+    and for the first token of a row. None: every row is one paragraph from its start.
     """
 
-    starts: NDArray[np.int32] | None
-    tokens: int
-    words: int
-    truncated: int
+    tokens: int  # to be predicted in all rows
+    words: int  # separated by white space, that these tokens spell in full, plus one for each predicted end
+    truncated: int  # paragraphs cut to the sequence length
+    starts: NDArray[np.int32] | None = None
 
     @property
     def lengths(self) -> Int64s:
@@ -241,7 +243,7 @@ def paragraph_rows(
     ids[is_text] = encoded.ids[(np.repeat(encoded.offsets[:-1], sizes) + places)[is_text]]
     ids[places < 0] = np.asarray(begin, dtype=np.int32)[positions[places < 0]]
     truncated = int((encoded.lengths + len(begin) > sequence_length).sum())
-    return TextRows(ids, offsets, None, int((sizes - 1).sum()), words, truncated)
+    return TextRows(ids, offsets, int((sizes - 1).sum()), words, truncated)
 
 
 class Packer:
@@ -275,7 +277,7 @@ class Packer:
         is_first = is_boundary[source]
         is_first[offsets[:-1]] = True
         starts = (positions - np.maximum.accumulate(np.where(is_first, positions, 0))).astype(np.int32)
-        return TextRows(ids[source], offsets, starts, end, words, 0)
+        return TextRows(ids[source], offsets, end, words, 0, starts)
 
 
 def text_batch(
@@ -286,21 +288,13 @@ def text_batch(
     S is the longest row. Shorter rows are padded with boundary tokens that predict nothing (``IGNORED``). ``pad_to``: S
     is this length, and padding is predicted like text (training.score_padding); ValueError if a row is longer.
     """
-    begins = rows.offsets[indices]
     lengths = rows.lengths[indices]
     longest = int(lengths.max(initial=0))
     if pad_to is not None and longest > pad_to:
         raise ValueError(f"a row of {longest} inputs cannot be padded to {pad_to}")
-    positions = np.arange(longest if pad_to is None else pad_to, dtype=np.int64)
-    mask = positions < lengths[:, None]
-    source = (begins[:, None] + positions)[mask]
-    batch = {
-        "input_ids": np.full(mask.shape, boundary, dtype=np.int64),
-        "targets": np.full(mask.shape, IGNORED if pad_to is None else boundary, dtype=np.int64),
-    }
-    batch["input_ids"][mask] = rows.ids[source]
-    batch["targets"][mask] = rows.ids[source + 1]
+    mask, places = _places(rows, indices, lengths, longest if pad_to is None else pad_to)
+    targets = _padded(mask, rows.ids[places + 1], IGNORED if pad_to is None else boundary)
+    batch = {"input_ids": _padded(mask, rows.ids[places], boundary), "targets": targets}
     if rows.starts is not None:
-        batch["positions"] = np.zeros(mask.shape, dtype=np.int64)
-        batch["positions"][mask] = rows.starts[source]
+        batch["positions"] = _padded(mask, rows.starts[places], 0)
     return batch

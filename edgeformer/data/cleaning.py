@@ -21,8 +21,7 @@ from edgeformer.data.rows import Text, text_parts
 # All characters that one of the three engines treats as white space, including U+FEFF (a stray byte order mark).
 SPACE = "\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _URL_CHARACTER = f'[^{SPACE}<>"]'
-# A full stop or bracket after a URL belongs to the sentence.
-_URL_END = f"""[^{SPACE}<>"'.,;:!?)\\]}}]"""
+_URL_END = f"""[^{SPACE}<>"'.,;:!?)\\]}}]"""  # a full stop or bracket after a URL belongs to the sentence
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,12 @@ from typing import Any
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError, InputError
+from edgeformer.data import sources
 from edgeformer.data.records import Dialect, check_file, detect_dialect, file_records, first_lines, suffix_format
 from edgeformer.data.rows import comparison_key, excerpt, format_names, plain_label
-from edgeformer.data.sources import (
-    CHARACTERS,
-    LABEL_COLUMNS,
-    PAIR_COLUMNS,
-    SPANS,
-    TEXT_COLUMNS,
-    Columns,
-    columns_of,
-    file_source,
-    matching_column,
-    plain_name,
-    read,
-)
+from edgeformer.data.sources import CHARACTERS, LABEL_COLUMNS, PAIR_COLUMNS, SPANS, TEXT_COLUMNS, Columns
 
-MAX_LABELS = 200
-"""Maximum number of different values in a label column."""
+MAX_LABELS = 200  # maximum number of different values in a label column
 _MAX_SPELLINGS = 5 * MAX_LABELS  # maximum number of counted values, which differ at least in case or white space
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
 _LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of label columns: the first group is preferred
@@ -92,7 +80,7 @@ class DetectedColumns:
 def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
     """Return labels of a file of texts with spans; None: it is another file. Raises DataError if it is damaged."""
     check_file(path)
-    source = file_source(path, SPANS, columns=columns)
+    source = sources.file_source(path, SPANS, columns=columns)
     kind = suffix_format(path)
     if kind == "jsonl" and columns.text_pair is None:
         spans = next((values.get(str(source.label)) for _, values in file_records(source)), None)
@@ -105,7 +93,7 @@ def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
     facts = [ColumnFacts(str(source.text)), ColumnFacts(str(source.label))]
     labels: Counter[str] = Counter()
     rows = 0
-    for row in read(source):
+    for row in sources.read(source):
         rows += 1
         text: Any = row.text
         facts[0].add(str(text))
@@ -120,8 +108,9 @@ def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
 
 def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     """Read all rows of a file and detect its text and label columns, unless the user names them. Raises DataError."""
+    # 1. Read all rows
     source = _detect_layout(path, columns)
-    first_names = columns_of(source)
+    first_names = sources.columns_of(source)
     if suffix_format(path) != "jsonl":  # the first record of JSON Lines may lack a key that others have
         columns.check(path, first_names)
     facts: dict[str, ColumnFacts] = {}
@@ -131,6 +120,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         for name, value in values.items():
             facts.setdefault(name, ColumnFacts(name)).add(value)
     columns.check(path, facts)
+    # 2. Find the columns of label and text
     label = columns.label or _detect_label(path, facts, columns)
     text, second = columns.texts(facts), columns.text_pair
     if text is None and second is None:
@@ -141,8 +131,9 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         if not free:
             raise DataError(f"{path}: no column looks like text; choose one: --text COLUMN")
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
-        text = matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
+        text = sources.matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
         text = text or max(free, key=lambda fact: fact.mean_characters).name
+    # 3. Count and order the labels
     counts = facts[label].values
     if counts is not None:  # "0" and "0.0" are one label, and blanks behind commas belong to none
         spellings, merged = {name.strip() for name in counts}, Counter[str]()
@@ -154,10 +145,8 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         raise DataError(_one_label(path, facts[label]))
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
         number = f"more than {MAX_LABELS}" if counts is None or counts else "no"
-        raise DataError(
-            f"{path}: column {label!r} has {number} different labels, and 2 to {MAX_LABELS} are possible; choose "
-            "another column: --label COLUMN"
-        )
+        problem = f"column {label!r} has {number} different labels, and 2 to {MAX_LABELS} are possible"
+        raise DataError(f"{path}: {problem}; choose another column: --label COLUMN")
     are_numbers = all(name.removeprefix("-").isdecimal() for name in counts)
     labels = {name: counts[name] for name in sorted(counts, key=int if are_numbers else str.casefold)}
     label_values: tuple[int, ...] = ()
@@ -224,7 +213,7 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
         and 2 <= len({comparison_key(value) for value in fact.values}) <= min(MAX_LABELS, fact.filled / 2)
     ]
     constant = [fact for fact in free if fact.values is not None and len(fact.values) == 1]
-    constant = [fact for fact in constant if plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
+    constant = [fact for fact in constant if sources.plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
     if not likely and constant:
         raise DataError(_one_label(path, constant[0]))
     if not likely or len(facts) < 2:
@@ -233,8 +222,8 @@ def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -
             f"columns: {format_names(facts)}; choose one: --label COLUMN"
         )
     longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
-    by_name = [[fact for fact in likely if plain_name(fact.name) in names] for names in _LABEL_NAMES]
-    other = [fact for fact in likely if fact is not longest and plain_name(fact.name) not in _TEXT_NAMES]
+    by_name = [[fact for fact in likely if sources.plain_name(fact.name) in names] for names in _LABEL_NAMES]
+    other = [fact for fact in likely if fact is not longest and sources.plain_name(fact.name) not in _TEXT_NAMES]
     candidates = next(group for group in (*by_name, other, likely) if group)
     if len(candidates) == 1:
         return candidates[0].name

@@ -61,6 +61,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     if config.synthetic:
         return []
     pool = set_parts(config)["train"]
+    # 1. Find the first row with the text of each row
     name = " + ".join(pool)
     texts = itertools.chain.from_iterable(parts[part].texts for part in pool)
     labels = np.concatenate([np.empty(0, np.int64), *(parts[part].labels for part in pool)])
@@ -70,7 +71,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     starts = np.flatnonzero(np.diff(hashes[order], prepend=~hashes[order[:1]]))
     first = np.empty(len(labels), np.int64)  # of each row, the first row with its text
     first[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
-
+    # 2. Find repeated and contradicting rows, and read the first of them again
     repeated = np.flatnonzero(first != np.arange(len(first)))
     contradicting = np.flatnonzero(labels != labels[first])
     contradicted, places = np.unique(first[contradicting], return_index=True)
@@ -79,7 +80,7 @@ def repetitions(config: DataConfig, parts: Mapping[str, LabelledTexts]) -> list[
     numbers = {number for pair in (*repetition_pairs, *contradiction_pairs) for number in pair}
     rows = itertools.chain.from_iterable(part_rows(config, part) for part in pool) if numbers else iter(())
     examples = {n: row for n, row in enumerate(itertools.islice(rows, max(numbers, default=-1) + 1)) if n in numbers}
-
+    # 3. Describe them
     findings: list[DataFinding] = []
     if len(repeated):
         together = "; rows with the same text stay in one set" if config.split == "stratified" else ""

@@ -53,20 +53,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Encoded(Rows):
-    """Encoded texts with special tokens and their classes ``labels``, int64 [n].
-
-    Attributes:
-        truncated: rows that were truncated.
-        empty: rows of a file without a text, which are left out.
-        types: token types (segments) as the tokenizer states them, parallel to ``ids``; None: all are 0.
-        unpooled: tokens at the beginning of each row that are read and not pooled, int64 [n]; None: there are none.
-    """
+    """Encoded texts with special tokens and their classes ``labels``, int64 [n]."""
 
     labels: NDArray[np.int64]
-    truncated: int
-    empty: int = 0
-    types: NDArray[np.int8] | None = None
-    unpooled: NDArray[np.int64] | None = None
+    truncated: int  # rows that were truncated
+    empty: int = 0  # rows of a file without a text, which are left out
+    types: NDArray[np.int8] | None = None  # token types (segments) as the tokenizer states them; None: all are 0
+    unpooled: NDArray[np.int64] | None = None  # [n], tokens at the beginning of each row that are read and not pooled
 
     @staticmethod
     def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
@@ -93,10 +86,7 @@ RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 class Prepared(Generic[RowsT]):
     """Encoded data of a recipe; the training set in memory or on disk.
 
-    Attributes:
-        train_texts: yields the training texts in the order of the rows; None: one row is not one text.
-        teacher_logits: float32 [training rows, C] of ``training.teacher``, which training adds.
-        tokenizer_config: keys of tokenizer_config.json that an imported model brings.
+    ``train_texts`` yields the training texts in the order of the rows; None: one row is not one text.
     """
 
     tokenizer: Tokenizer
@@ -106,8 +96,8 @@ class Prepared(Generic[RowsT]):
     tests: Mapping[str, RowsT]
     summary: DataSummary
     train_texts: Callable[[], Iterator[Text]] | None = None
-    teacher_logits: NDArray[np.float32] | None = None
-    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    teacher_logits: NDArray[np.float32] | None = None  # [training rows, C] of ``training.teacher``; training adds them
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that an imported model brings
 
 
 def count_values(numbers: NDArray[np.integer]) -> Counter[int]:
@@ -155,10 +145,7 @@ def states_types(tokenizer: Tokenizer, pairs: bool) -> bool:
 def encode_prompted(
     tokenizer: Tokenizer, texts: Sequence[Text], data: DataSection, prompt: str | None = None
 ) -> tuple[Encoded, NDArray[np.bool_]]:
-    """Encode texts as :func:`encode_texts`, with a prompt in front of each that is not yet :class:`Prompted`.
-
-    ``prompt``: None: the default of ``data``.
-    """
+    """Encode texts, with a prompt (None: that of ``data``) in front of each that is not yet :class:`Prompted`."""
     if prompt is None:
         prompt = getattr(data, "prompts", {}).get("default", "")
     prompted: list[Any] = [*texts]

@@ -19,8 +19,7 @@ from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.prepare import summarize
 from edgeformer.data.rows import LabelledTexts, first_text, join_pair
 from edgeformer.data.sources import Columns, file_source, read
-from edgeformer.data.storage import Pieces
-from edgeformer.data.streaming import Stream, TextPieces, store_training_set
+from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_language_tokenizer
 
 
@@ -31,6 +30,7 @@ def prepare_text(
 
     Arguments and errors are those of :func:`~edgeformer.data.prepare.prepare`; a part needs a long paragraph.
     """
+    # 1. Read the texts
     tests = [part for part in config.parts if part not in ("train", "validation")]
     texts: dict[str, list[str]] = {}
     with bar(progress, "Reading data", len(config.parts) - config.stream, "parts"):
@@ -38,38 +38,29 @@ def prepare_text(
             texts[part] = list(paragraphs(config, part))
             progress.advance()
     if config.stream:
-        settings = {"min_characters": config.min_characters, "first_n": config.first_n}
+        limits = {"min_characters": config.min_characters, "first_n": config.first_n}
         pairs = lambda: ((text, 0) for text in paragraphs(config, "train"))  # noqa: E731
-        stream = Stream(config.parts["train"], settings, pairs, classes=0)
+        stream = Stream(config.parts["train"], limits, pairs, classes=0)
     else:
         stream = Stream.of_texts(LabelledTexts.unlabelled(texts.pop("train")))
 
-    def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
+    def encode_pieces(
+        tokenizer: Tokenizer, pieces: Iterator[LabelledTexts], facts: dict[str, Any]
+    ) -> Iterator[TextRows]:
         plain = PlainText(tokenizer)
         packer = Packer(plain.boundary, config.sequence_length)
-        facts |= {"tokens": 0, "words": 0, "truncated": 0}
-        for piece, _ in itertools.chain(pieces, [([], [])]):
-            piece_texts = [*map(join_pair, piece)]
+        for piece in itertools.chain(pieces, [LabelledTexts.unlabelled([])]):
+            piece_texts = [*map(join_pair, piece.texts)]
             if config.mode == "packed":
-                words = sum(_word_counts(piece_texts))
-                rows = packer.rows(plain.encode_all(piece_texts), words, last=not piece)
+                yield packer.rows(plain.encode_all(piece_texts), sum(_word_counts(piece_texts)), last=not piece_texts)
             else:
-                rows = encode_paragraphs(piece_texts, config, plain)
-            facts |= {name: facts[name] + getattr(rows, name) for name in ("tokens", "words", "truncated")}
-            yield {"ids": rows.ids, "offsets": rows.offsets, **({} if rows.starts is None else {"starts": rows.starts})}
+                yield encode_paragraphs(piece_texts, config, plain)
 
+    # 2. Tokenize the training set on disk, then the others
+    load = partial(load_language_tokenizer, vocab_size=vocab_size)
+    settings = {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size}
     tokenizer, stored = store_training_set(
-        stream,
-        tokenizer_config,
-        partial(load_language_tokenizer, vocab_size=vocab_size),
-        encode_pieces,
-        lambda pieces, facts: TextRows(
-            pieces["ids"], pieces["offsets"], pieces.get("starts"), facts.tokens, facts.words, facts.truncated
-        ),
-        {"mode": config.mode, "sequence_length": config.sequence_length, "vocab_size": vocab_size},
-        texts,
-        cache,
-        progress,
+        stream, tokenizer_config, load, encode_pieces, TextRows, settings, texts, cache, progress
     )
     plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):

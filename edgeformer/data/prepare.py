@@ -20,27 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import (
-    DataConfig,
-    DataSection,
-    PairsConfig,
-    Source,
-    SpanData,
-    TokenizerConfig,
-)
+from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, SpanData, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
+from edgeformer.data import data_warnings, splits
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
-from edgeformer.data.data_warnings import (
-    empty_texts,
-    inexact_spans,
-    label_findings,
-    load_with_findings,
-    rows_per_label,
-    seen_findings,
-)
 from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode, states_types
 from edgeformer.data.rows import (
     LabelledTexts,
@@ -53,28 +39,10 @@ from edgeformer.data.rows import (
     score_of,
     text_parts,
 )
-from edgeformer.data.sources import (
-    Columns,
-    label_columns,
-    load_part,
-    pairs_source,
-    part_rows,
-    read,
-    replacement_source,
-)
+from edgeformer.data.sources import Columns, label_columns, load_part, pairs_source, part_rows, read, replacement_source
 from edgeformer.data.spans import TokenRows, encode_spans
-from edgeformer.data.splits import (
-    check_classes,
-    cut_stream,
-    make_sets,
-    row_count,
-    sample,
-    set_parts,
-    split,
-    unknown_set,
-)
-from edgeformer.data.storage import Pieces, StoredFacts, StoredRows
-from edgeformer.data.streaming import Stream, TextPieces, store_training_set
+from edgeformer.data.storage import StoredRows
+from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 
 _SENTENCE_WORDS = range(5, 41)
@@ -96,7 +64,8 @@ def prepare(
         DataError: a file, a row, a label, a split or the tokenizer is unusable.
         MissingDependencyError: a hub or Parquet source without the ``datasets`` package.
     """
-    set_sources = set_parts(data)
+    # 1. Read and split the texts
+    set_sources = splits.set_parts(data)
     if data.split == "imported" and set_sources["test"] and set_sources["validation"] == set_sources["test"]:
         (part,) = set_sources["test"]
         missing, protocol = ("validation", "given") if part == "test" else ("test", "glue-dev")
@@ -111,56 +80,44 @@ def prepare(
             set_of_row = cut_pool(data)
             sets = {} if set_of_row is None else _held_out_sets(data, set_of_row)
             others = [part for part in data.parts if part not in set_sources["train"]]
-            parts, findings = load_with_findings(data, others)
-            sets |= make_sets(data, [name for name in set_sources if name not in {"train", *sets}], parts)
+            parts, findings = data_warnings.load_with_findings(data, others)
+            sets |= splits.make_sets(data, [name for name in set_sources if name not in {"train", *sets}], parts)
             stream = class_stream(data, set_of_row, skipped)
         else:
-            parts, findings = load_with_findings(data)
-            sets = split(data, parts)
-            findings += seen_findings(data, sets)
+            parts, findings = data_warnings.load_with_findings(data)
+            sets = splits.split(data, parts)
+            findings += data_warnings.seen_findings(data, sets)
             if data.unlabelled:
                 further = unlabelled_texts(data, [text for rows in sets.values() for text in rows.texts])
                 ignored = np.full(len(further), IGNORED, dtype=np.int64)
                 sets["train"] = LabelledTexts.joined([sets["train"], LabelledTexts(further, ignored)])
             stream = Stream.of_texts(sets.pop("train"), len(data.labels), several=data.separator is not None)
 
-    def encode_pieces(tokenizer: Tokenizer, pieces: TextPieces, facts: dict[str, Any]) -> Iterator[Pieces]:
-        truncated, inexact, words = 0, 0, Counter[int]()
-        for texts, labels in pieces:
-            encoded = encode_stored(LabelledTexts(texts, np.array(labels, dtype=np.int64)), tokenizer, data)
-            truncated += encoded.truncated
-            inexact += encoded.inexact if isinstance(encoded, TokenRows) else 0
-            words += count_values(count_words(texts, data.cleaning))
-            further = {"targets": encoded.targets} if isinstance(encoded, TokenRows) else {}
-            if states_types(tokenizer, has_pairs):  # pieces without pairs have them, too
-                further["types"] = np.zeros_like(encoded.ids) if encoded.types is None else encoded.types
-            yield {"ids": encoded.ids, "offsets": encoded.offsets, "labels": encoded.labels, **further}
-        facts |= {"truncated": truncated, "inexact": inexact, "empty": len(skipped), "text_words": words}
+    def encode_pieces(
+        tokenizer: Tokenizer, pieces: Iterator[LabelledTexts], facts: dict[str, Any]
+    ) -> Iterator[Encoded]:
+        words = Counter[int]()
+        for piece in pieces:
+            rows = encode_stored(piece, tokenizer, data)
+            words += count_values(count_words(piece.texts, data.cleaning))
+            if kind is Encoded and rows.types is None and states_types(tokenizer, has_pairs):
+                rows = replace(rows, types=np.zeros(len(rows.ids), np.int8))  # as pieces with pairs have them
+            yield rows
+        facts |= {"empty": len(skipped), "text_words": words}
 
-    def build(pieces: Pieces, facts: StoredFacts) -> Encoded:
-        tokens, types = (pieces["ids"], pieces["offsets"], pieces["labels"]), pieces.get("types")
-        rows = Encoded(*tokens, facts.truncated, types=types)
-        if "targets" not in pieces:
-            return rows
-        return TokenRows(rows.ids, rows.offsets, rows.labels, 0, targets=pieces["targets"], inexact=facts.inexact)
-
+    # 2. Tokenize the training set on disk, then the others
     settings: dict[str, object] = {"cleaning": data.cleaning, "vocab_size": vocab_size, "max_length": data.max_length}
+    kind: type[Encoded] = Encoded
     if isinstance(data, SpanData):
+        kind = TokenRows
         settings |= {"classes": data.classes, "pieces": data.pieces}
     has_pairs = any(source.text_pair is not None for sources in data.parts.values() for source in sources)
     if has_pairs:
         settings["types"] = True  # earlier versions stored pairs without token types
-
+    load = partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size)
+    tests = {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"}
     tokenizer, stored = store_training_set(
-        stream,
-        tokenizer_config,
-        partial(load_tokenizer, cleaning=data.cleaning, vocab_size=vocab_size),
-        encode_pieces,
-        build,
-        settings,
-        {name: [*map(join_pair, rows.texts)] for name, rows in sets.items() if name != "validation"},
-        cache,
-        progress,
+        stream, tokenizer_config, load, encode_pieces, kind, settings, tests, cache, progress
     )
     train = stored if data.stream else decode_labels(stored.in_memory(), data)
     with bar(progress, "Tokenizing", sum(map(len, sets.values())), "rows"):
@@ -168,37 +125,29 @@ def prepare(
             name: decode_labels(encode_stored(rows, tokenizer, data, progress), data, rows.texts)
             for name, rows in sets.items()
         }
+    # 3. Summarize all sets
     words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
     tokens: dict[str, Counter[int]] = {}
     for name, rows in {"train": train, **encoded}.items():
         tokens[name] = Counter()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
-    counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **rows_per_label(data, sets)}
+    counts = data_warnings.rows_per_label(data, sets)
+    counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **counts}
+    inexact = {"train": stored.facts.inexact} | {name: getattr(encoded[name], "inexact", 0) for name in encoded}
+    findings = [*data_warnings.empty_texts("train", stored.facts.empty), *findings]
+    findings += [*data_warnings.label_findings(data, counts), *data_warnings.inexact_spans(inexact)]
+    summary = summarize(
+        data, stored, sets, encoded, split=data.split, label_rows=counts, findings=tuple(findings),
+        text_words=lengths_of_sets({"train": stored.facts.text_words, **words}), text_tokens=lengths_of_sets(tokens),
+    )  # fmt: skip
     return Prepared(
         tokenizer=tokenizer,
         pad=special_ids(tokenizer).pad,
         train=train,
         validation=encoded["validation"],
         tests={name: rows for name, rows in encoded.items() if name != "validation"},
-        summary=summarize(
-            data,
-            stored,
-            sets,
-            encoded,
-            split=data.split,
-            label_rows=counts,
-            findings=(
-                *empty_texts("train", stored.facts.empty),
-                *findings,
-                *label_findings(data, counts),
-                *inexact_spans(
-                    {"train": stored.facts.inexact} | {n: getattr(encoded[n], "inexact", 0) for n in encoded}
-                ),
-            ),
-            text_words=lengths_of_sets({"train": stored.facts.text_words, **words}),
-            text_tokens=lengths_of_sets(tokens),
-        ),
+        summary=summary,
         train_texts=None if isinstance(data, SpanData) else lambda: (text for text, _ in stream.pairs()),
     )
 
@@ -217,8 +166,9 @@ def unlabelled_texts(data: DataConfig, known: Iterable[Text]) -> list[Text]:
                 known_keys.add(key)
                 fresh.append(text)
         if source.kind != "synthetic-reviews" and source.rows is not None:
-            count = row_count(source.rows, len(fresh), f"data.unlabelled.{number}.rows")
-            fresh = [fresh[place] for place in sample(np.zeros(len(fresh), np.int64), count, data.split_seed).tolist()]
+            count = splits.row_count(source.rows, len(fresh), f"data.unlabelled.{number}.rows")
+            places = splits.sample(np.zeros(len(fresh), np.int64), count, data.split_seed)
+            fresh = [fresh[place] for place in places.tolist()]
         results += fresh
     return results
 
@@ -240,14 +190,15 @@ def data_findings(data: DataSection) -> list[DataFinding]:
     """Return the warnings of :func:`prepare` about data in memory, without tokenizing. Raises the same errors."""
     if data.stream or not isinstance(data, DataConfig):
         return []
-    parts, findings = load_with_findings(data)
-    sets = split(data, parts)
-    return [*findings, *seen_findings(data, sets), *label_findings(data, rows_per_label(data, sets))]
+    parts, findings = data_warnings.load_with_findings(data)
+    sets = splits.split(data, parts)
+    findings += data_warnings.seen_findings(data, sets)
+    return findings + data_warnings.label_findings(data, data_warnings.rows_per_label(data, sets))
 
 
 def cut_pool(data: DataConfig) -> NDArray[np.int8] | None:
     """Return the set of each row of a streamed pool (:func:`cut_stream`); None: all are training rows."""
-    return cut_stream(data, _pool_texts(data, [])) if data.split == "stratified" else None
+    return splits.cut_stream(data, _pool_texts(data, [])) if data.split == "stratified" else None
 
 
 def class_stream(data: DataConfig, set_of_row: NDArray[np.int8] | None, skipped: list[str]) -> Stream:
@@ -258,7 +209,7 @@ def class_stream(data: DataConfig, set_of_row: NDArray[np.int8] | None, skipped:
             return _pool_texts(data, skipped)
         return (pair for pair, number in _cut_texts(data, set_of_row, skipped) if number == 0)
 
-    parts = set_parts(data)["train"]
+    parts = splits.set_parts(data)["train"]
     settings: dict[str, object] = {"labels": data.labels, "empty": "left out"}
     settings |= {} if data.label_values is None else {"label_values": data.label_values}
     if set_of_row is not None:
@@ -266,13 +217,13 @@ def class_stream(data: DataConfig, set_of_row: NDArray[np.int8] | None, skipped:
     if set_of_row is not None or any(map(data.sampled, parts)):
         settings["split_seed"] = data.split_seed
     sources = [source for part in parts for source in data.parts[part]]
-    return Stream(sources, settings, pairs, len(data.labels), check=partial(check_classes, data))
+    return Stream(sources, settings, pairs, len(data.labels), check=partial(splits.check_classes, data))
 
 
 def _pool_texts(data: DataConfig, skipped: list[str]) -> Iterator[tuple[Text, int]]:
     """Yield the texts that the training set is drawn from, with their labels."""
     skipped.clear()
-    parts = (part_rows(data, part, skipped) for part in set_parts(data)["train"])
+    parts = (part_rows(data, part, skipped) for part in splits.set_parts(data)["train"])
     return labelled(chain.from_iterable(parts), data.labels, data.label_values or ())
 
 
@@ -288,7 +239,7 @@ def _cut_texts(
 
 def _held_out_sets(data: DataConfig, set_of_row: NDArray[np.int8]) -> dict[str, LabelledTexts]:
     """Read validation and test set of a streamed pool into memory."""
-    names = [*set_parts(data)][:3]
+    names = [*splits.set_parts(data)][:3]
     pairs: list[list[tuple[Text, int]]] = [[] for _ in names]
     for pair, number in _cut_texts(data, set_of_row, []):
         if number > 0:
@@ -297,26 +248,20 @@ def _held_out_sets(data: DataConfig, set_of_row: NDArray[np.int8]) -> dict[str, 
 
 
 def summarize(
-    config: DataSection,
-    train: StoredRows[Any],
-    texts: Mapping[str, LabelledTexts],
-    rows: Mapping[str, Rows],
+    config: DataSection, train: StoredRows[Any], texts: Mapping[str, LabelledTexts], rows: Mapping[str, Rows],
     **fields: Any,
-) -> DataSummary:
+) -> DataSummary:  # fmt: skip
     """Return the summary of the sets; ``texts`` and ``rows``: every set but train, in order, and encoded."""
     fingerprints = {"train": train.facts.fingerprint} | {name: texts[name].fingerprint() for name in texts}
     counts = {"train": train.facts.texts} | {name: len(texts[name]) for name in texts}
     encoded: dict[str, Any] = {"train": train, **rows}
     lines = (f"{name} {counts[name]} {fingerprint}\n" for name, fingerprint in fingerprints.items())
     return DataSummary(
-        synthetic=config.synthetic,
-        rows={name: len(set_rows) for name, set_rows in encoded.items()},
-        fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(),
-        fingerprints=fingerprints,
+        synthetic=config.synthetic, rows={name: len(set_rows) for name, set_rows in encoded.items()},
+        fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(), fingerprints=fingerprints,
         truncated_rows={name: set_rows.truncated for name, set_rows in encoded.items()},
-        overlap=train.facts.overlap,
-        **fields,
-    )
+        overlap=train.facts.overlap, **fields,
+    )  # fmt: skip
 
 
 def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Lengths]:
@@ -335,26 +280,21 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
         middle = lengths[np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")]
         bins = np.minimum(np.searchsorted(edges, lengths, side="right") - 1, len(edges) - 2)
         histogram = np.bincount(bins, weights=texts, minlength=len(edges) - 1)
-        distributions[name] = Lengths(
-            min=int(lengths[0]),
-            median=float(middle.mean()),
-            mean=round(float(lengths @ texts) / total, 3),
-            max=int(lengths[-1]),
-            edges=edges,
-            texts=tuple(int(count) for count in histogram),
-        )
+        mean, counts = round(float(lengths @ texts) / total, 3), tuple(int(count) for count in histogram)
+        extremes = {"min": int(lengths[0]), "max": int(lengths[-1])}
+        distributions[name] = Lengths(**extremes, median=float(middle.mean()), mean=mean, edges=edges, texts=counts)
     return distributions
 
 
 def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     """Read one set of a model's data, not encoded. Raises InputError (no such set) or DataError."""
-    sets = set_parts(config)
+    sets = splits.set_parts(config)
     if name not in sets:
-        raise unknown_set(name, sets)
+        raise splits.unknown_set(name, sets)
     set_of_row = cut_pool(config) if config.stream and sets[name] == sets["train"] else None
     if set_of_row is not None and name != "train":
         return _held_out_sets(config, set_of_row)[name]
-    return make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
+    return splits.make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
 
 
 def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from edgeformer.artifacts.data_config import FileSource, HubSource, Tag, column_names, parse_tag
-from edgeformer.artifacts.errors import DataError, MissingDependencyError, did_you_mean, needs_extra
+from edgeformer.artifacts.errors import DataError, did_you_mean, needs_extra
 from edgeformer.data.rows import Record, format_names, tag_runs
 
 FORMATS = {
@@ -33,23 +33,19 @@ FORMATS = {
 COMPRESSIONS = (".xz", ".gz", ".bz2")
 WITH_OPTION = ("evaluate", "exits", "init", "predict", "search")
 """Commands with the option ``--encoding``. Elsewhere files are UTF-8, or the recipe states their encoding."""
-Line = tuple[int, str]
-"""Line number from 1, and text with its line end."""
+Line = tuple[int, str]  # line number from 1, and text with its line end
 
-MAX_RATIO = 200
-"""Maximum compression ratio: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)."""
+MAX_RATIO = 200  # maximum compression ratio: four times that of repetitive logs. Bombs reach 600 (gz) to 45,000 (bz2)
 MAX_LINE = 16 << 20
 """Maximum line length in characters: three times the Bible. A parsed line takes up to 25 times its bytes in memory."""
-MAX_COLUMNS = 10_000
-"""Maximum number of columns of a table; every row becomes a dictionary of them."""
+MAX_COLUMNS = 10_000  # maximum number of columns of a table; every row becomes a dictionary of them
 _RATIO_WINDOW = 8 << 20
 """Unpacked bytes per measurement of the ratio: fewer are harmless; an average would hide a bomb behind real text."""
 _MAX_ROWS_PER_BYTE = 100
 """Maximum rows per byte of a Parquet file: repeated rows are packed to nearly nothing, but unpack to full texts."""
 _SMALL_PARQUET_BYTES = 64 << 20  # size to which every Parquet file may unpack
 _PARQUET_BATCH = 1_000  # rows per unpacked batch, because row groups can have any size
-_NEAR_CHAOS = 0.02
-"""Difference of charset-normalizer's measure of disorder by which an encoding is not less likely."""
+_NEAR_CHAOS = 0.02  # difference of charset-normalizer's measure of disorder by which an encoding is not less likely
 _SHOWN_CHARACTERS = 50
 """Of a line, as each of at most three encodings reads it: messages show at most 200 characters of data."""
 _LIKELY_ENCODINGS = (
@@ -227,19 +223,34 @@ def format_of_source(source: FileSource) -> str:
 
 def file_records(source: FileSource, labels: Sequence[str] = ()) -> Iterator[Record]:
     """Stream the records of a file. ``labels``: as in :func:`class_records`. Raises DataError."""
+    # 1. A table that a library reads
     path = Path(source.path)
     check_file(path)
     kind = format_of_source(source)
     if kind == "parquet":
         if source.encoding is not None:
             raise DataError(f"{path}: Parquet texts are always UTF-8; leave out the encoding {source.encoding}")
+        with needs_extra("train", f"{path}: reading it"):
+            import datasets
+        from pyarrow import parquet
+
         try:
-            yield from class_records(_parquet_rows(path), str(path), labels)
-        except (DataError, MissingDependencyError):
+            metadata, size = parquet.read_metadata(path), path.stat().st_size
+            unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+            if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
+                raise DataError(
+                    f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes unpacked are unusual for text in "
+                    f"{size:,} bytes, so the file is not read; if you trust it, write it again as JSONL"
+                )
+            options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
+            rows = datasets.load_dataset("parquet", data_files=str(path), **options)
+            yield from class_records(rows, str(path), labels)
+        except DataError:
             raise
         except Exception as error:  # pyarrow's errors have no common base class
             raise DataError(f"{path}: cannot be read as Parquet: {first_line(error)}; write it again") from None
         return
+    # 2. Lines of text
     if kind == "text" and source.label is not None and source.label_value is None:
         raise DataError(
             f"{path}: plain text has no label column; set label_value: of the source to the label of all its lines"
@@ -435,23 +446,6 @@ def hub_rows(source: HubSource) -> Any:
 def first_line(error: Exception) -> str:
     """Return the first line of a library's error message."""
     return (str(error).splitlines() or [""])[0].strip()
-
-
-def _parquet_rows(path: Path) -> Any:
-    """Return the rows of a Parquet file, unpacked in small batches. Raises DataError for a bomb."""
-    with needs_extra("train", f"{path}: reading it"):
-        import datasets
-    from pyarrow import parquet
-
-    metadata, size = parquet.read_metadata(path), path.stat().st_size
-    unpacked = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if unpacked > max(_SMALL_PARQUET_BYTES, MAX_RATIO * size) or metadata.num_rows > _MAX_ROWS_PER_BYTE * size:
-        raise DataError(
-            f"{path}: {metadata.num_rows:,} rows of {unpacked:,} bytes unpacked are unusual for text in {size:,} "
-            "bytes, so the file is not read; if you trust it, write it again as JSONL"
-        )
-    options: dict[str, Any] = {"split": "train", "streaming": True, "batch_size": _PARQUET_BATCH}
-    return datasets.load_dataset("parquet", data_files=str(path), **options)
 
 
 def chosen_records(records: Iterator[Record], where: Mapping[str, Sequence[str]]) -> Iterator[Record]:

@@ -7,9 +7,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,13 @@ from typing_extensions import Self
 from edgeformer.artifacts.data_config import FileSource, HubSource, SpanSource, Tag, column_names
 from edgeformer.artifacts.errors import DataError, did_you_mean
 
-Record = tuple[str, Mapping[str, object]]
-"""Place of a record ("reviews.csv, line 7"), and its values by column."""
+T = TypeVar("T")
+Record = tuple[str, Mapping[str, object]]  # place of a record ("reviews.csv, line 7"), and its values by column
 Int64s = NDArray[np.int64]
-Text = str | tuple[str, str]
-"""A text, or a pair of texts, which a tokenizer joins by its template."""
+Text = str | tuple[str, str]  # a text, or a pair of texts, which a tokenizer joins by its template
 Label = str | int | float | tuple[str | int, ...]
 """A label of a source: a name or a number; a tuple where a row can have several labels."""
-MAX_LABELS = 62
-"""Maximum number of labels if a row can have several: each is one bit of an int64."""
+MAX_LABELS = 62  # maximum number of labels if a row can have several: each is one bit of an int64
 SCORE_UNIT, MAX_SCORE = 1e-6, 1e6
 """Unit in which scores are stored as integers, as caches, fingerprints and golden inputs need them; largest score."""
 _MAX_NAME, _MAX_NAMES = 80, 170  # maximum length of a column name or label in a message, and of several
@@ -268,19 +266,12 @@ def excerpt(text: str, limit: int) -> str:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with their labels.
+    """Texts with their labels."""
 
-    Attributes:
-        texts: [n] as the source has them, not cleaned.
-        labels: int64 [n], indices into data.labels; with several labels per row, sets of labels as bits.
-        sources: int64 [n], the number of each row's source; None: not needed.
-        empty: rows of a file without a text, which are left out.
-    """
-
-    texts: list[Text]
-    labels: NDArray[np.int64]
-    sources: NDArray[np.int64] | None = None
-    empty: int = 0
+    texts: list[Text]  # [n] as the source has them, not cleaned
+    labels: NDArray[np.int64]  # [n], indices into data.labels; with several labels per row, sets of labels as bits
+    sources: NDArray[np.int64] | None = None  # [n], the number of each row's source; None: not needed
+    empty: int = 0  # rows of a file without a text, which are left out
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -411,6 +402,19 @@ def score_of(row: Row) -> int:
             f"{MAX_SCORE:g}; correct this row"
         )
     return round(score / SCORE_UNIT)
+
+
+def in_pieces(items: Iterable[T], size_of: Callable[[T], int], most_items: int, most_size: int) -> Iterator[list[T]]:
+    """Yield lists of at most ``most_items`` items and of about ``most_size`` in all; a single item may be larger."""
+    piece, size = list[T](), 0
+    for item in items:
+        piece.append(item)
+        size += size_of(item)
+        if len(piece) >= most_items or size >= most_size:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def query_numbers(texts: Sequence[Text]) -> NDArray[np.int64] | None:

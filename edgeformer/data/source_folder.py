@@ -1,4 +1,4 @@
-"""Folders of Hugging Face models: their parts, and the tokenizer as transformers and sentence-transformers build it.
+"""Folders of Hugging Face models, of transformers and sentence-transformers: where they are, and their parts.
 
 The files come from strangers: what is read of them is validated before use, and no code of a folder runs.
 """
@@ -19,14 +19,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
-from tokenizers import Tokenizer, normalizers
 
 from edgeformer.artifacts.base import Frozen, first_problem
-from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, needs_extra
+from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
 from edgeformer.artifacts.files import read_at_most, replacing_folder
 from edgeformer.artifacts.workspace import CONFIG_FILE, MOST_JSON_BYTES, TOKENIZER_CONFIG, TOKENIZER_FILE
-from edgeformer.data.records import first_line
-from edgeformer.data.tokenization import keep_settings, tokenizer_from_file
 from edgeformer.system.leftovers import cache_folder
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,8 +42,7 @@ _FILES = (
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _FILE_ENDS = (".safetensors", ".bin", ".json")
-_SHORTEST, _UNLIMITED = 4, 10**20
-"""Smallest length that is possible here; larger ones than the second mean that there is no limit."""
+SHORTEST = 4  # smallest number of tokens that texts can be cut to
 
 
 class ConfigFile(Frozen):
@@ -70,7 +66,7 @@ class SentenceModule(ConfigFile):
 class SentenceFile(ConfigFile):
     """Settings of the module Transformer: one of ``SENTENCE_FILES``."""
 
-    max_seq_length: Annotated[int, Field(ge=_SHORTEST)] | None = None
+    max_seq_length: Annotated[int, Field(ge=SHORTEST)] | None = None
     do_lower_case: bool | None = None
     transformer_task: Literal["feature-extraction", "sequence-classification"] | None = None
 
@@ -187,19 +183,12 @@ def quiet_transformers() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """A model's folder.
+    """A model's folder."""
 
-    Attributes:
-        root: the folder, or the hub's copy.
-        folder: where configuration, weights and tokenizer are: ``root``, or ``0_Transformer`` in it.
-        modules: of sentence-transformers, in their order; None: it is not such a folder.
-        sentence: settings of the first module.
-    """
-
-    root: Path
-    folder: Path
-    modules: tuple[SentenceModule, ...] | None
-    sentence: SentenceFile
+    root: Path  # or the hub's copy
+    folder: Path  # where configuration, weights and tokenizer are: ``root``, or ``0_Transformer`` in it
+    modules: tuple[SentenceModule, ...] | None  # of sentence-transformers, in order; None: it is not such a folder
+    sentence: SentenceFile  # settings of the first module
 
     @staticmethod
     def open(name: str) -> SourceFolder:
@@ -222,64 +211,3 @@ class SourceFolder:
                 refuse_keys(file, content, {*SentenceFile.model_fields, *_WITHOUT_EFFECT})
                 break
         return SourceFolder(root, folder, modules, sentence)
-
-    def load_tokenizer(self) -> tuple[Tokenizer, int | None]:
-        """Return the tokenizer and the tokens that texts are cut to, as transformers and sentence-transformers do.
-
-        The tokenizer keeps its padding token and the side where texts are cut, see
-        :func:`~edgeformer.data.tokenization.keep_settings`, and gives both texts of a pair the type 0 if transformers
-        passes no types to the model.
-
-        Raises DataError, InputError, ArtifactError, or MissingDependencyError: transformers is not installed.
-        """
-        folder = self.folder
-        read = (CONFIG_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
-        files = {name: read_object(folder / name) for name in read if (folder / name).is_file()}
-        if files.get(TOKENIZER_CONFIG, {}).get("split_special_tokens"):
-            raise InputError(
-                f"{folder / TOKENIZER_CONFIG}: split_special_tokens is not supported; remove the key, with which the "
-                "names of special tokens in a text are read as these tokens"
-            )
-        if (folder / TOKENIZER_FILE).is_file():
-            tokenizer_from_file(folder / TOKENIZER_FILE)  # checks its size and format
-        try:
-            with quiet_transformers():
-                from transformers import AutoTokenizer
-
-                loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            document = json.loads(loaded.backend_tokenizer.to_str())
-            length = self.sentence.max_seq_length or int(loaded.model_max_length)
-        except EdgeformerError:
-            raise
-        except Exception as error:  # invalid settings raise many types
-            raise InputError(
-                f"{folder}: transformers cannot build its tokenizer: {first_line(error)}; save it again with "
-                "transformers, or set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json, which takes "
-                "tokenizer.json as it is"
-            ) from None
-        names = [*loaded.vocab_files_names.values()]
-        if not any((folder / file).is_file() for file in names):  # transformers would make up a small vocabulary
-            raise InputError(
-                f"{folder}: has no {' or '.join(sorted(names))}; write it with transformers: "
-                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-            )
-        if length < _SHORTEST:
-            raise InputError(f"{folder}: model_max_length is {length}; it must be at least {_SHORTEST} tokens")
-        has_types, processor = "token_type_ids" in loaded.model_input_names, json.dumps(document["post_processor"])
-        if not has_types:
-            document["post_processor"] = json.loads(
-                processor, object_hook=lambda part: {**part, "type_id": 0} if "type_id" in part else part
-            )
-        tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(document))
-        if not has_types and 1 in tokenizer.encode("a", "b").type_ids:
-            raise InputError(
-                f"{folder}: model_input_names lacks token_type_ids, but the tokenizer gives the second text of a pair "
-                "another type; add token_type_ids in tokenizer_config.json if the model was trained with them"
-            )
-        if self.sentence.do_lower_case and '"Lowercase"' not in json.dumps(document["normalizer"]):
-            further = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
-            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
-        number = files.get(CONFIG_FILE, {}).get("pad_token_id")
-        pad = loaded.pad_token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
-        keep_settings(tokenizer, pad, loaded.truncation_side)
-        return tokenizer, length if length <= _UNLIMITED else None

@@ -32,16 +32,7 @@ from edgeformer.artifacts.data_config import (
     column_names,
 )
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
-from edgeformer.data.records import (
-    COMPRESSIONS,
-    check_file,
-    chosen_records,
-    class_records,
-    file_records,
-    format_of_source,
-    hub_rows,
-    suffix_format,
-)
+from edgeformer.data import records
 from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of, span_rows
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
@@ -71,8 +62,7 @@ CHARACTERS = {
     "quote": {"single": "'", "double": '"'},
 }
 """Option → names of its characters."""
-SPANS = SpanSource(kind="file", path="")
-"""Source that files of texts with spans are read like if nothing else is known."""
+SPANS = SpanSource(kind="file", path="")  # source that files of texts with spans are read like if nothing else is known
 
 
 @dataclass(frozen=True)
@@ -80,20 +70,15 @@ class Columns:
     """Columns of a file that the user names (None: found by name), and its layout (None: detected).
 
     Raises InputError: an unknown encoding, delimiter or quote.
-
-    Attributes:
-        text: a column, or several with commas.
-        label_names: with commas, of labels that are numbers.
-        delimiter, quote: a character, or its name in :data:`CHARACTERS`.
     """
 
-    text: str | None = None
+    text: str | None = None  # a column, or several with commas
     text_pair: str | None = None
     label: str | None = None
     encoding: str | None = None
-    label_names: str | None = None
-    delimiter: str | None = None
-    quote: str | None = None
+    label_names: str | None = None  # with commas, of labels that are numbers
+    delimiter: str | None = None  # a character, or its name in :data:`CHARACTERS`
+    quote: str | None = None  # a character, or its name there
 
     def __post_init__(self) -> None:
         for option, allowed in CHARACTERS.items():
@@ -151,14 +136,9 @@ def matching_column(names: Iterable[str], columns: Sequence[str]) -> str | None:
 
 
 def read(
-    source: Source,
-    labels: Sequence[str] = (),
-    separator: str | None = None,
-    *,
-    blanks: bool = False,
-    skipped: list[str] | None = None,
-    with_labels: bool = True,
-) -> Iterator[Row]:
+    source: Source, labels: Sequence[str] = (), separator: str | None = None, *, blanks: bool = False,
+    skipped: list[str] | None = None, with_labels: bool = True,
+) -> Iterator[Row]:  # fmt: skip
     """Stream the rows of a source.
 
     Args:
@@ -177,14 +157,14 @@ def read(
         source = source.model_copy(update={"label": None, "label_value": None, "skip_unlabelled": False})
     has_spans = isinstance(source, SpanSource) and with_labels
     if isinstance(source, HubSource):
-        name, records = source.title, class_records(hub_rows(source), source.title, labels)
+        name, stream = source.title, records.class_records(records.hub_rows(source), source.title, labels)
     else:
-        name, records = source.path, file_records(source, () if has_spans else labels)
-    records = chosen_records(records, source.where)
+        name, stream = source.path, records.file_records(source, () if has_spans else labels)
+    stream = records.chosen_records(stream, source.where)
     if isinstance(source, SpanSource) and has_spans:
-        rows = span_rows(records, source, labels)
+        rows = span_rows(stream, source, labels)
     else:
-        rows = rows_of(records, source, separator, blanks=blanks)
+        rows = rows_of(stream, source, separator, blanks=blanks)
     is_empty = True
     for row in rows:
         is_empty = False
@@ -200,28 +180,24 @@ def read(
 
 
 def file_source(
-    path: Path,
-    like: Source | None = None,
-    *,
-    labelled: bool = True,
-    labels: Sequence[str] = LABEL_COLUMNS,
+    path: Path, like: Source | None = None, *, labelled: bool = True, labels: Sequence[str] = LABEL_COLUMNS,
     columns: Columns | None = None,
-) -> FileSource:
+) -> FileSource:  # fmt: skip
     """Return a source for a file, with the columns of ``like`` if the file has them, else with well-known columns.
 
     Args:
-        like: source that the file replaces, of pairs, of single texts or of texts with spans. None: pairs if the file
-            has their columns.
+        like: source that the file replaces; None: pairs if the file has their columns, else single texts.
         labelled: False: find the text only.
         labels: possible names of the label column.
-        columns: columns that the user names. A text without a second text is a single text. Numbers are the columns
-            of a file without a header. None: the user cannot name columns.
+        columns: that the user names. A text without a second text is a single text. Numbers are the columns of a file
+            without a header. None: the user cannot name columns.
 
     Raises DataError: the file cannot be read, lacks a named column, or has no columns that fit.
     """
+    # 1. Read the names of its columns
     user_columns = columns or Columns()
     if isinstance(like, SpanSource) and labelled:
-        check_file(path)
+        records.check_file(path)
         keys: dict[str, Any] = {"path": str(path), "format": None, "encoding": user_columns.encoding, "where": {}}
         keys |= {"text": user_columns.text or like.text, "label": user_columns.label or like.label}
         return like.model_copy(update=keys)
@@ -239,6 +215,7 @@ def file_source(
             remedy = f"choose one (--{kind} COLUMN, or NUMBER if the first line has no column names), or {remedy}"
         raise DataError(f"{path}: no {kind} column; columns: {format_names(names)}; {remedy}")
 
+    # 2. Find the columns of the texts
     text, second = user_columns.texts(names), user_columns.text_pair
     if text is None and second is None and (like is None or like_pair is not None):
         own_pair: list[tuple[Any, Any]] = [(like_text, like_pair)] if like_pair is not None else []
@@ -247,10 +224,8 @@ def file_source(
         if text is None and like_pair is not None:
             option = "choose them: --text COLUMN --pair COLUMN, or " if columns is not None else ""
             known_pairs = ", ".join(" and ".join((*column_names(first), other)) for first, other in pairs)
-            raise DataError(
-                f"{path}: no pairs of texts; columns: {format_names(names)}; {option}rename two columns to "
-                f"{known_pairs}"
-            )
+            shown = format_names(names)
+            raise DataError(f"{path}: no pairs of texts; columns: {shown}; {option}rename two columns to {known_pairs}")
     if text is None and isinstance(like_text, tuple):
         text = tuple(find("text", [name]) for name in like_text)
     if text is None:
@@ -259,6 +234,7 @@ def file_source(
     if second in column_names(text):
         raise DataError(f"{path}: column {second!r} cannot be both texts of a pair; choose two columns")
     source = source.model_copy(update={"text": text, "text_pair": second})
+    # 3. Find the column of the label
     if not labelled:
         return source
     label = user_columns.label
@@ -275,9 +251,9 @@ def file_source(
 
 def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple[FileSource, list[str]]:
     """Return a source with the layout of a file (that of ``like`` as far as it fits), and the names of its columns."""
-    check_file(path)
+    records.check_file(path)
     layout: dict[str, Any] = {}
-    kind = suffix_format(path)
+    kind = records.suffix_format(path)
     if isinstance(like, FileSource) and kind not in ("jsonl", "parquet"):
         if kind in (None, "text") and path.suffix.lower() == Path(like.path).suffix.lower():
             layout = {"format": like.format, "delimiter": like.delimiter, "quote": like.quote}
@@ -292,7 +268,8 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
     source = FileSource(kind="file", path=str(path), text=text, label=None, **layout)
     columns = columns_of(source)
     names = [name for _, name in user_columns.by_option(columns)]
-    if are_numbers and source.header and not set(names) <= set(columns) and format_of_source(source) in ("csv", "tsv"):
+    is_table = records.format_of_source(source) in ("csv", "tsv")
+    if are_numbers and source.header and is_table and not set(names) <= set(columns):
         source = source.model_copy(update={"header": False})
         columns = columns_of(source)
     return source, columns
@@ -300,20 +277,15 @@ def _open_table(path: Path, like: Source | None, user_columns: Columns) -> tuple
 
 def columns_of(source: FileSource) -> list[str]:
     """Return the names of a file's columns, by its first record. Raises DataError for a file without records."""
-    for _, values in file_records(source):
+    for _, values in records.file_records(source):
         return list(values)
     raise DataError(f"{source.path}: has no rows; a set needs at least one")
 
 
 def replacement_source(
-    path: Path,
-    parts: Mapping[str, Sequence[Source]],
-    columns: Columns | None = None,
-    *,
-    labelled: bool = True,
-    single: bool = False,
-    labels: Sequence[str] = LABEL_COLUMNS,
-) -> FileSource:
+    path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None, *, labelled: bool = True,
+    single: bool = False, labels: Sequence[str] = LABEL_COLUMNS,
+) -> FileSource:  # fmt: skip
     """Return a source for a file that replaces a model's own data; pairs only if that data has pairs.
 
     ``labels``: possible names of the label column.
@@ -398,7 +370,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
     if not isinstance(config, DataConfig):  # pairs of texts
         pairs, notes = imported_parts(folder, scored=True)
         return config.model_copy(update={"parts": pairs}), notes
-    # Parts that the protocol requires ("given" needs no validation part).
+    # 1. Find the file of each part that the protocol requires ("given" needs no validation part)
     required = {"given": ("train", "test"), "sst-test": ("train", "validation", "sst-test")}
     required |= {"imported": (), "stratified": ("train",)}
     needed = dict.fromkeys(required.get(config.split, ("train", "validation")), f"split {config.split!r}")
@@ -417,6 +389,7 @@ def local_parts(config: DataSection, folder: Path) -> tuple[DataSection, list[st
         unread = [] if part in names else _files_of_part(folder.resolve(), part, suffixes)[:1]
         if unread and unread[0] not in files.values():
             notes.append(f"{unread[0].name} is not used: split {config.split} of this recipe has no such part")
+    # 2. Choose the protocol that these files allow
     protocol = config.split
     if protocol in ("imported", "stratified") and "train" in parts and ("validation" in parts) != ("test" in parts):
         # One part for both would select the epoch and also give the reported score.
@@ -516,6 +489,7 @@ def _part_files(
 
 def _files_of_part(folder: Path, part: str, suffixes: Sequence[str]) -> list[Path]:
     """Return the files of a folder that are named like a part, in order of preference."""
-    endings = [f".{name}{end}" for name in suffixes for end in (("",) if name == "parquet" else ("", *COMPRESSIONS))]
+    packed = ("", *records.COMPRESSIONS)
+    endings = [f".{name}{end}" for name in suffixes for end in (("",) if name == "parquet" else packed)]
     stems = (part, *_OTHER_STEMS.get(part, ()))
     return [path for stem in stems for ending in endings if (path := folder / f"{stem}{ending}").is_file()]

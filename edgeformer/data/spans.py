@@ -21,8 +21,7 @@ from edgeformer.data.rows import Int64s, LabelledTexts, Span, SpanText, Text, ta
 from edgeformer.data.tokenization import UNLIMITED, cutting
 
 _CHUNK = 1024
-_OVERLAP = 4
-"""Windows share one token in this many with the next one."""
+_OVERLAP = 4  # windows share one token in this many with the next one
 _INSTEAD = {"B": "BI", "I": "IB", "E": "EI", "S": "SBI"}
 """Position → those that a model may have for it, in order of preference: few have E and S, some have no B."""
 
@@ -31,12 +30,10 @@ _INSTEAD = {"B": "BI", "I": "IB", "E": "EI", "S": "SBI"}
 class TokenRows(Encoded):
     """Windows of texts with the class of each token; ``labels`` are the numbers of the windows in their texts.
 
-    Attributes:
-        targets: int64 [tokens], IGNORED where no answer counts.
-        inexact: spans that do not begin and end where tokens (words) do, so that they cannot be predicted.
+    ``inexact``: spans that do not begin and end where tokens (words) do, so that they cannot be predicted.
     """
 
-    targets: NDArray[np.integer] = field(kw_only=True)
+    targets: NDArray[np.integer] = field(kw_only=True)  # int64 [tokens], IGNORED where no answer counts
     inexact: int = field(default=0, kw_only=True)
 
 
@@ -46,19 +43,13 @@ class Windows:
 
     Of tokens that two windows have, the answer of one counts: the one that reads more on both sides of them. So the
     counted tokens of all windows of a text are its tokens, each once.
-
-    Attributes:
-        rows: the windows; ``labels`` are their numbers in their texts.
-        texts: [rows], the index of each row's text.
-        starts, ends: [tokens], first character of each counted token (word) and the one behind it, without white space.
-        counted: [tokens], False for special tokens, white space, and answers that do not count.
     """
 
-    rows: Encoded
-    texts: Int64s
-    starts: Int64s
-    ends: Int64s
-    counted: NDArray[np.bool_]
+    rows: Encoded  # the windows; ``labels`` are their numbers in their texts
+    texts: Int64s  # [rows], the index of each row's text
+    starts: Int64s  # [tokens], first character of each counted token (word), without white space
+    ends: Int64s  # [tokens], the character behind it
+    counted: NDArray[np.bool_]  # [tokens], False for special tokens, white space, and answers that do not count
 
     def tokens(self, text: int) -> Int64s:
         """Return the places of the counted tokens of a text, [n]."""
@@ -162,16 +153,16 @@ def encode_spans(
         begins, finishes = np.diff(numbers, prepend=-2) != 0, np.diff(numbers, append=-2) != 0
         for place, number, is_begin, is_end in zip(places, numbers.tolist(), begins, finishes, strict=True):
             position = {(True, True): "S", (True, False): "B", (False, True): "E"}.get((is_begin, is_end), "I")
-            targets[place] = _class_of(tags, position, spans[number].label) if number >= 0 else tags.index(("O", ""))
+            tag = "O", ""
+            if number >= 0:
+                label = spans[number].label
+                tag = next((instead, label) for instead in _INSTEAD[position] if (instead, label) in tags)
+            targets[place] = tags.index(tag)
         if spans:
             decoded = decode(windows, index, str(text), [tags[target] for target in targets[places]])
             inexact += len({*spans} - {span for span, _ in decoded})
     rows = windows.rows
     return TokenRows(rows.ids, rows.offsets, rows.labels, 0, texts.empty, targets=targets, inexact=inexact)
-
-
-def _class_of(tags: Sequence[Tag], position: str, label: str) -> int:
-    return next(tags.index((instead, label)) for instead in _INSTEAD[position] if (instead, label) in tags)
 
 
 def decode(windows: Windows, index: int, text: str, tags: Sequence[Tag]) -> list[tuple[Span, Int64s]]:

@@ -120,10 +120,8 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     for name in names:
         rows = pool.take(indices[name]) if name in indices else _pool(config, parts, sources[name])
         rows = _balance(config, rows)
-        if name in config.rows:
-            rows = _balance(config, rows.take(_sampled_numbers(config, name, _groups(config, rows))))
-        _check_not_empty(config, name, len(rows))
-        sets[name] = rows
+        kept = _kept_rows(config, name, _groups(config, rows))
+        sets[name] = _balance(config, rows.take(kept)) if name in config.rows else rows
     return sets
 
 
@@ -142,28 +140,24 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
     set_of_row = np.full(len(facts), -1, dtype=np.int8)
     cuts = _stratified(config, strata, facts["text"])
     for number, (name, rows) in enumerate(zip(sources, cuts, strict=False)):
-        if name in config.rows:
-            rows = rows[_sampled_numbers(config, name, strata[rows])]
-        _check_not_empty(config, name, len(rows))
-        set_of_row[rows] = number
+        set_of_row[rows[_kept_rows(config, name, strata[rows])]] = number
     return set_of_row
 
 
 def _check_pool(config: DataConfig, parts: Iterable[str], rows: int) -> None:
     if rows < MIN_ROWS:
-        raise DataError(
-            f"data.parts {' + '.join(parts)}: {rows} rows; split {config.split!r} needs at least {MIN_ROWS}"
-        )
+        pool = f"data.parts {' + '.join(parts)}"
+        raise DataError(f"{pool}: {rows} rows; split {config.split!r} needs at least {MIN_ROWS}")
 
 
-def _check_not_empty(config: DataConfig, name: str, rows: int) -> None:
-    if not rows:
+def _kept_rows(config: DataConfig, name: str, groups: Int64s) -> Int64s:
+    """Return the numbers of the rows of a set that ``data.rows`` keeps. Raises DataError: too few rows, or none."""
+    rows = np.arange(len(groups))
+    if name in config.rows:
+        rows = sample(groups, row_count(config.rows[name], len(groups), f"data.rows.{name}"), config.split_seed)
+    if not len(rows):
         raise DataError(f"split {config.split!r}: the {name} set would be empty; add rows to data.parts")
-
-
-def _sampled_numbers(config: DataConfig, name: str, groups: Int64s) -> Int64s:
-    """Return the row numbers that ``data.rows`` keeps of a set. Raises DataError."""
-    return sample(groups, row_count(config.rows[name], len(groups), f"data.rows.{name}"), config.split_seed)
+    return rows
 
 
 def _deciding_text(config: DataConfig, text: Text) -> Text:

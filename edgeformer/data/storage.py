@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
 
@@ -23,22 +23,21 @@ from edgeformer.artifacts.files import read_at_most, sha256_of, write_json, writ
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.data.encoding import RowsT
+from edgeformer.data.encoding import Rows, RowsT
 from edgeformer.data.rows import Int64s
 
-Pieces = Mapping[str, NDArray[Any]]
-"""Arrays of some rows by name: ``ids``, ``offsets`` of the rows (the first is 0), and further ones."""
 _FACTS_FILE, _FACTS_CHECKSUM = "facts.json", "facts.sha256"
 _DTYPES = {"ids": "<i4", "starts": "<i4", "targets": "<i4", "types": "|i1", "offsets": "<i8", "labels": "<i8"}
+"""Fields of rows that are stored, if the rows have them."""
 _TOKEN_ARRAYS = ("ids", "starts", "targets", "types")
+_COUNTS = ("truncated", "inexact", "tokens", "words")  # counts in the fields of rows, which are added up in the facts
 _MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around each
 
 
 class StoredFacts(Frozen):
     """``facts.json`` of stored rows: checksums and counts.
 
-    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts;
-    ``inexact``: as in ``TokenRows``.
+    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts.
     """
 
     key: str
@@ -92,11 +91,11 @@ class DiskArray:
 
 @dataclass(frozen=True)
 class StoredRows(Generic[RowsT]):
-    """Rows on disk; ``build`` makes rows in memory from their arrays and the facts about all rows."""
+    """Rows of a ``kind`` on disk; rows in memory have the counts of all rows."""
 
     arrays: Mapping[str, DiskArray]
     facts: StoredFacts
-    build: Callable[[Pieces, StoredFacts], RowsT]
+    kind: type[RowsT]
 
     def __len__(self) -> int:
         return self.facts.rows
@@ -114,32 +113,39 @@ class StoredRows(Generic[RowsT]):
     def loaded(self, numbers: Int64s) -> tuple[RowsT, Int64s]:
         """Return the rows ``numbers`` in memory, and their numbers there."""
         begins, sizes = self.arrays["offsets"][numbers], self.sizes(numbers)
-        pieces: dict[str, NDArray[Any]] = {"offsets": np.concatenate(([0], np.cumsum(sizes)))}
+        arrays: dict[str, NDArray[Any]] = {"offsets": np.concatenate(([0], np.cumsum(sizes)))}
         for name, array in self.arrays.items():
             if name in _TOKEN_ARRAYS:
-                pieces[name] = array.read_spans(begins, sizes)
+                arrays[name] = array.read_spans(begins, sizes)
             elif name != "offsets":
-                pieces[name] = array[numbers]
-        return self.build(pieces, self.facts), np.arange(len(numbers), dtype=np.int64)
+                arrays[name] = array[numbers]
+        return self._rows(arrays), np.arange(len(numbers), dtype=np.int64)
 
     def in_memory(self) -> RowsT:
         """Return all rows in memory."""
-        return self.build({name: np.array(array.mapped()) for name, array in self.arrays.items()}, self.facts)
+        return self._rows({name: np.array(array.mapped()) for name, array in self.arrays.items()})
+
+    def _rows(self, arrays: Mapping[str, NDArray[Any]]) -> RowsT:
+        names = {field.name for field in fields(self.kind)}
+        return self.kind(**arrays, **{name: getattr(self.facts, name) for name in _COUNTS if name in names})
 
 
-def write_rows(folder: Path, pieces: Iterable[Pieces]) -> tuple[int, dict[str, str]]:
-    """Write the arrays of rows, given in pieces. Return the number of rows, and file → sha256."""
+def write_rows(folder: Path, pieces: Iterable[Rows]) -> dict[str, object]:
+    """Write the arrays of rows, given in pieces. Return facts: the number of rows, file → sha256, and the counts."""
     digests: dict[str, Any] = {}
-    rows = tokens = 0
+    rows, tokens, counts = 0, 0, dict.fromkeys(_COUNTS, 0)
     for piece in pieces:
-        begins = piece["offsets"] + tokens
-        for name, array in {**piece, "offsets": begins[1:] if digests else begins}.items():
+        begins = piece.offsets + tokens
+        arrays = {name: array for name in _DTYPES if (array := getattr(piece, name, None)) is not None}
+        for name, array in {**arrays, "offsets": begins[1:] if digests else begins}.items():
             content = np.ascontiguousarray(array, dtype=_DTYPES[name]).tobytes()
             with (folder / f"{name}.bin").open("ab") as file:
                 file.write(content)
             digests.setdefault(f"{name}.bin", hashlib.sha256()).update(content)
-        rows, tokens = rows + len(begins) - 1, int(begins[-1])
-    return rows, {name: digest.hexdigest() for name, digest in digests.items()}
+        rows, tokens = rows + len(piece), int(begins[-1])
+        for name in _COUNTS:
+            counts[name] += getattr(piece, name, 0)
+    return {"rows": rows, "sha256": {name: digest.hexdigest() for name, digest in digests.items()}, **counts}
 
 
 def write_facts(folder: Path, facts: Mapping[str, object]) -> None:
@@ -148,9 +154,7 @@ def write_facts(folder: Path, facts: Mapping[str, object]) -> None:
     write_text(folder / _FACTS_CHECKSUM, sha256_of(folder / _FACTS_FILE))
 
 
-def read_stored(
-    folder: Path, key: str, build: Callable[[Pieces, StoredFacts], RowsT], progress: Progress
-) -> StoredRows[RowsT] | None:
+def read_stored(folder: Path, key: str, kind: type[RowsT], progress: Progress) -> StoredRows[RowsT] | None:
     """Open the stored rows of ``key`` and check every byte of them. None: not stored, or damaged, with a message."""
     if not folder.exists():
         return None
@@ -161,7 +165,7 @@ def read_stored(
             if sha256_of(folder / name) != checksum or facts.key != key:
                 raise ArtifactError(f"{folder / name}: differs from its checksum")
         names = [name.removesuffix(".bin") for name in facts.sha256 if name.endswith(".bin")]
-        return StoredRows({name: DiskArray(folder / f"{name}.bin", _DTYPES[name]) for name in names}, facts, build)
+        return StoredRows({name: DiskArray(folder / f"{name}.bin", _DTYPES[name]) for name in names}, facts, kind)
     except (ArtifactError, OSError) as error:
         progress.message(f"damaged token cache ({error}); it is made again")
         return None

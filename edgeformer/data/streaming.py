@@ -25,9 +25,9 @@ from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import RowsT
 from edgeformer.data.records import check_file, format_of_source, hub_rows
-from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, join_pair, label_counts
+from edgeformer.data.rows import LabelledTexts, Text, hash_labels, hash_texts, in_pieces, join_pair, label_counts
 from edgeformer.data.splits import OverlapCounter
-from edgeformer.data.storage import Pieces, StoredFacts, StoredRows, read_stored, write_facts, write_rows
+from edgeformer.data.storage import StoredRows, read_stored, write_facts, write_rows
 from edgeformer.data.tokenization import fingerprint
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import LockedError, lock_path, wait_for_lock
@@ -39,30 +39,22 @@ _WAIT_S = 24 * 3600.0
 _TOKENIZER_FILE = "tokenizer.json"
 
 
-TextPieces = Iterator[tuple[list[Text], list[int]]]
-"""Texts and their labels, in pieces of bounded size."""
-
-Encode = Callable[[Tokenizer, TextPieces, dict[str, Any]], Iterator[Pieces]]
-"""Yields the rows of texts, then adds the counted fields of StoredFacts to the dictionary."""
+Encode = Callable[[Tokenizer, Iterator[LabelledTexts], dict[str, Any]], Iterator[RowsT]]
+"""Yields the rows of pieces of texts, then adds further fields of StoredFacts to the dictionary."""
 
 
 @dataclass(frozen=True)
 class Stream:
     """The texts of a training set.
 
-    Attributes:
-        sources: sources that ``pairs`` reads; empty: the texts are in memory.
-        settings: settings besides the sources that determine what ``pairs`` yields.
-        pairs: all texts with their class index (or labels as bits), from the beginning.
-        several: whether a text can have several labels.
-        check: takes the rows of each class, and raises DataError if they do not suffice for training.
+    ``check`` takes the rows of each class, and raises DataError if they do not suffice for training.
     """
 
-    sources: Sequence[Source]
-    settings: Mapping[str, object]
-    pairs: Callable[[], Iterator[tuple[Text, int]]]
+    sources: Sequence[Source]  # that ``pairs`` reads; empty: the texts are in memory
+    settings: Mapping[str, object]  # that also determine what ``pairs`` yields
+    pairs: Callable[[], Iterator[tuple[Text, int]]]  # all texts with their class index (or labels as bits)
     classes: int
-    several: bool = False
+    several: bool = False  # a text can have several labels
     check: Callable[[Sequence[int]], None] = lambda counts: None
 
     @classmethod
@@ -72,38 +64,21 @@ class Stream:
         settings = {"fingerprint": texts.fingerprint(), "classes": classes, "several": several}
         return cls((), settings, lambda: zip(texts.texts, labels, strict=True), classes, several)
 
-    def pieces(self) -> TextPieces:
+    def pieces(self) -> Iterator[LabelledTexts]:
         """Yield the texts and labels in pieces of bounded size."""
-        texts: list[Text] = []
-        labels: list[int] = []
-        characters = 0
-        for text, label in self.pairs():
-            texts.append(text)
-            labels.append(label)
-            characters += len(join_pair(text))
-            if len(texts) >= _PIECE_ROWS or characters >= _PIECE_CHARACTERS:
-                yield texts, labels
-                texts, labels, characters = [], [], 0
-        if texts:
-            yield texts, labels
+        size_of = lambda pair: len(join_pair(pair[0]))  # noqa: E731
+        return map(LabelledTexts.of, in_pieces(self.pairs(), size_of, _PIECE_ROWS, _PIECE_CHARACTERS))
 
 
 def store_training_set(
-    stream: Stream,
-    config: TokenizerConfig,
-    load: Callable[..., Tokenizer],
-    encode: Encode,
-    build: Callable[[Pieces, StoredFacts], RowsT],
-    settings: Mapping[str, object],
-    other_texts: Mapping[str, Sequence[str]],
-    cache: Path,
-    progress: Progress,
-) -> tuple[Tokenizer, StoredRows[RowsT]]:
+    stream: Stream, config: TokenizerConfig, load: Callable[..., Tokenizer], encode: Encode[RowsT], kind: type[RowsT],
+    settings: Mapping[str, object], other_texts: Mapping[str, Sequence[str]], cache: Path, progress: Progress,
+) -> tuple[Tokenizer, StoredRows[RowsT]]:  # fmt: skip
     """Return the tokenizer and rows of a training set, and reuse those of an earlier run.
 
     Args:
         load: loads the tokenizer, or trains it on ``training_texts``.
-        encode, build: make stored arrays from texts, and rows in memory from stored arrays.
+        encode: makes rows of ``kind`` from texts.
         settings: settings besides the texts that determine tokenizer and rows.
         other_texts: other set → its texts, which are compared with the training texts.
         cache: folder of the stored rows; waits for another process that makes the same rows.
@@ -111,6 +86,7 @@ def store_training_set(
     Raises:
         DataError: a source or the tokenizer is unusable, or a source changed during reading.
     """
+    # 1. Name the folder by all inputs
     files = [Path(source.path) for source in stream.sources if source.kind == "file"]
     for path in files:
         check_file(path)
@@ -121,8 +97,7 @@ def store_training_set(
             identity = stated(source.model_dump(mode="json"))
             if source.kind == "file":
                 path = Path(source.path)
-                contents = {"path": sha256_of(path), "format": format_of_source(source)}
-                identity |= {**contents, "packed": path.suffix.lower()}
+                identity |= {"path": sha256_of(path), "format": format_of_source(source), "packed": path.suffix.lower()}
             elif source.kind == "hub":
                 identity["rows"] = hub_rows(source)._fingerprint
             identities.append(identity)
@@ -134,30 +109,31 @@ def store_training_set(
     folder = cache / f"stream-{key[:24]}"
     cache.mkdir(parents=True, exist_ok=True)
     with ExitStack() as lock:
+        # 2. Reuse the rows of an earlier run
         try:
             lock.enter_context(lock_path(folder))
         except LockedError as error:
             progress.message(str(error))
             lock.enter_context(wait_for_lock(folder, _WAIT_S))
         remove_leftovers(folder)
-        rows = read_stored(folder, key, build, progress)
+        rows = read_stored(folder, key, kind, progress)
         if rows is not None:
             return tokenizer or Tokenizer.from_file(str(folder / _TOKENIZER_FILE)), rows
 
+        # 3. Read all texts: count the labels, train the tokenizer
         digest, counts, text_count = hashlib.sha256(), np.zeros(stream.classes, dtype=np.int64), 0
 
         def checked_texts() -> Iterator[str]:
             nonlocal text_count
             with bar(progress, "Reading the training set", None, "texts"):
-                for texts, labels in stream.pieces():
-                    numbers = np.array(labels, dtype=np.int64)
-                    hash_labels(digest, numbers)
-                    numbers = numbers[numbers != IGNORED]
+                for piece in stream.pieces():
+                    hash_labels(digest, piece.labels)
+                    numbers = piece.labels[piece.labels != IGNORED]
                     piece_counts = label_counts(numbers, stream.classes, several=stream.several)
                     counts[:] += np.array(piece_counts[: stream.classes], dtype=np.int64)
-                    text_count += len(texts)
-                    progress.advance(len(texts))
-                    yield from map(join_pair, texts)
+                    text_count += len(piece)
+                    progress.advance(len(piece))
+                    yield from map(join_pair, piece.texts)
             if tokenizer is None:  # starts after the bar of the texts
                 progress.start("Training the tokenizer", None)
 
@@ -170,28 +146,29 @@ def store_training_set(
         for _ in texts_once:  # texts that the tokenizer's training did not read
             pass
         stream.check(counts.tolist())
+
+        # 4. Read them again: write their tokens, compare them with the other sets
         counter, tokenized, facts = OverlapCounter(other_texts), 0, dict[str, Any]()
 
-        def counted_pieces() -> TextPieces:
+        def counted_pieces() -> Iterator[LabelledTexts]:
             nonlocal tokenized
-            for texts, labels in stream.pieces():
-                hash_texts(digest, texts)
-                counter.add(map(join_pair, texts))
-                yield texts, labels
-                tokenized += len(texts)
-                progress.advance(len(texts))
+            for piece in stream.pieces():
+                hash_texts(digest, piece.texts)
+                counter.add(map(join_pair, piece.texts))
+                yield piece
+                tokenized += len(piece)
+                progress.advance(len(piece))
 
         with bar(progress, "Tokenizing the training set", text_count, "texts"), replacing_folder(folder) as temporary:
-            rows_written, checksums = write_rows(temporary, encode(tokenizer, counted_pieces(), facts))
+            facts |= write_rows(temporary, encode(tokenizer, counted_pieces(), facts))
             if tokenized != text_count or [(path.stat().st_size, path.stat().st_mtime_ns) for path in files] != states:
                 names = ", ".join(map(str, files)) or "the training set"
                 raise DataError(f"{names}: changed while it was read; start again when nothing writes to it")
             write_text(temporary / _TOKENIZER_FILE, tokenizer.to_str())
-            checksums[_TOKENIZER_FILE] = sha256_of(temporary / _TOKENIZER_FILE)
-            facts |= {"key": key, "sha256": checksums, "rows": rows_written, "fingerprint": digest.hexdigest()}
-            overlap = counter.counts()
-            write_facts(temporary, {**facts, "texts": text_count, "overlap": overlap, "label_rows": counts.tolist()})
-        rows = read_stored(folder, key, build, progress)
+            facts["sha256"][_TOKENIZER_FILE] = sha256_of(temporary / _TOKENIZER_FILE)
+            facts |= {"key": key, "fingerprint": digest.hexdigest(), "texts": text_count, "overlap": counter.counts()}
+            write_facts(temporary, {**facts, "label_rows": counts.tolist()})
+        rows = read_stored(folder, key, kind, progress)
         if rows is None:
             raise DataError(f"{folder}: damaged while it was written; check the disk")
         return tokenizer, rows

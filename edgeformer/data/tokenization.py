@@ -1,4 +1,4 @@
-"""Tokenizers from the hub, from a file, or trained on a run's own text; a classifier's tokenizer includes cleaning."""
+"""Tokenizers of models, of files and of the hub, or trained on a run's own text; a classifier's includes cleaning."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, SourceTokenizer, TokenizerConfig
-from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.errors import DataError, EdgeformerError, InputError
 from edgeformer.artifacts.files import read_at_most
 from edgeformer.artifacts.recipe import Recipe
+from edgeformer.artifacts.workspace import CONFIG_FILE, TOKENIZER_CONFIG, TOKENIZER_FILE
 from edgeformer.data import cleaning as cleaning_rules
 from edgeformer.data.records import check_file, first_line
 
+if TYPE_CHECKING:
+    from edgeformer.data.source_folder import SourceFolder
+
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-BOUNDARY = "<|endoftext|>"
-"""The only special token of a tokenizer trained for a language model, as in GPT-2."""
+BOUNDARY = "<|endoftext|>"  # the only special token of a tokenizer trained for a language model, as in GPT-2
 BEGIN_IDS, END_IDS = "begin_token_ids", "end_token_ids"
 """Keys of an imported model's tokenizer_config.json; runs trained here and older runs do not have them."""
 _BOUNDARY_NAMES = (BOUNDARY, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 """Names of the token between two documents, in order of preference."""
-UNLIMITED = 2**31 - 1
-"""Tokens of a text that is never cut, as tokenizers of 32-bit hosts can read it."""
+UNLIMITED = 2**31 - 1  # tokens of a text that is never cut, as tokenizers of 32-bit hosts can read it
+_NO_LIMIT = 10**20  # larger numbers of tokens in a tokenizer_config.json mean that texts are not cut
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_NAMES = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")
 _MAX_BYTES = 128 << 20  # maximum size of a tokenizer.json: four times the largest vocabularies in use (256,000 words)
@@ -40,8 +43,7 @@ takes 100 bytes for each, also of a file that it rejects."""
 _LETTERS = 1000
 _WORDS_AT_ONCE = 1000
 _PREFIX = "##"
-WORD_BOUNDARY = "▁"
-"""Around every word in the tokens of algorithm ``characters``."""
+WORD_BOUNDARY = "▁"  # around every word in the tokens of algorithm ``characters``
 _BETWEEN_WORDS = "[\\p{P}\\p{Z}\\p{C}]+"
 """Punctuation, spaces and control characters, by Unicode classes that Oniguruma and JavaScript both have."""
 _new_trainer = partial(trainers.BpeTrainer, show_progress=False)
@@ -140,9 +142,9 @@ def _load(
                 "--tokenizer PATH/tokenizer.json"
             ) from None
     elif isinstance(config, SourceTokenizer):
-        from edgeformer.data.source_folder import SourceFolder  # which imports this module
+        from edgeformer.data.source_folder import SourceFolder
 
-        tokenizer, name = SourceFolder.open(config.name).load_tokenizer()[0], config.name
+        tokenizer, name = source_tokenizer(SourceFolder.open(config.name))[0], config.name
     elif trained is None:
         raise DataError("tokenizer.kind: trained needs the training texts, which exist during training only")
     else:
@@ -155,12 +157,76 @@ def _load(
     return tokenizer, name
 
 
+def source_tokenizer(source: SourceFolder) -> tuple[Tokenizer, int | None]:
+    """Return a folder's tokenizer and the tokens that texts are cut to, as transformers and sentence-transformers do.
+
+    The tokenizer keeps its padding token and the side where texts are cut (:func:`keep_settings`), and gives both texts
+    of a pair the type 0 if transformers passes no types to the model.
+
+    Raises DataError, InputError, ArtifactError, or MissingDependencyError: transformers is not installed.
+    """
+    from edgeformer.data.source_folder import SHORTEST, quiet_transformers, read_object
+
+    # 1. Read the files
+    folder = source.folder
+    names = (CONFIG_FILE, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+    files = {name: read_object(folder / name) for name in names if (folder / name).is_file()}
+    if files.get(TOKENIZER_CONFIG, {}).get("split_special_tokens"):
+        raise InputError(
+            f"{folder / TOKENIZER_CONFIG}: split_special_tokens is not supported; remove the key, with which the "
+            "names of special tokens in a text are read as these tokens"
+        )
+    if (folder / TOKENIZER_FILE).is_file():
+        tokenizer_from_file(folder / TOKENIZER_FILE)  # checks its size and format
+    # 2. Let transformers build it
+    try:
+        with quiet_transformers():
+            from transformers import AutoTokenizer
+
+            loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        document = json.loads(loaded.backend_tokenizer.to_str())
+        length = source.sentence.max_seq_length or int(loaded.model_max_length)
+    except EdgeformerError:
+        raise
+    except Exception as error:  # invalid settings raise many types
+        raise InputError(
+            f"{folder}: transformers cannot build its tokenizer: {first_line(error)}; save it again with "
+            "transformers, or set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json, which takes "
+            "tokenizer.json as it is"
+        ) from None
+    vocabularies = [*loaded.vocab_files_names.values()]
+    if not any((folder / file).is_file() for file in vocabularies):  # transformers would make up a small vocabulary
+        raise InputError(
+            f"{folder}: has no {' or '.join(sorted(vocabularies))}; write it with transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    if length < SHORTEST:
+        raise InputError(f"{folder}: model_max_length is {length}; it must be at least {SHORTEST} tokens")
+    # 3. Add what transformers does beside it: token types, lower case, padding token, side of cuts
+    has_types, processor = "token_type_ids" in loaded.model_input_names, json.dumps(document["post_processor"])
+    if not has_types:
+        document["post_processor"] = json.loads(
+            processor, object_hook=lambda part: {**part, "type_id": 0} if "type_id" in part else part
+        )
+    tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(document))
+    if not has_types and 1 in tokenizer.encode("a", "b").type_ids:
+        raise InputError(
+            f"{folder}: model_input_names lacks token_type_ids, but the tokenizer gives the second text of a pair "
+            "another type; add token_type_ids in tokenizer_config.json if the model was trained with them"
+        )
+    if source.sentence.do_lower_case and '"Lowercase"' not in json.dumps(document["normalizer"]):
+        further = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *further])
+    number = files.get(CONFIG_FILE, {}).get("pad_token_id")
+    pad = loaded.pad_token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
+    keep_settings(tokenizer, pad, loaded.truncation_side)
+    return tokenizer, length if length <= _NO_LIMIT else None
+
+
 def keep_settings(tokenizer: Tokenizer, pad: str | None = None, side: str | None = None) -> None:
     """Turn truncation and padding off, and keep what a tokenizer.json states in them: padding token, and side of cuts.
 
-    Args:
-        pad: the padding token; None: the stated one, else one of the usual names.
-        side: where texts are cut, ``left`` or ``right``; None: the stated one, else right.
+    ``pad``: None: the stated one, else one of the usual names. ``side``: ``left``, ``right``; None: the stated one.
     """
     pad = pad or (tokenizer.padding or {}).get("pad_token")
     side = side or (tokenizer.truncation or {}).get("direction")
@@ -273,17 +339,13 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
 class TextBounds:
     """Tokens around the texts of a language model.
 
-    Attributes:
-        boundary: between documents of training text, and in front of an empty prompt if there is no ``begin``.
-        begin: in front of a text; the boundary for models trained here, none for some imported ones.
-        ends: end a generated text.
-        reads_names: the names of special tokens in a text are these tokens, the boundary included, as in the library
-            that an imported model comes from.
+    ``reads_names``: the names of special tokens in a text are these tokens, the boundary included, as in the library
+    that an imported model comes from.
     """
 
-    boundary: int
-    begin: tuple[int, ...]
-    ends: tuple[int, ...]
+    boundary: int  # between documents of training text, and in front of an empty prompt if there is no ``begin``
+    begin: tuple[int, ...]  # in front of a text; the boundary for models trained here, none for some imported ones
+    ends: tuple[int, ...]  # end a generated text
     reads_names: bool
 
     @staticmethod
@@ -323,6 +385,7 @@ def train_tokenizer(
             f"model.vocab_size: {vocab_size} is too small for a trained tokenizer, which has "
             f"{len(SPECIAL_TOKENS)} special tokens and at least the letters of the text"
         )
+    # 1. Tokens of bytes, of characters, or of words and their pieces
     begin, end = CLS, SEP
     if algorithm == "bpe":
         tokenizer = train_language_tokenizer(vocab_size, texts, SPECIAL_TOKENS, front, add_prefix_space=True)
@@ -349,14 +412,9 @@ def train_tokenizer(
     else:
         whole_words = algorithm == "words"
         accents = False if whole_words else None  # None: with lowercase, they are removed
-        normalizer = normalizers.Sequence(
-            [
-                *front,
-                normalizers.BertNormalizer(
-                    lowercase=algorithm != "wordpiece-cased", strip_accents=accents, handle_chinese_chars=True
-                ),
-            ]
-        )
+        lowercase = algorithm != "wordpiece-cased"
+        bert = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents, handle_chinese_chars=True)
+        normalizer = normalizers.Sequence([*front, bert])
         splitter: pre_tokenizers.PreTokenizer = pre_tokenizers.BertPreTokenizer()
         if whole_words:
             splitter = pre_tokenizers.Split(Regex(_BETWEEN_WORDS), "removed")
@@ -373,6 +431,7 @@ def train_tokenizer(
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = splitter
         tokenizer.decoder = decoders.WordPiece(prefix=_PREFIX)
+    # 2. Special tokens around the texts
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     specials = [(token, tokenizer.token_to_id(token)) for token in {begin, end, SEP}]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -382,13 +441,9 @@ def train_tokenizer(
 
 
 def train_language_tokenizer(
-    vocab_size: int,
-    texts: Iterable[str],
-    special_tokens: Sequence[str] = (BOUNDARY,),
-    front: Sequence[normalizers.Normalizer] = (),
-    *,
-    add_prefix_space: bool = False,
-) -> Tokenizer:
+    vocab_size: int, texts: Iterable[str], special_tokens: Sequence[str] = (BOUNDARY,),
+    front: Sequence[normalizers.Normalizer] = (), *, add_prefix_space: bool = False,
+) -> Tokenizer:  # fmt: skip
     """Train a byte-level BPE tokenizer; with the default arguments it decodes every text exactly."""
     tokenizer = Tokenizer(models.BPE())
     if front:

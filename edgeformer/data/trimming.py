@@ -45,14 +45,10 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Keeping:
-    """Selection of tokens to keep besides special tokens and those that spell out other words.
+    """Selection of tokens to keep besides special tokens and those that spell out other words."""
 
-    ``first``: number of first tokens of the vocabulary, used or not; see :func:`trim_tokenizer`. ``max_used``: keep so
-    many used tokens, by frequency, then by number; None: all.
-    """
-
-    first: int = 0
-    max_used: int | None = None
+    first: int = 0  # first tokens of the vocabulary, used or not; see :func:`trim_tokenizer`
+    max_used: int | None = None  # used tokens, by frequency, then by number; None: all
 
 
 ALL_USED = Keeping()
@@ -72,20 +68,16 @@ def trim_to_training(
 
 
 def trim_to_stream(
-    stream: Stream,
-    other_texts: LabelledTexts,
-    tokenizer: Tokenizer,
-    max_length: int,
-    trained_on: Mapping[str, str] | None = None,
-    keeping: Keeping = ALL_USED,
-) -> tuple[Trimmed, Vocabulary]:
+    stream: Stream, other_texts: LabelledTexts, tokenizer: Tokenizer, max_length: int,
+    trained_on: Mapping[str, str] | None = None, keeping: Keeping = ALL_USED,
+) -> tuple[Trimmed, Vocabulary]:  # fmt: skip
     """Keep the tokens of the training texts of a stream, and measure the effect on other texts. Raises DataError."""
     digest, uses = hashlib.sha256(), Counter[int]()
-    for _, labels in stream.pieces():
-        hash_labels(digest, labels)
-    for texts, _ in stream.pieces():
-        hash_texts(digest, texts)
-        uses.update(count_values(encode_texts(tokenizer, texts, max_length)[0].ids))
+    for piece in stream.pieces():
+        hash_labels(digest, piece.labels)
+    for piece in stream.pieces():
+        hash_texts(digest, piece.texts)
+        uses.update(count_values(encode_texts(tokenizer, piece.texts, max_length)[0].ids))
     check_unchanged("train", digest.hexdigest(), trained_on, "export without --vocab-trim")
     most_used = sorted(uses, key=lambda token: (-uses[token], token))[: keeping.max_used]
     trimmed = trim_tokenizer(tokenizer, most_used, keeping.first)
@@ -95,14 +87,13 @@ def trim_to_stream(
 def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0) -> Trimmed:
     """Keep the tokens ``used``, special and added tokens, the unknown token, and the tokens that spell out words.
 
-    The rest of the tokenizer does not change, except for the numbers; see also :func:`keep_settings`.
-
-    Args:
-        frequent: also keep so many tokens from the beginning of the vocabulary, which is sorted by descending
-            frequency. The ``[unused…]`` tokens of BERT do not count.
+    The rest of the tokenizer does not change, except for the numbers; see also :func:`keep_settings`. ``frequent``:
+    also keep so many tokens from the beginning of the vocabulary, which is sorted by descending frequency; the
+    ``[unused…]`` tokens of BERT do not count.
 
     Raises DataError: neither WordPiece, byte-level BPE nor Unigram, or a number that is no token.
     """
+    # 1. Select the tokens
     document: Document = json.loads(tokenizer.to_str())
     numbers = tokenizer.get_vocab(with_added_tokens=True)
     names = {number: name for name, number in numbers.items()}
@@ -120,6 +111,7 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     requested_names = {names[number] for number in requested} - special - added
     kept_names = special | added | requested_names | _spelling_tokens(document, requested_names)
     kept = sorted((numbers[name] for name in kept_names), key=lambda number: (names[number] not in special, number))
+    # 2. Number them anew, everywhere in the document
     new_numbers = {names[old]: new for new, old in enumerate(kept)}
     # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
     if model["type"] == "Unigram":
@@ -172,15 +164,12 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
             for rows, number in zip((original_rows, trimmed_rows), unknown_ids, strict=True)
         )
         new_unknown = int(np.maximum(after - before, 0).sum())
+    # A row is cut as before exactly if all its tokens were kept.
+    changed_rows = int(np.logical_or.reduceat(~is_kept, original_rows.offsets[:-1]).sum())
     return Vocabulary(
-        kept=len(trimmed.kept),
-        original=max(numbers.values()) + 1,
-        coverage=float(is_kept.mean()),
-        unknown=new_unknown / len(original_rows.ids),
-        # A row is cut as before exactly if all its tokens were kept.
-        changed_rows=int(np.logical_or.reduceat(~is_kept, original_rows.offsets[:-1]).sum()),
-        rows=len(original_rows),
-    )
+        kept=len(trimmed.kept), original=max(numbers.values()) + 1, coverage=float(is_kept.mean()),
+        unknown=new_unknown / len(original_rows.ids), changed_rows=changed_rows, rows=len(original_rows),
+    )  # fmt: skip
 
 
 def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:

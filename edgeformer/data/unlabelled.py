@@ -14,19 +14,8 @@ from typing import Any, BinaryIO
 
 from edgeformer.artifacts.data_config import FileSource, Source
 from edgeformer.artifacts.errors import DataError, InputError
-from edgeformer.data.records import (
-    COMPRESSIONS,
-    as_text,
-    check_file,
-    detect_dialect,
-    file_records,
-    first_lines,
-    format_of_source,
-    lines_of,
-    open_data_file,
-    suffix_format,
-)
-from edgeformer.data.rows import Row, text_parts
+from edgeformer.data import records
+from edgeformer.data.rows import Row, in_pieces, text_parts
 from edgeformer.data.sources import Columns, columns_of, read, replacement_source
 
 WINDOW_ROWS, WINDOW_CHARACTERS = 2048, 4 << 20
@@ -40,50 +29,36 @@ _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 class Unlabelled:
     """An opened source of texts without labels.
 
-    Attributes:
-        expected: number of rows; None: unknown.
-        rows: yields the rows from the start. Raises DataError.
-        leave: stops reading. Returns whether a thread is blocked in a read that may never return.
-        source: the file and its columns; None: plain text.
-        columns: names of all columns; of JSON Lines the keys of the first record; empty: plain text.
-        bom: whether the file begins with a byte order mark.
+    ``rows`` yields the rows from the start, and raises DataError. ``leave`` stops reading, and returns whether a thread
+    is blocked in a read that may never return.
     """
 
     name: str
     pairs: bool
-    expected: int | None
+    expected: int | None  # number of rows; None: unknown
     rows: Callable[[], Iterator[Row]]
     leave: Callable[[], bool] = lambda: False
-    source: FileSource | None = None
-    columns: tuple[str, ...] = ()
+    source: FileSource | None = None  # the file and its columns; None: plain text
+    columns: tuple[str, ...] = ()  # names of all columns; of JSON Lines the keys of the first record
     delimiter: str = ","
-    bom: bool = False
+    bom: bool = False  # the file begins with a byte order mark
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of reading a file.
+    """Options of reading a file."""
 
-    Attributes:
-        parts: parts of the model's own data, whose columns are searched for; empty: unknown.
-        columns: columns that the user names.
-        format: format as in data sections; None: by suffix; standard input then has one text per line.
-        single: read single texts even if the file has the columns of a pair.
-    """
-
-    parts: Mapping[str, Sequence[Source]]
-    columns: Columns = field(default_factory=Columns)
-    format: str | None = None
-    single: bool = False
+    parts: Mapping[str, Sequence[Source]]  # of the model's own data, whose columns are searched for; empty: unknown
+    columns: Columns = field(default_factory=Columns)  # that the user names
+    format: str | None = None  # as in data sections; None: by suffix; standard input then has one text per line
+    single: bool = False  # read single texts even if the file has the columns of a pair
 
 
 @contextlib.contextmanager
 def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unlabelled]:
     """Open the texts of a file or of standard input (``path`` None). Every line of plain text is a text.
 
-    Raises:
-        DataError: no such file, or none of its columns can be the text.
-        InputError: conflicting options.
+    Raises DataError: no such file, or none of its columns can be the text; InputError: conflicting options.
     """
     if path is None and how.format not in (None, _PLAIN):
         with tempfile.TemporaryDirectory() as folder:
@@ -96,8 +71,8 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
                 raise DataError(str(error).replace(str(copied), _STANDARD_INPUT)) from None
         return
     if path is not None:
-        check_file(path)
-        kind = suffix_format(path)
+        records.check_file(path)
+        kind = records.suffix_format(path)
         if how.format not in (None, _PLAIN, kind) or (kind is None and how.format != _PLAIN):
             raise InputError(
                 f"{path}: the suffix names {f'the format {kind}, not {how.format}' if kind else 'no format'}; "
@@ -117,11 +92,11 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
     def plain_rows() -> Iterator[Row]:
         """Yield every line, also empty ones, so that predictions have the same line numbers."""
         if path is None:
-            opened: Any = contextlib.nullcontext(as_text(io.BufferedReader(raw), how.columns.encoding))
+            opened: Any = contextlib.nullcontext(records.as_text(io.BufferedReader(raw), how.columns.encoding))
         else:
-            opened = open_data_file(path, how.columns.encoding)
+            opened = records.open_data_file(path, how.columns.encoding)
         with opened as file:
-            yield from (Row(line.rstrip("\r\n")) for _, line in lines_of(Path(name), file))
+            yield from (Row(line.rstrip("\r\n")) for _, line in records.lines_of(Path(name), file))
 
     expected = None if path is None else _count(path, plain_rows())
     yield Unlabelled(name, False, expected, plain_rows, raw.leave if path is None else lambda: False)
@@ -129,17 +104,12 @@ def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unl
 
 def windows(rows: Iterable[Row], most_rows: int = WINDOW_ROWS) -> Iterator[list[Row]]:
     """Yield rows in groups of at most ``most_rows`` and about WINDOW_CHARACTERS; a single row may have more."""
-    window: list[Row] = []
-    size = 0
-    for row in rows:
-        window.append(row)
+
+    def characters(row: Row) -> int:
         values = (value for value in row.values.values() if isinstance(value, str))
-        size += sum(map(len, (*text_parts(row.text), *values)))
-        if len(window) >= most_rows or size >= WINDOW_CHARACTERS:
-            yield window
-            window, size = [], 0
-    if window:
-        yield window
+        return sum(map(len, (*text_parts(row.text), *values)))
+
+    return in_pieces(rows, characters, most_rows, WINDOW_CHARACTERS)
 
 
 class _InterruptibleInput(io.RawIOBase):
@@ -174,29 +144,25 @@ class _InterruptibleInput(io.RawIOBase):
 def _open_table(path: Path, how: Reading) -> Unlabelled:
     encoding = how.columns.encoding
     source = replacement_source(path, how.parts, how.columns, labelled=False, single=how.single)
-    kind, delimiter, bom = format_of_source(source), ",", False
+    kind, delimiter, bom = records.format_of_source(source), ",", False
     if kind in ("csv", "tsv"):
         delimiter = "\t"
         if kind == "csv":
-            dialect, _ = detect_dialect(enumerate(first_lines(path, encoding)), source.delimiter, source.quote)
+            lines = enumerate(records.first_lines(path, encoding))
+            dialect, _ = records.detect_dialect(lines, source.delimiter, source.quote)
             delimiter = dialect.delimiter
         with path.open("rb") as file:
             bom = file.read(3).startswith(_BYTE_ORDER_MARKS)
+    count = _count(path, records.file_records(source))
     return Unlabelled(
-        str(path),
-        source.text_pair is not None,
-        _count(path, file_records(source)),
-        lambda: read(source, blanks=True),
-        source=source,
-        columns=tuple(columns_of(source)),
-        delimiter=delimiter,
-        bom=bom,
-    )
+        str(path), source.text_pair is not None, count, lambda: read(source, blanks=True), source=source,
+        columns=tuple(columns_of(source)), delimiter=delimiter, bom=bom,
+    )  # fmt: skip
 
 
 def _count(path: Path, rows: Iterable[object]) -> int | None:
     """Count the rows of a file; None if it is packed, or damaged (reading the rows raises the error)."""
-    if path.suffix.lower() not in (*COMPRESSIONS, ".parquet"):
+    if path.suffix.lower() not in (*records.COMPRESSIONS, ".parquet"):
         with contextlib.suppress(DataError):
             return sum(1 for _ in rows)
     return None

@@ -55,10 +55,8 @@ FIT_SHAPES: tuple[Shape, ...] = (
     (1, 8), (1, 32), (1, 48), (1, 96), (1, 192), (2, 24), (4, 8), (4, 48), (4, 96), (16, 8), (16, 32), (16, 48),
 )  # fmt: skip
 CHECK_SHAPES: tuple[Shape, ...] = tuple(product((1, 8), (16, 64, 128)))
-DECODE_SHAPES: tuple[Shape, ...] = ((1, 24), (1, 96), (1, 192))
-"""Where a token is decoded: behind so many others."""
-SWEEPS = 3
-"""Processes that time an artifact, interleaved with those of other artifacts; one of three may be off."""
+DECODE_SHAPES: tuple[Shape, ...] = ((1, 24), (1, 96), (1, 192))  # where a token is decoded: behind so many others
+SWEEPS = 3  # processes that time an artifact, interleaved with those of other artifacts; one of three may be off
 # Seconds: all timed calls of all artifacts; the probe; starting a process; an item's nodes under the profiler; the
 # longest calibration.
 _BUDGET_S, _PROBE_S, _PROCESS_S, _NODES_S, _LONGEST_S = 200.0, 20.0, 3.0, 1.3, 600.0
@@ -206,17 +204,14 @@ def combine_sweeps(run: str, artifact: ArtifactManifest, timings: Sequence[Timin
     for timed in timings[0].items:
         if timed.nodes is None:
             continue
-        nodes = timed.nodes.nodes
-        works = count_nodes(nodes)
+        nodes, runs = timed.nodes.nodes, timed.nodes.runs
+        works = tuple(count_nodes(nodes))
         process_us = tuple(other.call_us for timing in timings for other in timing.items if other.item == timed.item)
         call_us = statistics.median(process_us)
         durations = tuple(node.duration_us * call_us / timed.call_us for node in nodes)  # as fast as their process was
-        weight_bytes = stored_weight_bytes(nodes, works, artifact)
-        combined.append(
-            TimedCall(
-                run, artifact, timed.item, timed.nodes.runs, tuple(works), durations, call_us, weight_bytes, process_us
-            )
-        )
+        weights = stored_weight_bytes(nodes, works, artifact)
+        call = TimedCall(run, artifact, timed.item, runs, works, durations, call_us, weights, process_us)
+        combined.append(call)
     return combined
 
 
@@ -228,24 +223,17 @@ class _Subject:
 
 
 def calibrate(
-    bundle: Path,
-    base: DeviceProfile,
-    *,
-    threads: int | None = None,
-    shapes: Sequence[Shape] = FIT_SHAPES,
-    further: Sequence[Path] = (),
-    allow_noise: bool = False,
-    progress: Progress = SILENT,
-) -> DeviceProfile:
+    bundle: Path, base: DeviceProfile, *, threads: int | None = None, shapes: Sequence[Shape] = FIT_SHAPES,
+    further: Sequence[Path] = (), allow_noise: bool = False, progress: Progress = SILENT,
+) -> DeviceProfile:  # fmt: skip
     """Return the profile of this host's processor with measured rates and a calibration. Takes at most ten minutes.
 
     Args:
         bundle: whose full FP32, INT8 and FP16 ONNX graphs, where it has them, are timed on this host.
         base: name, title and budgets are kept.
         shapes: (batch, seq) to fit on; those that the model cannot take are left out.
-        further: bundles of other models; with two of them or more, each model is left out once, which measures the
-            error of estimates for a model that was not fitted.
-        allow_noise: return the profile also if other work on the machine disturbed the measuring processes.
+        further: of other models; with two of them or more, each model is left out once, which measures the error of
+            estimates for a model that was not fitted.
 
     Raises:
         InputError: not a CPU profile, or not of this processor; no FP32 ONNX graph, or too few shapes to fit on; one
@@ -253,6 +241,7 @@ def calibrate(
         NoisyMachineError: other work disturbed a measuring process twice, and ``allow_noise`` is not set.
         EdgeformerError: the measuring processes did not answer.
     """
+    # 1. Check that it can be calibrated here, in time
     if base.kind != "cpu":
         raise InputError(
             f"--device {base.name}: is a GPU, and only a CPU can be calibrated; add --validate-only to compare the "
@@ -275,6 +264,7 @@ def calibrate(
             f"--also: timing {len(subjects)} graphs takes about {seconds / 60:.0f} minutes, and the limit is "
             f"{_LONGEST_S / 60:.0f}; give fewer runs"
         )
+    # 2. Measure the rates of the host, and time the graphs
     count = threads or default_threads()
     with bar(progress, "Measuring this host's rates (15 s, and longer if other programs run)", None):
         rates = run_probe(count)
@@ -291,6 +281,7 @@ def calibrate(
             )  # fmt: skip
             title = f"Timing {subject.files.artifact.id} of {subject.run}, sweep {sweep + 1} of {SWEEPS}"
             timings[index].append(run_timing(job, progress, title))
+    # 3. Report what was refused or disturbed
     for subject, (first, *_) in zip(subjects, timings, strict=True):
         for shape, reason in first.refused.items():
             progress.message(f"{subject.files.artifact.id} at {shape}: not used for the fit: {reason}")
@@ -301,6 +292,7 @@ def calibrate(
         if not allow_noise:
             raise NoisyMachineError(f"no calibration, because {disturbed}; {_NOISE_REMEDY}")
         progress.message(f"the calibration is unreliable, because {disturbed}; calibrate again on an idle machine")
+    # 4. Fit the rates of nodes to the calls
     nodes = [timed.nodes.nodes for sweeps in timings for timed in sweeps[0].items if timed.nodes is not None]
     works = [(w, node.duration_us) for each in nodes for w, node in zip(count_nodes(each), each, strict=True)]
     device = host_facts(base, count, rates, works, disturbed)
@@ -357,23 +349,19 @@ def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -
 
 
 def validate(
-    folder: Path,
-    device: DeviceProfile,
-    shapes: Sequence[Shape] = CHECK_SHAPES,
-    *,
-    rules: MeasureRules | None = None,
+    folder: Path, device: DeviceProfile, shapes: Sequence[Shape] = CHECK_SHAPES, *, rules: MeasureRules | None = None,
     progress: Progress = SILENT,
-) -> DeviceProfile:
+) -> DeviceProfile:  # fmt: skip
     """Return the profile with estimates beside measurements of a bundle's full FP32 ONNX graph at unfitted shapes.
 
     The graphs are measured as `profile` does, on a CUDA card the FP16 graph, too: a CPU computes it in FP32. A card
     gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays.
     Cases that could not be measured stably count for no error; those that could not be compared are left out.
 
-    Raises:
-        InputError: the profile has no calibration, or its device is not here; or every case was fitted.
-        EdgeformerError: nothing could be measured, or nothing estimated.
+    Raises InputError: the profile has no calibration, or its device is not here; or every case was fitted;
+    EdgeformerError: nothing could be measured, or nothing estimated.
     """
+    # 1. The calibration to check; a card gets one without rates
     target = find_target(device)
     if device.kind == "cuda":
         provider = default_provider()
@@ -396,12 +384,13 @@ def validate(
         raise InputError(refusal)
     if not target.present:
         raise InputError(f"--validate: {target.reason}; run it on that device")
+    # 2. Measure and estimate every shape that was not fitted
     fitted_on = {(case.run, case.artifact, case.batch, case.seq) for case in calibration.fitted_on}
     cases: list[FittedCase] = []
     fitted = 0
     bundle = Bundle.open(folder)
-    usable = [shape for shape in shapes if shape[1] <= (bundle.manifest.max_positions or shape[1])]
-    usable.sort(key=lambda shape: (shape[0] * shape[1], shape))
+    longest = bundle.manifest.max_positions
+    usable = sorted((s for s in shapes if longest is None or s[1] <= longest), key=lambda s: (s[0] * s[1], s))
     for checked in full_graphs(bundle, _CHECKED_PRECISIONS[device.kind]):
         id_ = checked.artifact.id
         unseen = tuple(shape for shape in usable if (bundle.name, id_, *shape) not in fitted_on)

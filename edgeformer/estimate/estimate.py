@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError, EstimateRecord, Phase
 from edgeformer.artifacts.errors import EdgeformerError
@@ -27,26 +26,11 @@ from edgeformer.estimate.operators import (
     total,
     trust_of,
 )
-from edgeformer.estimate.published import (
-    KINDS,
-    Estimated,
-    Setting,
-    estimate_ms,
-    phase_of,
-    product_type,
-    published_record,
-)
+from edgeformer.estimate.published import KINDS, Estimated, Setting, phase_of, product_type, published_record
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, refused_calibration, work_ms
 from edgeformer.measurement.artifact import Item, check_artifact, row_of
 from edgeformer.report.sentences import published_sentence
-from edgeformer.runtimes import (
-    ALL_RUNTIMES,
-    all_runtimes,
-    opener_of,
-    provider_of,
-    requested_providers,
-    runtime_of,
-)
+from edgeformer.runtimes import ALL_RUNTIMES, all_runtimes, opener_of, provider_of, requested_providers, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
 from edgeformer.runtimes.runtime import Runtime
 from edgeformer.runtimes.session import Kind
@@ -55,10 +39,8 @@ RECORD_FILE = "record.json"
 """In this package; `python -m benchmarks.estimates` writes it with docs/results/estimates.md."""
 WEIGHT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.55}
 """Bytes of a stored weight; those of four bits have scales."""
-# For a model whose estimation error is unknown: a factor of 1.5 both ways.
-_UNVALIDATED_LOG2 = 0.6
-# Fewer shapes of a model say little of another shape of it.
-_FEWEST_SHAPES = 4
+_UNVALIDATED_LOG2 = 0.6  # for a model whose estimation error is unknown: a factor of 1.5 both ways
+_FEWEST_SHAPES = 4  # fewer shapes of a model say little of another shape of it
 
 
 @lru_cache(maxsize=1)
@@ -134,13 +116,13 @@ def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | N
         return requested_providers(artifact, runtime) or (None,)
     # Another runtime reads a float graph as its own; it has no good kernels for what ONNX Runtime quantized.
     is_float = artifact.precision in ("fp32", "fp16")
-    openers = [
-        opener
+    providers = [
+        opener.provider(artifact, kind=kind)
         for opener in all_runtimes()
-        if artifact.format in opener.formats or (is_float and opener.also_opens(artifact))
+        if (artifact.format in opener.formats or (is_float and opener.also_opens(artifact)))
+        and published_record().knows(Setting(kind, "", opener.name, "", ""))
     ]
-    known = [opener for opener in openers if published_record().knows(Setting(kind, "", opener.name, "", ""))]
-    return tuple(opener.provider(artifact, kind=kind) for opener in known) or (None,)
+    return tuple(providers) or (None,)
 
 
 def estimate(
@@ -224,48 +206,43 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
         threads = None
         if device.kind != "cuda":
             threads = calibration.threads if calibration is not None else device.cores and device.cores.value
-        figures: dict[str, Any] = {
-            "latency_ms": _latency(case, nodes, works),
-            "memory_bytes": estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
-            "size_bytes": size_bytes,
-            "energy_mj": Energy(status="unavailable", reason="energy is measured, never estimated"),
-            "threads": threads,
-            "work": total(works),
-        }
+        return row_of(
+            artifact, item, provider, "device", latency_ms=_latency(case, nodes, works), size_bytes=size_bytes,
+            memory_bytes=estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
+            energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
+            threads=threads, work=total(works),
+        )  # fmt: skip
     except EdgeformerError as error:
         return row_of(artifact, item, provider, "device", str(error))
-    return row_of(artifact, item, provider, "device", **figures)
 
 
 def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
     """Raise EdgeformerError if operators without a work count may take most of the time."""
+    # 1. By the device's rates and published measurements
     calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
     device, runtime, weight_bytes = case.device, case.runtime, stored_weight_bytes(nodes.nodes, works, case.listed)
     computed = product_type(device, runtime.name, precision, published_record().tf32)
     rates = rates_of(device, computed)
     if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
-        raise EdgeformerError(
-            f"no estimate, because nobody published times of {runtime.name} on {KINDS[device.kind]}; run profile "
-            "on the device itself"
-        )
+        missing = f"nobody published times of {runtime.name} on {KINDS[device.kind]}"
+        raise EdgeformerError(f"no estimate, because {missing}; run profile on the device itself")
 
     def by_record(works: Sequence[NodeWork]) -> Estimated:
         work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
         setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
-        return estimate_ms(device, setting, work, sum(each.operations for each in works))
+        return published_record().estimate_ms(setting, work, sum(each.operations for each in works))
 
-    estimated = by_record(works)
+    p50, low, high, check = by_record(works)
     if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
         counted = by_record([work for work in works if work.trust != "unknown"])
-        if (share := 1 - counted.p50 / estimated.p50) > MOST_UNKNOWN:
+        if (share := 1 - counted.p50 / p50) > MOST_UNKNOWN:
             raise EdgeformerError(
                 f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} of "
                 f"the time: {describe_operators(unknown)}; run profile on the device itself"
             )
-    warnings = []
-    p50, low, high, check = estimated
     reason = published_sentence(check)
     unchecked = Counter(work.operator for work in works if work.trust == "unknown")
+    # 2. By the calibration, if it covers the artifact
     if calibration is not None:
         each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
         call_us = nodes.runs * calibration.call_overhead_us.get(precision, 0.0)
@@ -280,13 +257,13 @@ def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency
         reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
         p50 = (call_us + sum(each_us)) / 1000
         low, high = p50 / 2**log2, p50 * 2**log2
+    # 3. What no measurement supports
+    warnings = []
     if unchecked:
-        operators = describe_operators(unchecked)
-        warnings.append(f"estimates of {operators} were never checked on any device")
-    if control := [operator for operator in sorted(CONTROL) if any(node.op == operator for node in nodes.nodes)]:
-        warnings.append(
-            f"{' and '.join(control)}: counted as often as it ran on a golden input; other inputs may differ"
-        )
+        warnings.append(f"estimates of {describe_operators(unchecked)} were never checked on any device")
+    if control := sorted(CONTROL & {node.op for node in nodes.nodes}):
+        doubt = "counted as often as it ran on a golden input; other inputs may differ"
+        warnings.append(f"{' and '.join(control)}: {doubt}")
     return Latency(
         status="estimated", p50=p50, low=low, high=high, check=check if calibration is None else None,
         reason="; ".join((reason, *warnings)), warnings=tuple(warnings),
@@ -319,7 +296,5 @@ def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[fl
         cases = f"{error.cases} cases of {error.models} models"
         return error.spread_log2, f"the range is the largest error in a cross-validation of {cases}"
     covered = " and ".join(sorted(f"{name} {'calls' if when == 'steady' else when}" for name, when in validated))
-    return (
-        max(error.spread_log2, _UNVALIDATED_LOG2),
-        f"the cross-validation covers {covered} only, so the range is a guess",
-    )
+    why = f"the cross-validation covers {covered} only, so the range is a guess"
+    return max(error.spread_log2, _UNVALIDATED_LOG2), why

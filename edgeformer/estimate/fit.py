@@ -27,10 +27,8 @@ from edgeformer.system.host import now
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST_SHAPES = 4
-"""Fewer shapes of the FP32 graph are too little to fit on."""
-FEWEST_MODELS = 3
-"""Fewer models show nothing of a model that was not fitted."""
+FEWEST_SHAPES = 4  # fewer shapes of the FP32 graph are too little to fit on
+FEWEST_MODELS = 3  # fewer models show nothing of a model that was not fitted
 # The calls with the cheapest nodes show what the profiler adds to a node; in the others it is lost in their noise.
 _CHEAPEST_SHARE, _FEWEST_CHEAPEST = 3, 3
 _LEAST_US = 0.1
@@ -81,6 +79,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     ``call_us``: of a graph run beside its nodes; ``bare``: the calibration without rates. Raises EdgeformerError: too
     few shapes of the FP32 graph were timed.
     """
+    # 1. Sort the durations of nodes by operator and class
     if sum(call.artifact.precision == "fp32" for call in calls) < FEWEST_SHAPES:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed, too few for a fit")
     durations = _durations_us(calls, call_us)
@@ -97,9 +96,9 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
             rows[precision, work.cls].append(row)
             rows[precision, work.operator].append(row)
     if not any(precision == "fp32" for precision, _ in rows):
-        raise EdgeformerError(
-            "the times of single nodes contradict the times of whole calls; calibrate again on an idle machine"
-        )
+        contradiction = "the times of single nodes contradict the times of whole calls"
+        raise EdgeformerError(f"{contradiction}; calibrate again on an idle machine")
+    # 2. Fit their rates
     efficiencies: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     class_of = {work.operator: work.cls for call in calls for work in call.works}
@@ -114,7 +113,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     overheads = dict.fromkeys(efficiencies, call_us)
     update = {"efficiencies": efficiencies, "operators": operators, "call_overhead_us": overheads}
     fitted = device.model_copy(update={"calibration": bare.model_copy(update=update)})
-    # Sums of nodes are biased by what the profiler adds; one factor per precision makes the median call exact.
+    # 3. Sums of nodes are biased by what the profiler adds; one factor per precision makes the median call exact.
     for key in efficiencies:
         ratios = [c.call_us / estimated_us(fitted, c) for c in calls if c.artifact.precision == key]
         factor = statistics.median(ratios)

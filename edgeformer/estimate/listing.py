@@ -66,13 +66,11 @@ def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int =
     """
     graphs: list[tuple[Path, int]] = [(files.file, 1)]
     if files.artifact.role == "step":
-        calls = (("embed", 1), ("loop", files.loops or 1), ("readout", 1))
-        try:
-            graphs = [(files.parts[name], times) for name, times in calls]
-        except KeyError as error:
-            raise ArtifactError(
-                f"{files.file}: {files.artifact.id} lacks its part {error}; export the run again"
-            ) from None
+        calls = {"embed": 1, "loop": files.loops or 1, "readout": 1}
+        if missing := [name for name in calls if name not in files.parts]:
+            problem = f"{files.artifact.id} lacks its part {missing[0]!r}"
+            raise ArtifactError(f"{files.file}: {problem}; export the run again")
+        graphs = [(files.parts[name], times) for name, times in calls.items()]
     nodes: list[ExecutedNode] = []
     feed_bytes = 0
     for file, times in graphs:
@@ -88,9 +86,8 @@ def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int =
         if timed_calls:
             timed = ProfiledGraph(file, threads, prepacked=True).list_nodes(inputs, calls=timed_calls)[0]
             durations = {node.name: node.duration_us for node in timed}
-            executed = tuple(
-                replace(node, duration_us=durations[node.name]) for node in executed if node.name in durations
-            )
+            kept = (node for node in executed if node.name in durations)
+            executed = tuple(replace(node, duration_us=durations[node.name]) for node in kept)
         nodes += list(executed) * times
         feed_bytes += sum(array.nbytes for array in inputs.values()) * times
     runs = sum(times for _, times in graphs)

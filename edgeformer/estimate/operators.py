@@ -34,8 +34,7 @@ MOVES = {
 }  # fmt: skip
 # They read as much of their first input as they write.
 PARTIAL = {"Slice", "Split", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "GatherElements"}
-CONTROL = {"If", "Loop", "Scan"}
-"""Operators whose bodies are listed separately, once per iteration."""
+CONTROL = {"If", "Loop", "Scan"}  # operators whose bodies are listed separately, once per iteration
 _ELEMENTWISE = {
     "Abs", "Add", "And", "BatchNormalization", "BiasAdd", "BiasGelu", "BiasSoftmax", "BitShift", "Ceil", "Clip", "Cos",
     "CumSum", "DequantizeLinear", "Div", "Dropout", "DynamicQuantizeLinear", "Elu", "Equal", "Erf", "Exp", "FastGelu",
@@ -77,8 +76,6 @@ class NodeWork:
     operations: float  # a multiplication and an addition are two
     weight_bytes: float  # constants that it reads (matrix products only: tables are read in part)
     moved_bytes: float  # activations read and written
-    rows: int = 1  # of a product's result, batches and heads counted among them
-    columns: int = 1
     host_only: bool = False  # bookkeeping on shapes; on a GPU it runs beside the device or was folded away
     reduces: bool = False  # it sums over an axis, where a fused kernel ends
     quantized: bool = False
@@ -114,16 +111,13 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         return float(sum(t.elements * float_bytes if float_bytes and t.dtype in _FLOATS else t.bytes for t in tensors))
 
     cls, inputs, outputs = _class_of(node), node.inputs, node.outputs
-    written = sum(tensor.elements for tensor in outputs)
     if node.op in PRODUCTS or node.op in FUSED_ATTENTION:
         weight_inputs = _weight_inputs(node)
         weights = [inputs[index] for index in weight_inputs]
         activations = [tensor for index, tensor in enumerate(inputs) if index not in weight_inputs]
-        columns = _columns(node)
         operator = "product of activations" if cls == "attention" and node.op in PRODUCTS else node.op
         return NodeWork(
             cls, operator, _product_operations(node), size(weights), size(activations) + size(outputs),
-            rows=written // columns if columns else 1, columns=columns,
             quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights), trust=trust_of(node),
         )  # fmt: skip
     if node.op in VIEWS | CONTROL:
@@ -132,7 +126,8 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         moved = 2 * size(outputs)
     else:
         moved = size(inputs) + size(outputs)
-    operations = 0.0 if cls in ("layout", "lookup") else written * _PER_ELEMENT.get(node.op, 1.0)
+    per_element = 0.0 if cls in ("layout", "lookup") else _PER_ELEMENT.get(node.op, 1.0)
+    operations = per_element * sum(tensor.elements for tensor in outputs)
     on_shapes = all(tensor.dtype == "int64" and tensor.elements <= 64 for tensor in outputs)
     return NodeWork(
         cls, node.op, operations, 0.0, moved,
@@ -247,17 +242,9 @@ def _product_operations(node: ExecutedNode) -> float:
     if node.op == "MatMulNBits":  # its weight is listed as it is packed
         return 2.0 * out.elements * (first.shape[-1] if first.shape else 1)
     # [..., M, K] × [K, N]: K is the right operand's elements over its columns, whatever is transposed.
-    second = node.inputs[1]
-    inner = second.elements / max(1, math.prod(second.shape[:-2]) * _columns(node))
+    second, columns = node.inputs[1], out.shape[-1] if out.shape else 1
+    inner = second.elements / max(1, math.prod(second.shape[:-2]) * columns)
     return 2.0 * out.elements * inner if first.elements else 0.0
-
-
-def _columns(node: ExecutedNode) -> int:
-    """Return the columns of a product's result: its last axis, of a convolution its channels."""
-    shape = node.outputs[0].shape
-    if node.op in CONVOLUTIONS and len(shape) > 1:
-        return shape[1]
-    return shape[-1] if shape else 1
 
 
 def describe_operators(counts: Counter[str]) -> str:

@@ -31,20 +31,16 @@ _CHAINS = (
     (256, 4), (384, 8), (512, 8), (1024, 1), (1024, 3), (1024, 4), (1024, 5), (1024, 7), (1024, 10), (1024, 24),
     (1024, 48),
 )  # fmt: skip
-# Of a chain's weights in memory, while it is built, read and packed: 4.1 at the peak of the longest one.
-_COPIES = 5
+_COPIES = 5  # of a chain's weights in memory, while it is built, read and packed: 4.1 at the peak of the longest one
 _ROWS, _PEAK_ROWS = (1, 4, 16, 64, 256), 512
 _CALLS = 12
-# 3 × 64 MiB are read and written: more than the last-level cache of any device that profiles know.
-_LARGE = 1 << 24
+_LARGE = 1 << 24  # 3 × 64 MiB are read and written: more than the last-level cache of any device that profiles know
 # The difference of two chains is operators alone, without what a call costs, and without the profiler.
 _SHORT_CHAIN, _LONG_CHAIN, _CHAIN_CALLS = 32, 288, 200
 _LEAST_OPERATOR_US = 0.05
 _TRIES = 2
-# A product this small says more about overhead than about a rate.
-_LEAST_OPERATIONS = 1e7
-# Weights that are read at more than this share of the usual rate come from the cache.
-_CACHED_SHARE = 0.8
+_LEAST_OPERATIONS = 1e7  # a product this small says more about overhead than about a rate
+_CACHED_SHARE = 0.8  # weights that are read at more than this share of the usual rate come from the cache
 
 
 class ProductTime(Frozen):
@@ -79,9 +75,8 @@ def run_probe(threads: int) -> HostRates:
     for _ in range(_TRIES):
         end = run_job(ProbeJob(threads=threads), results.append)
         if not results:
-            raise EdgeformerError(
-                f"this host's rates were not measured: {end.reason or 'the probe ended without a result'}"
-            )
+            reason = end.reason or "the probe ended without a result"
+            raise EdgeformerError(f"this host's rates were not measured: {reason}")
         if results[-1].disturbed is None:
             break
     return results[-1]
@@ -117,15 +112,12 @@ def work(message: bytes, send: Send) -> None:
             chains_us.append(float(np.quantile(times_us, 0.1)))
     short_us, long_us = chains_us
     operator_us = max(_LEAST_OPERATOR_US, (long_us - short_us) / (_LONG_CHAIN - _SHORT_CHAIN))
-    send(
-        HostRates(
-            products=tuple(products),
-            bandwidth=3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6),
-            operator_us=operator_us,
-            call_us=max(0.0, short_us - _SHORT_CHAIN * operator_us),
-            disturbed=disturbance(start),
-        )
-    )
+    bandwidth = 3 * 4 * _LARGE / (min(node.duration_us for node in large) * 1e-6)
+    call_us = max(0.0, short_us - _SHORT_CHAIN * operator_us)
+    send(HostRates(
+        products=tuple(products), bandwidth=bandwidth, operator_us=operator_us, call_us=call_us,
+        disturbed=disturbance(start),
+    ))  # fmt: skip
 
 
 def disturbance(start: CpuReading) -> str | None:
@@ -156,18 +148,18 @@ def host_facts(
         if work.quantized and work.operations > _LEAST_OPERATIONS and duration_us > 0
     ]
     cache, source = cache_bytes(rates.products, stated_cache_bytes())
-    return base.model_copy(
-        update={
-            "peaks": Peaks(
-                fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
-                int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
-            ),
-            "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
-            "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
-            "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=verified),
-            "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified="measured here"),
-        }
+    peaks = Peaks(
+        fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),
+        int8=measured(max(int8), "the fastest product of the bundle's INT8 graph") if int8 else None,
     )
+    facts = {
+        "peaks": peaks,
+        "bandwidth_bytes_per_s": measured(rates.bandwidth, "ONNX Runtime adding two tensors of 64 MiB"),
+        "launch_overhead_us": measured(rates.operator_us, "an operator on one number, in chains of 32 and of 288"),
+        "cache_bytes": Fact[int](value=cache, source=f"{source} ({cpu_name()})", verified=verified),
+        "cores": Fact[int](value=threads, source=f"{when}: threads that were used", verified="measured here"),
+    }
+    return base.model_copy(update=facts)
 
 
 def cache_bytes(products: Sequence[ProductTime], stated: int | None) -> tuple[int, str]:

@@ -23,8 +23,7 @@ from edgeformer.estimate.roofline import WORK
 Phase = Literal["call", "convolutions", "prefill", "decode"]
 RECORD_FILE = "published.json"
 KINDS = {"cpu": "CPUs", "cuda": "GPUs"}
-FEWEST = 20
-"""Times of a device on which statements about it may rest."""
+FEWEST = 20  # times of a device on which statements about it may rest
 _NEAREST = 3
 
 
@@ -83,6 +82,18 @@ class Errors(Frozen):
     within: float = Field(description="share inside the range, each with a factor from the other sources or devices")
 
 
+class Estimated(NamedTuple):
+    """Milliseconds of a call, their range, and what the range rests on."""
+
+    p50: float
+    low: float
+    high: float
+    check: PublishedCheck
+
+
+PublishedRow = tuple[int, int, str, str, int, int, int, float, float, int]
+
+
 class PublishedRecord(Frozen):
     """Factors fitted to published times, their errors, and the times.
 
@@ -96,7 +107,7 @@ class PublishedRecord(Frozen):
     effects: dict[str, float] = Field(description="effect → its part of the factor's logarithm")
     errors: dict[str, Errors]
     names: tuple[str, ...] = Field(strict=False)
-    rows: tuple[tuple[int, int, str, str, int, int, int, float, float, int], ...] = Field(strict=False)
+    rows: tuple[PublishedRow, ...] = Field(strict=False)
 
     def factors(self, setting: Setting) -> list[float]:
         """Return the factor of each of :data:`~edgeformer.estimate.roofline.WORK`."""
@@ -128,20 +139,29 @@ class PublishedRecord(Frozen):
     def nearest(self, setting: Setting, operations: float) -> tuple[PublishedTime, ...]:
         """Return the three times of the device that are nearest in runtime, precision, phase and operations."""
 
-        def distance(row: tuple[int, int, str, str, int, int, int, float, float, int]) -> float:
+        def distance(row: PublishedRow) -> float:
             same = (self.names[row[1]] == setting.runtime, row[2] == setting.precision, row[3] == setting.phase)
             return 2 * same.count(False) + abs(math.log(max(row[8], 1e-6) / max(operations / 1e9, 1e-6)))
 
-        of_device = [row for row in self.rows if self.names[row[0]] == setting.device]
+        rows = sorted((row for row in self.rows if self.names[row[0]] == setting.device), key=distance)[:_NEAREST]
         return tuple(
             PublishedTime(
                 model=self.names[model], runtime=self.names[runtime], precision=precision, phase=cast(Phase, phase),
                 batch=batch, size=size, ms=ms, source=self.names[source],
             )
-            for _, runtime, precision, phase, model, batch, size, ms, _, source in sorted(of_device, key=distance)[
-                :_NEAREST
-            ]
+            for _, runtime, precision, phase, model, batch, size, ms, _, source in rows
         )  # fmt: skip
+
+    def estimate_ms(self, setting: Setting, work: Sequence[float], operations: float) -> Estimated:
+        """Return the time of a call. ``work``: of :func:`~edgeformer.estimate.roofline.work_ms`.
+
+        Raises KeyError: no published time of this runtime on this kind of device.
+        """
+        p50 = sum(ms * factor for ms, factor in zip(work, self.factors(setting), strict=True))
+        factor, errors, subject = self.errors_of(setting)
+        facts = errors.model_dump(exclude={"factor"})
+        check = PublishedCheck(subject=subject, nearest=self.nearest(setting, operations), **facts)
+        return Estimated(p50, p50 / factor, p50 * factor, check)
 
 
 @lru_cache(maxsize=1)
@@ -158,28 +178,3 @@ def product_type(device: DeviceProfile, runtime: str, precision: str, tf32: Coll
     capability = device.compute_capability
     has_tf32 = capability is not None and float(capability.value) >= 8.0
     return "tf32" if precision == "fp32" and has_tf32 and runtime in tf32 else precision
-
-
-class Estimated(NamedTuple):
-    """Milliseconds of a call, their range, and what the range rests on."""
-
-    p50: float
-    low: float
-    high: float
-    check: PublishedCheck
-
-
-def estimate_ms(device: DeviceProfile, setting: Setting, work: Sequence[float], operations: float) -> Estimated:
-    """Return the time of a call. ``work``: of :func:`~edgeformer.estimate.roofline.work_ms`.
-
-    Raises KeyError: no published time of this runtime on this kind of device.
-    """
-    record = published_record()
-    p50 = sum(ms * factor for ms, factor in zip(work, record.factors(setting), strict=True))
-    factor, errors, subject = record.errors_of(setting)
-    check = PublishedCheck(
-        subject=subject, rows=errors.rows, sources=errors.sources,
-        median_error=errors.median_error, worst_error=errors.worst_error, within=errors.within,
-        nearest=record.nearest(setting, operations),
-    )  # fmt: skip
-    return Estimated(p50, p50 / factor, p50 * factor, check)

@@ -34,7 +34,7 @@ class Rates:
     bandwidth: float  # bytes per second of the memory
     cache_bytes: float  # last-level cache; 0: not known
     overhead_us: float  # from one kernel or operator to the next
-    cores: int | None = None  # of a CPU; streaming multiprocessors of a GPU; None: not known
+    cores: int | None = None  # None: not known
     gpu: bool = False
 
 
@@ -61,15 +61,11 @@ def rates_of(device: DeviceProfile, precision: str) -> Rates:
         peak = max(peaks)
     elif precision in ("int8", "int4"):  # weights of 4 bits meet activations in INT8
         peak = device.peaks.int8.value if device.peaks.int8 is not None else fp32 * _INT8_WITHOUT_INSTRUCTIONS
-    return Rates(
-        peak=peak,
-        vector_peak=fp32,
-        bandwidth=required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
-        cache_bytes=device.cache_bytes.value if device.cache_bytes is not None else 0,
-        overhead_us=required("launch_overhead_us", device.launch_overhead_us),
-        cores=device.cores.value if device.cores is not None else None,
-        gpu=device.kind == "cuda",
-    )
+    bandwidth = required("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s)
+    overhead_us = required("launch_overhead_us", device.launch_overhead_us)
+    cache_bytes = device.cache_bytes.value if device.cache_bytes is not None else 0
+    cores = device.cores.value if device.cores is not None else None
+    return Rates(peak, fp32, bandwidth, cache_bytes, overhead_us, cores, device.kind == "cuda")
 
 
 def refused_calibration(device: DeviceProfile) -> str | None:
@@ -81,10 +77,9 @@ def refused_calibration(device: DeviceProfile) -> str | None:
     if calibration is None:
         return None
     if expected.lower() not in calibration.processor.lower():
-        return (
-            f"the profile {device.name!r} was calibrated on another processor ({calibration.processor}, not "
-            f"{expected}); run edgeformer calibrate on the device"
-        )
+        difference = f"{calibration.processor}, not {expected}"
+        remedy = "run edgeformer calibrate on the device"
+        return f"the profile {device.name!r} was calibrated on another processor ({difference}); {remedy}"
     if device.match is not None:
         return None
     # 1.23 of 1.23.2: patch releases compute alike.
@@ -209,17 +204,14 @@ def work_ms(works: Sequence[NodeWork], rates: Rates, weight_bytes: float, *, fus
 
 # What lives beside one node's inputs and outputs: residual streams, masks, the tensors of parallel branches.
 _ALIVE_HIGH = 4.0
-# Arenas grow to the next power of two.
-_ARENA_HIGH = 2.0
+_ARENA_HIGH = 2.0  # arenas grow to the next power of two
 # cuBLAS takes 4 MiB, and 32 MiB on Hopper; TensorRT's tactics may take more, which its activation bytes then contain.
 _GPU_WORKSPACE_HIGH = 32 * 2**20
-# CUDA contexts differ by driver and by how many kernels are loaded.
-_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5
+_CONTEXT_LOW, _CONTEXT_HIGH = 0.7, 1.5  # CUDA contexts differ by driver and by how many kernels are loaded
 # ONNX Runtime on CPUs keeps weights as they are, and once more packed for its products; while it opens a file, the
 # parsed graph is a third copy.
 _CPU_COPIES_LOW, _CPU_COPIES_HIGH = 1.0, 3.2
-# Sessions, thread pools, code pages of the kernels that run first.
-_CPU_FIXED_HIGH = 48 * 2**20
+_CPU_FIXED_HIGH = 48 * 2**20  # sessions, thread pools, code pages of the kernels that run first
 
 
 def estimate_memory(
@@ -227,12 +219,9 @@ def estimate_memory(
 ) -> Memory:
     """Return weights, activations, workspace and, on GPUs, the CUDA context; `unavailable` where that is not known.
 
-    Args:
-        weights: bytes as stored.
-        step_bytes: the largest node's inputs and outputs together.
-        feed_bytes: inputs of a call; caches of earlier tokens are read and written.
+    ``weights`` are bytes as stored, ``step_bytes`` the largest node's inputs and outputs, ``feed_bytes`` the inputs.
     """
-    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes
+    gpu, fed_bytes = device.kind == "cuda", 2 * feed_bytes  # caches of earlier tokens are read and written
     alive_low, alive_high = step_bytes + fed_bytes, _ALIVE_HIGH * step_bytes + fed_bytes
     if not gpu:
         low = _CPU_COPIES_LOW * weights + alive_low
@@ -251,10 +240,6 @@ def estimate_memory(
         high = max(low, device.context_bytes.value * _CONTEXT_HIGH + engine_bytes + _GPU_WORKSPACE_HIGH)
     parts = "weights, activations, workspace and CUDA context" if gpu else "weights and activations"
     return Memory(
-        status="estimated",
-        peak=round((low * high) ** 0.5),
-        low=round(low),
-        high=round(high),
-        method=f"sum of {parts}",
+        status="estimated", peak=round((low * high) ** 0.5), low=round(low), high=round(high), method=f"sum of {parts}",
         reason=f"sum of {parts}; the range covers memory that allocators keep and copies of the weights",
-    )
+    )  # fmt: skip

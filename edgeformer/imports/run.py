@@ -171,7 +171,7 @@ def write_language_run(
         ids = np.array([*itertools.chain.from_iterable(encoded), plain.boundary], dtype=np.int32)
         words = sum(len(paragraph.split()) + 1 for paragraph in PARAGRAPHS)
         ends = np.array([0, len(ids)], dtype=np.int64)
-        rows = TextRows(ids, ends, None, len(ids) - 1, words, 0)
+        rows = TextRows(ids, ends, len(ids) - 1, words, 0)
         golden_origin = "from a built-in English text"
 
     # 3. Probe the model, and write the run

@@ -44,8 +44,7 @@ _SHOWN_LINES = 12
 _KEPT_ENVIRONMENTS = 3
 
 Request = dict[str, Any]
-source: str = globals().get("source", "")
-"""This file, set by :mod:`edgeformer.machines.connection`."""
+source: str = globals().get("source", "")  # this file, set by :mod:`edgeformer.machines.connection`
 
 
 class Failed(Exception):
@@ -141,25 +140,30 @@ def inspect(request: Request) -> None:
     for name in request["files"]:
         with suppress(OSError):
             os.utime(FILES / name)
-    state = "running" if is_locked(job) else "finished" if (job / RESULT).is_file() else "absent"
     facts = {
         "tag": f"{platform.system().lower()}-{platform.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}",
-        "python": platform.python_version(),
+        "python": platform.python_version(), "is_64_bit": sys.maxsize > 2**32, "free_bytes": free_bytes(),
         "has_venv": find_spec("venv") is not None and find_spec("ensurepip") is not None,
         "system_packages": jetson or termux,
-        "is_64_bit": sys.maxsize > 2**32,
-        "free_bytes": free_bytes(),
         "has_environment": (ROOT / request["environment"] / COMPLETE).is_file(),
         "missing": [name for name in request["files"] if not (FILES / name).is_file()],
-        "job": state,
-    }
+        "job": "running" if is_locked(job) else "finished" if (job / RESULT).is_file() else "absent",
+    }  # fmt: skip
     send(end=facts)
 
 
 def upload(request: Request) -> None:
     """Store the files of the tar stream, each under its sha256."""
     FILES.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _remove_old()
+    # What killed uploads left behind, and files and jobs that were not used for a month, is removed.
+    now = time.time()
+    for path in [*FILES.iterdir(), *JOBS.glob("*")]:
+        with suppress(OSError):
+            age_s = now - path.stat().st_mtime
+            if path.is_dir() and age_s > _KEPT_S and not is_locked(path):
+                shutil.rmtree(path)
+            elif path.is_file() and age_s > (_STALE_S if path.name.startswith(".") else _KEPT_S):
+                path.unlink()
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for member in archive:
             content, temporary = archive.extractfile(member), FILES / f".{os.getpid()}"
@@ -177,18 +181,6 @@ def upload(request: Request) -> None:
             finally:
                 temporary.unlink(missing_ok=True)
     send(end=None)
-
-
-def _remove_old() -> None:
-    """Remove what killed uploads left behind, and files and jobs that were not used for a month."""
-    now = time.time()
-    for path in [*FILES.iterdir(), *JOBS.glob("*")]:
-        with suppress(OSError):
-            age_s = now - path.stat().st_mtime
-            if path.is_dir() and age_s > _KEPT_S and not is_locked(path):
-                shutil.rmtree(path)
-            elif path.is_file() and age_s > (_STALE_S if path.name.startswith(".") else _KEPT_S):
-                path.unlink()
 
 
 def link_files(folder: Path, files: dict[str, str]) -> None:

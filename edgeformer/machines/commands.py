@@ -34,10 +34,8 @@ from edgeformer.system import child
 
 T = TypeVar("T")
 
-LOCAL = "local"
-"""``--on local``: this machine, beside others."""
-PACKS_FOLDER = "packs"
-"""Folder of ``machines pack`` among the runs."""
+LOCAL = "local"  # ``--on local``: this machine, beside others
+PACKS_FOLDER = "packs"  # folder of ``machines pack`` among the runs
 _HOST = "host"
 PROFILE_COMMENT = "# A machine for --on, written by edgeformer machines add; measurements add to its calibration.\n"
 _BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.yaml", "artifacts/profiles", "rows"
@@ -67,17 +65,11 @@ class MachineProgress(Progress):
 
 @dataclass(frozen=True)
 class RemoteTarget:
-    """A machine that ``--on`` names.
+    """A machine that ``--on`` names."""
 
-    Attributes:
-        name: as the user wrote it; in messages and file names.
-        address: [USER@]HOST for ssh, or ``local``.
-        profile: of ``machines add``; None: the machine has none.
-    """
-
-    name: str
-    address: str
-    profile: DeviceProfile | None = None
+    name: str  # as the user wrote it; in messages and file names
+    address: str  # [USER@]HOST for ssh, or ``local``
+    profile: DeviceProfile | None = None  # of ``machines add``
 
 
 @dataclass(frozen=True)
@@ -112,12 +104,9 @@ def load_device(name: str | None, artifacts: Path, progress: Progress) -> Device
 
 
 def run_on(
-    targets: Sequence[RemoteTarget],
-    job_of: Callable[[RemoteTarget], RemoteJob],
-    read: Callable[[RemoteTarget, child.Outcome], T],
-    artifacts: Path,
-    progress: Progress,
-) -> tuple[dict[str, T], dict[str, EdgeformerError]]:
+    targets: Sequence[RemoteTarget], job_of: Callable[[RemoteTarget], RemoteJob],
+    read: Callable[[RemoteTarget, child.Outcome], T], artifacts: Path, progress: Progress,
+) -> tuple[dict[str, T], dict[str, EdgeformerError]]:  # fmt: skip
     """Run a job on every machine at the same time, and return the results and the errors by name.
 
     On this machine only the last command of ``job_of`` runs, in the working directory. ``read`` parses a result, and
@@ -179,16 +168,12 @@ def parse_output(target: RemoteTarget, result: child.Outcome, key: str) -> dict[
     if "files" in document:  # of verify, which runs first
         verification = Verification.model_validate(document, strict=False)
         problems = [f"{check.file} is {check.status}" for check in verification.damaged]
-        problems += [
-            f"{check.artifact} is {check.status}" + (f" ({check.reason})" if check.reason else "")
-            for check in verification.artifacts
-            if check.status != "verified"
-        ]
-        raise RemoteError(
-            f"{target.name}: not measured, because verify failed there: {'; '.join(problems)}; to measure others, name "
-            "them with --artifact",
-            result.code,
-        )
+        for check in verification.artifacts:
+            if check.status != "verified":
+                problems.append(f"{check.artifact} is {check.status}" + (f" ({check.reason})" if check.reason else ""))
+        remedy = "to measure others, name them with --artifact"
+        text = f"{target.name}: not measured, because verify failed there: {'; '.join(problems)}; {remedy}"
+        raise RemoteError(text, result.code)
     raise RemoteError(f"{target.name}: edgeformer ended there with exit code {result.code}: {result.problem}", 1)
 
 
@@ -206,14 +191,9 @@ def _device_files(
 
 
 def profile_on(
-    targets: Sequence[RemoteTarget],
-    location: Location,
-    device: DeviceProfile | str | None,
-    options: Sequence[str],
-    artifact_ids: Sequence[str],
-    artifacts: Path,
-    progress: Progress,
-) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:
+    targets: Sequence[RemoteTarget], location: Location, device: DeviceProfile | str | None, options: Sequence[str],
+    artifact_ids: Sequence[str], artifacts: Path, progress: Progress,
+) -> tuple[dict[str, Report], dict[str, EdgeformerError]]:  # fmt: skip
     """Verify and profile a bundle on machines, with further ``options``, and write the reports among those of the run.
 
     ``device`` is of :func:`load_device`; None: the profile of ``machines add``, else ``auto``.
@@ -240,12 +220,9 @@ def profile_on(
             report = parse_report(Path(target.name), result.output.encode())
             if target.address != LOCAL:  # of this machine, the command itself has written it
                 suffix = f"on-{re.sub(r'[^A-Za-z0-9.]+', '-', target.name).strip('-')}"
-                parts = [report.question, "" if report.device == target.name else suffix]
-                update: dict[str, Any] = {
-                    "bundle": str(bundle.folder),
-                    "host": report.host | {"address": target.address},
-                    "question": "-".join(filter(None, parts)),
-                }
+                question = "-".join(filter(None, [report.question, "" if report.device == target.name else suffix]))
+                host = report.host | {"address": target.address}
+                update = {"bundle": str(bundle.folder), "host": host, "question": question}
                 report = seal_report(report.model_copy(update=update))
                 write_report(report, location)
             return report
@@ -260,13 +237,9 @@ def profile_on(
 
 
 def _with_estimates(
-    target: RemoteTarget,
-    report: Report,
-    location: Location,
-    device: DeviceProfile | str | None,
-    artifacts: Path,
+    target: RemoteTarget, report: Report, location: Location, device: DeviceProfile | str | None, artifacts: Path,
     progress: Progress,
-) -> Report:
+) -> Report:  # fmt: skip
     """Write a report again with estimates beside its rows, and add their errors to the profile of the machine."""
     bundle, profiles = location.open_bundle(), own_profiles(artifacts)
     if report.device == _HOST or not report.on_target:
@@ -311,14 +284,9 @@ def verify_on(
 
 
 def gate_on(
-    target: RemoteTarget,
-    bundles: tuple[Bundle, Bundle],
-    device: DeviceProfile | str | None,
-    options: Sequence[str],
-    eval_data: Path | None,
-    artifacts: Path,
-    progress: Progress,
-) -> Gate:
+    target: RemoteTarget, bundles: tuple[Bundle, Bundle], device: DeviceProfile | str | None, options: Sequence[str],
+    eval_data: Path | None, artifacts: Path, progress: Progress,
+) -> Gate:  # fmt: skip
     """Compare a bundle with its baseline on a machine, with further ``options`` of ``gate``.
 
     ``bundles`` are the candidate, which is verified there first, and the baseline; ``device`` is as for
@@ -340,14 +308,9 @@ def gate_on(
 
 
 def add_machine(
-    name: str,
-    address: str,
-    bundles: Sequence[Bundle],
-    base: DeviceProfile | None,
-    options: Sequence[str],
-    artifacts: Path,
-    progress: Progress,
-) -> tuple[DeviceProfile, Path]:
+    name: str, address: str, bundles: Sequence[Bundle], base: DeviceProfile | None, options: Sequence[str],
+    artifacts: Path, progress: Progress,
+) -> tuple[DeviceProfile, Path]:  # fmt: skip
     """Write the profile of a machine to the user's profiles, and return it with its path.
 
     Its processor is calibrated with ``bundles`` and further ``options`` of ``calibrate``; estimates are compared with

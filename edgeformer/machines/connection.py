@@ -25,8 +25,7 @@ from edgeformer.system import child
 SSH_VARIABLE = "EDGEFORMER_SSH"
 """Environment variable with the ssh command and further options, e.g. ``ssh -F my_config``."""
 _HOST = r"(ssh://)?([A-Za-z0-9_][\w.+\\-]*@)?[A-Za-z0-9_\[:][\w.:%\[\]-]*"
-_CONNECT_FAILED = 255
-"""Exit code of ssh if there is no connection; the agent never uses it."""
+_CONNECT_FAILED = 255  # exit code of ssh if there is no connection; the agent never uses it
 _OLDEST_PYTHON = (3, 10)
 _PERSIST_S = "10"
 """Time after which the shared login ends without a call: ssh starts it, and it outlives a killed edgeformer so long."""
@@ -96,9 +95,9 @@ class Connection:
 
     def _open(self, remote_command: str, stderr: Any) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C must reach this process only, which then stops the job in order.
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
         command = [*self._ssh, "--", self.address, remote_command]
-        pipe = subprocess.PIPE
-        return child.start(command, is_edgeformer=False, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
+        return child.start(command, is_edgeformer=False, start_new_session=True, **streams)
 
     def find_python(self) -> None:
         """Find a Python for the agent. Raises ConnectionLost, and MachineError without POSIX shell or new Python."""
@@ -124,12 +123,9 @@ class Connection:
         )
 
     def call(
-        self,
-        call: str,
-        request: Mapping[str, Any],
-        files: Mapping[str, Path] | None = None,
+        self, call: str, request: Mapping[str, Any], files: Mapping[str, Path] | None = None,
         on_message: Callable[[dict[str, Any]], None] = lambda message: None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Call a function of the agent, send it ``files`` (sha256 → file), and return its result.
 
         ``on_message`` is called with every message before the result.

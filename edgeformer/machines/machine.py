@@ -96,12 +96,10 @@ class Machine:
 
     def _install(self, facts: Mapping[str, Any]) -> None:
         """Install this edgeformer there. Raises MachineError, which says what the machine lacks."""
-        reason = None
+        reason, version = None, facts["python"].rpartition(".")[0]
         if not facts["has_venv"]:
-            version = facts["python"].rpartition(".")[0]
-            reason = (
-                f"its Python {version} has no venv module; on Debian and Ubuntu: sudo apt install python{version}-venv"
-            )
+            remedy = f"on Debian and Ubuntu: sudo apt install python{version}-venv"
+            reason = f"its Python {version} has no venv module; {remedy}"
         elif not facts["is_64_bit"]:
             reason = "its Python is a 32-bit program, for which ONNX Runtime has no wheels; install a 64-bit system"
         elif facts["free_bytes"] < _ENVIRONMENT_BYTES:

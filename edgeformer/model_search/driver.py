@@ -32,12 +32,10 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.risk_control import share_interval
 
 _EXPORTED = ("--int8", "--int4", "--onnx-only", "--keep-going", "--replace")
-_PROMISING = 0.02
-"""A larger model of a kind is tried if the smaller one is at most this much below the best score."""
+_PROMISING = 0.02  # a larger model of a kind is tried if the smaller one is at most this much below the best score
 _RESERVE = 0.1
 """Share of the budget for scoring the recommended artifact on the test rows, and for what outlasts its prediction."""
-_DONE = (0, 3)
-"""Exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget."""
+_DONE = (0, 3)  # exit codes of a command whose result is complete: 3 means a rejected artifact, or a failed budget
 
 
 class _CommandError(EdgeformerError):
@@ -48,20 +46,15 @@ class _CommandError(EdgeformerError):
 class ModelSearchOptions:
     """What is searched for.
 
-    Attributes:
-        limits: what a candidate must keep.
-        minimize: quantity of which the recommended artifact has least.
-        budget_s: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
-            export and measurement, and skipped if not even one may; the first model is never skipped.
-        tries_all: also train models that come after one that keeps the limits, or that promise no better score.
-        models: names of the ladder; empty: all.
+    ``budget_s``: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
+    export and measurement, and skipped if not even one may; the first model is never skipped.
     """
 
-    limits: tuple[Limit, ...] = ()
-    minimize: Literal["latency", "size"] = "latency"
+    limits: tuple[Limit, ...] = ()  # what a candidate must keep
+    minimize: Literal["latency", "size"] = "latency"  # quantity of which the recommended artifact has least
     budget_s: float | None = None
-    tries_all: bool = False
-    models: tuple[str, ...] = ()
+    tries_all: bool = False  # also train models after one that keeps the limits, or that promise no better score
+    models: tuple[str, ...] = ()  # names of the ladder; empty: all
 
 
 def search_models(
@@ -77,15 +70,12 @@ def search_models(
 
     Args:
         name: of the search; the runs are called ``<name>-<model>``.
-        data: the data file or the recipe, for the result.
-        ladder: of :mod:`edgeformer.model_search.ladder`.
-        source: the pretrained encoder of the ladder, for the result.
+        data, source: the data file or the recipe, and the pretrained encoder of the ladder, for the result.
         device: profile that the artifacts are judged for.
         on_change: called after each model with the result so far and its folder.
 
-    Raises:
-        InputError: unknown model names, an invalid name, or a search of this name with other data.
-        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
+    Raises InputError: unknown model names, an invalid name, or a search of this name with other data; InterruptedRun:
+    Ctrl-C, SIGTERM or SIGHUP; the same call goes on later.
     """
     unknown = sorted({*options.models} - {model.name for model in ladder})
     if unknown:
@@ -119,8 +109,35 @@ class _ModelSearch:
 
     def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
-        self._prepare(data, source)
+        # 1. Write the recipes, and take over what an earlier call has measured
+        for model in self._ladder.values():
+            if not model.teachers:  # the others get theirs when it is trained
+                self._write_recipe(model, None)
+        earlier = read_model_search(self._folder)
+        known = {model.name: model for model in earlier.models} if earlier is not None else {}
+        for name, model in self._ladder.items():
+            known.setdefault(
+                name,
+                SearchedModel(name=name, description=model.description, run=f"{self._name}-{name}", status="waiting"),
+            )
+        self.result = ModelSearch(
+            name=self._name, data=data, source=source, device=self._device, host=cpu_name() or "unknown processor",
+            created=now(), models=tuple(known[name] for name in self._ladder),
+            tests=earlier.tests if earlier is not None else (),
+        )  # fmt: skip
+        for name in self._ladder:
+            path, bundle = self._report(name), self._artifacts / f"{self._name}-{name}" / BUNDLE_FOLDER
+            report = read_manifest(Report, path) if path.is_file() and (bundle / BUNDLE_FILE).is_file() else None
+            measured = report.subject.manifest_sha256 if report is not None and report.subject is not None else None
+            # A report must be of the bundle that the run has now.
+            if report is not None and measured and measured == Bundle.open(bundle).manifest.manifest_sha256:
+                self._reports[name] = report
+            elif self._searched(name).status != "waiting":
+                self._update(name, status="waiting", reason=None)
+        self._rank()
         on_change(self.result, self._folder)
+
+        # 2. Train, export and measure the models
         can_stop = not self._options.tries_all and limit_of(self._options.limits, "score") is not None
         for model in self._ladder.values():
             if model.name in self._reports:
@@ -135,7 +152,20 @@ class _ModelSearch:
             else:
                 self._try_model(model)
                 on_change(self.result, self._folder)
-        self._score_on_test()
+
+        # 3. Score the recommended artifact on the test rows, unless an earlier call did
+        best, search = self.result.best, self.result.search
+        if search is not None and best is not None and self.result.test_of(best) is None:
+            run, (_, _, artifact) = self._searched(best.partition("/")[0]).run, best.partition("/")
+            rows = self._run("evaluate", run, "--artifact", artifact)["rows"]
+            row = next(row for row in rows if row["artifact"] == artifact and row["exit"] is None)
+            score, count, interval = row[search.metric], row["n"], {}
+            task = get_task(read_run(self._artifacts / run).task)
+            if task.metric.is_share:
+                low, high = share_interval(round(score * count), count, (1 - CONFIDENCE) / 2)
+                interval = {"low": low, "high": high}
+            test = ScoredTest(candidate=best, score=score, rows=count, unit=task.unit, **interval)
+            self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
         on_change(self.result, self._folder)
         return self.result
 
@@ -144,32 +174,6 @@ class _ModelSearch:
         if self._commands and number == signal.SIGTERM:
             self._commands[-1].terminate()
         raise KeyboardInterrupt
-
-    def _prepare(self, data: str, source: str | None) -> None:
-        """Write the recipes, and take over what an earlier call has measured."""
-        for model in self._ladder.values():
-            if not model.teachers:  # the others get theirs when it is trained
-                self._write_recipe(model, None)
-        earlier = read_model_search(self._folder)
-        known = {model.name: model for model in earlier.models} if earlier is not None else {}
-        models = [
-            known.get(model.name)
-            or SearchedModel(
-                name=model.name, description=model.description, run=f"{self._name}-{model.name}", status="waiting"
-            )
-            for model in self._ladder.values()
-        ]
-        self.result = ModelSearch(
-            name=self._name, data=data, source=source, device=self._device, host=cpu_name() or "unknown processor",
-            created=now(), models=tuple(models), tests=earlier.tests if earlier is not None else (),
-        )  # fmt: skip
-        for model in self._ladder.values():
-            path = self._report(model.name)
-            if path.is_file() and self._is_current(path, model.name):
-                self._reports[model.name] = read_manifest(Report, path)
-            elif self._searched(model.name).status != "waiting":
-                self._update(model.name, status="waiting", reason=None)
-        self._rank()
 
     def _write_recipe(self, model: LadderModel, teacher: str | None) -> None:
         """Write the recipe of a model. Raises InputError if an earlier search wrote another one."""
@@ -201,21 +205,9 @@ class _ModelSearch:
             return f"the same model without a teacher, {model.untaught}, is not trained"
         teacher = max(trained.keys() & {*model.teachers}, key=trained.__getitem__, default=None)
         if teacher is not None and trained[teacher] <= trained[model.untaught]:
-            return (
-                f"its teacher {teacher} scores {trained[teacher]:.4f}, {model.untaught} {trained[model.untaught]:.4f}"
-            )
+            scores = f"{trained[teacher]:.4f}, {model.untaught} {trained[model.untaught]:.4f}"
+            return f"its teacher {teacher} scores {scores}"
         return None
-
-    def _predict_time(self, name: str) -> None:
-        """Predict the training time of a model, unless an earlier call did; None: it cannot be predicted."""
-        if self._searched(name).predicted_low_s is not None:
-            return
-        try:
-            times = self._run("plan", str(self._recipe(name)), "--device", "host")["time"]
-        except _CommandError as error:
-            self._progress.message(f"{name}: its training time is not predicted: {error}")
-            return
-        self._update(name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
 
     def _try_model(self, model: LadderModel) -> None:
         """Train, export and profile a model, and rank all candidates again. A failure is a result."""
@@ -236,9 +228,8 @@ class _ModelSearch:
         started = time.monotonic()
         try:
             self._run("export", searched.run, *_EXPORTED)
-            report = self._run(
-                "profile", searched.run, "--device", self._device, "--choose", "--runtime", "onnxruntime"
-            )
+            options = ("--device", self._device, "--choose", "--runtime", "onnxruntime")
+            report = self._run("profile", searched.run, *options)
         except _CommandError as error:
             self._update(model.name, status="failed", reason=str(error))
             return
@@ -247,28 +238,11 @@ class _ModelSearch:
         deploy_s = time.monotonic() - started
         self._update(model.name, status="measured", deploy_s=deploy_s)
         self._rank()
-        searched, search = self._searched(model.name), self._reports[model.name].search
-        if search is not None:
-            smallest = min(candidate.size_bytes for candidate in search.candidates)
-            time_text = format_duration((searched.train_s or 0.0) + deploy_s)
-            score_text = "no score" if searched.score is None else f"{search.metric} {searched.score:.4f}"
-            self._progress.message(f"{model.name}: {score_text}, {format_bytes(smallest)}, {time_text}")
-
-    def _score_on_test(self) -> None:
-        """Score the recommended artifact on the test rows, unless an earlier call did."""
-        picked, search = self.result.best, self.result.search
-        if search is None or picked is None or self.result.test_of(picked) is not None:
-            return
-        model, _, artifact = picked.partition("/")
-        evaluation = self._run("evaluate", self._searched(model).run, "--artifact", artifact)
-        row = next(row for row in evaluation["rows"] if row["artifact"] == artifact and row["exit"] is None)
-        score, count, interval = row[search.metric], row["n"], {}
-        task = get_task(read_run(self._artifacts / self._searched(model).run).task)
-        if task.metric.is_share:
-            low, high = share_interval(round(score * count), count, (1 - CONFIDENCE) / 2)
-            interval = {"low": low, "high": high}
-        test = ScoredTest(candidate=picked, score=score, rows=count, unit=task.unit, **interval)
-        self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
+        if (search := self._reports[model.name].search) is not None:
+            size = format_bytes(min(candidate.size_bytes for candidate in search.candidates))
+            duration = format_duration((searched.train_s or 0.0) + deploy_s)
+            score = "no score" if searched.score is None else f"{search.metric} {searched.score:.4f}"
+            self._progress.message(f"{model.name}: {score}, {size}, {duration}")
 
     @property
     def _left_s(self) -> float:
@@ -280,6 +254,7 @@ class _ModelSearch:
 
     def _train(self, model: LadderModel, for_model: str) -> None:
         """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
+        # 1. Is it trained? How long will it take?
         folder = self._artifacts / f"{self._name}-{model.name}"
         arguments = ["train", str(self._recipe(model.name)), "--name", folder.name]
         if (folder / RUN_FILE).is_file():
@@ -288,8 +263,13 @@ class _ModelSearch:
                 self._record_training(model.name, self._searched(model.name).train_s or manifest.seconds)
                 return
             arguments.append("--resume")
-        elif self._left_s > 0:
-            self._predict_time(model.name)
+        elif self._left_s > 0 and self._searched(model.name).predicted_low_s is None:
+            try:
+                times = self._run("plan", str(self._recipe(model.name)), "--device", "host")["time"]
+                self._update(model.name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
+            except _CommandError as error:
+                self._progress.message(f"{model.name}: its training time is not predicted: {error}")
+        # 2. Does it fit into the budget, perhaps with fewer epochs?
         searched = self._searched(model.name)
         left_s = self._left_s
         if left_s <= 0:
@@ -302,10 +282,8 @@ class _ModelSearch:
             if 1 <= fewer < epochs and "--resume" not in arguments:
                 reason = f"{fewer} of {epochs} epochs, because of the budget"
                 arguments += ["--set", f"training.epochs={fewer}"]
-                shares = {
-                    key: getattr(searched, key) * fewer / epochs for key in ("predicted_low_s", "predicted_high_s")
-                }
-                self._update(model.name, **shares)
+                times = {key: getattr(searched, key) for key in ("predicted_low_s", "predicted_high_s")}
+                self._update(model.name, **{key: seconds * fewer / epochs for key, seconds in times.items()})
             elif searched.predicted_high_s > left_s:
                 reason = (
                     f"training may take {format_duration(searched.predicted_high_s)}, and {format_duration(left_s)} of "
@@ -313,6 +291,7 @@ class _ModelSearch:
                 )
                 self._update(model.name, status="skipped", reason=reason)
                 return
+        # 3. Train
         purpose = f", which {for_model} needs" if for_model != model.name else ""
         extent = f"; {reason}" if reason is not None else ""
         self._progress.message(f"{model.name}: {model.description}{purpose}{extent}")
@@ -360,14 +339,6 @@ class _ModelSearch:
         if code not in _DONE:
             raise _CommandError(f"edgeformer {arguments[0]}: {outcome.problem}")
         return outcome.document
-
-    def _is_current(self, report: Path, model: str) -> bool:
-        """Return whether a report is of the bundle that the model's run has now."""
-        bundle = self._artifacts / f"{self._name}-{model}" / BUNDLE_FOLDER
-        if not (bundle / BUNDLE_FILE).is_file():
-            return False
-        subject = read_manifest(Report, report).subject
-        return subject is not None and subject.manifest_sha256 == Bundle.open(bundle).manifest.manifest_sha256
 
     def _recipe(self, model: str) -> Path:
         return self._folder / "recipes" / f"{model}.yaml"

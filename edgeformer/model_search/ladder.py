@@ -19,16 +19,7 @@ from edgeformer.data.data_warnings import load_with_findings
 from edgeformer.data.sources import Columns
 from edgeformer.data.splits import split
 from edgeformer.models.pretrained.source import open_source
-from edgeformer.training.init import (
-    LINEAR_LENGTH,
-    LINEAR_TOKENIZER,
-    DraftOptions,
-    draft,
-    encoder_training,
-    fine_tuning,
-    is_uneven,
-    linear_model,
-)
+from edgeformer.training import init
 
 _FROZEN, _TEACHER = "frozen", "pretrained"
 _SPANS = "token-classification"
@@ -47,23 +38,14 @@ _FOLD = {
 
 @dataclass(frozen=True)
 class LadderModel:
-    """A model that the search may train.
+    """A model that the search may train."""
 
-    Attributes:
-        name: in tables, and the end of its run's name.
-        description: for people.
-        sections: of its recipe, without name and teacher; paths are absolute.
-        teachers: models of which the best one teaches it; of those that are not trained, the first.
-        untaught: the same model without a teacher, which it must surpass.
-        smaller: model of the same kind; if that is far below the best one, this is not expected to surpass it.
-    """
-
-    name: str
-    description: str
-    sections: Mapping[str, Any]
-    teachers: tuple[str, ...] = ()
-    untaught: str | None = None
-    smaller: str | None = None
+    name: str  # in tables, and the end of its run's name
+    description: str  # for people
+    sections: Mapping[str, Any]  # of its recipe, without name and teacher; paths are absolute
+    teachers: tuple[str, ...] = ()  # models of which the best one teaches it; of those that are not trained, the first
+    untaught: str | None = None  # the same model without a teacher, which it must surpass
+    smaller: str | None = None  # of the same kind; if it is far below the best one, this is not expected to be better
 
 
 def ladder_of_file(
@@ -76,10 +58,10 @@ def ladder_of_file(
     with TemporaryDirectory() as folder:
 
         def drafted(family: Literal["linear", "encoder"], start: str | None = None) -> dict[str, Any]:
-            options = DraftOptions(
+            options = init.DraftOptions(
                 Path(folder) / f"{family}-{start is None}.yaml", columns, start, family, "search", False, test
             )
-            sections = dict(read_yaml(draft(data, options, progress).path).content)
+            sections = dict(read_yaml(init.draft(data, options, progress).path).content)
             for part, file in sections["data"]["parts"].items():
                 file[0]["path"] = str((data if part == "train" or test is None else test).resolve())
             return sections
@@ -94,11 +76,9 @@ def ladder_of_file(
 
 
 def _require_classifier(task: str, place: str, remedy: str) -> None:
-    """Raise InputError if a model of that task has no ladder."""
     if task not in ("classification", "multi-label-classification", _SPANS):
-        raise InputError(
-            f"{place}: is data of the task {task}, and search trains classifiers; train one model: {remedy}"
-        )
+        message = f"is data of the task {task}, and search trains classifiers; train one model"
+        raise InputError(f"{place}: {message}: {remedy}")
 
 
 def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
@@ -110,28 +90,27 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     data: Any = recipe.data
     train = split(data, load_with_findings(data)[0])["train"]
     labels = Counter(np.atleast_1d(train.labels).ravel().tolist()) if recipe.task == "classification" else {}
-    select_by = "f1" if recipe.task != "classification" or is_uneven(labels) else "accuracy"
+    select_by = "f1" if recipe.task != "classification" or init.is_uneven(labels) else "accuracy"
     content = recipe.model_dump(mode="json", exclude_unset=True)
-    for key in DistilledTraining.model_fields:
-        content["training"].pop(key, None)
-    shared = {key: value for key, value in content.items() if key not in ("name", "description", "target")}
+    content["training"] = _without(content["training"], *DistilledTraining.model_fields)
+    shared = _without(content, "name", "description", "target")
     scratch = shared
     if recipe.model.kind != "encoder":
-        training = encoder_training(len(train), select_by)
+        training = init.encoder_training(len(train), select_by)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
     linear = None
     if recipe.task != _SPANS:
-        linear = {**shared, "data": {**shared["data"], "max_length": LINEAR_LENGTH}, "tokenizer": LINEAR_TOKENIZER}
-        linear |= {"model": linear_model(len(data.labels)), "training": {}}
+        shorter = {**shared["data"], "max_length": init.LINEAR_LENGTH}
+        linear = {**shared, "data": shorter, "tokenizer": init.LINEAR_TOKENIZER}
+        linear |= {"model": init.linear_model(len(data.labels)), "training": {}}
     pretrained = None
     if recipe.model.kind == "pretrained":
-        model = {key: value for key, value in content["model"].items() if key != "fold"}
-        pretrained = {**shared, "model": model}
+        pretrained = {**shared, "model": _without(content["model"], "fold")}
     if source is not None:
         model = {"kind": "pretrained", "source": _absolute(source)}
         if (pooling := open_source(model["source"]).pooling) is not None:  # as its embeddings are made
             model["pooling"] = pooling
-        training = fine_tuning(len(train), select_by)
+        training = init.fine_tuning(len(train), select_by)
         pretrained = {**shared, "data": {**shared["data"], "cleaning": "none"}, "model": model, "training": training}
         pretrained.pop("tokenizer", None)
     return _ladder(linear, scratch, pretrained)
@@ -148,8 +127,8 @@ def _ladder(
         ladder.append(LadderModel("linear", "n-grams of characters, a linear model", _without_unlabelled(linear)))
     plain = None if pretrained is None else _without_unlabelled(pretrained)
     if plain is not None and linear is not None and "pooling" in plain["model"]:
-        training = {key: value for key, value in plain["training"].items() if key != "early_stopping"}
-        frozen = {**plain, "training": {**training, "epochs": 0, "start": "frozen"}}
+        training = {**_without(plain["training"], "early_stopping"), "epochs": 0, "start": "frozen"}
+        frozen = {**plain, "training": training}
         ladder.append(LadderModel(_FROZEN, "logistic regression on the pretrained encoder's vectors", frozen))
     ladder += [
         LadderModel(name, f"encoder of {sizes[name]}", _without_unlabelled(sections), smaller=smaller)
@@ -171,21 +150,22 @@ def _ladder(
     layers = int(open_source(pretrained["model"]["source"]).config["num_hidden_layers"]) // _ITERATIONS
     fold = {**pretrained, "model": {**pretrained["model"], "fold": {"layers": max(1, layers), **_FOLD}}}
     fold = taught(fold, {**_DISTILLATION, "states": 1.0}, optimizer={"lr": 1.5e-4})
-    teachers = (_FROZEN, _TEACHER)
+    teachers, light = (_FROZEN, _TEACHER), taught(encoders["light"], _DISTILLATION)
     return [
         *ladder,
         LadderModel("folded", "the pretrained encoder folded into shared layers × 2", fold, (_TEACHER,)),
         LadderModel("linear-distilled", "characters, taught", taught(linear, _SOFT_LABELS), teachers, "linear"),
-        LadderModel(
-            "light-distilled", "the light encoder, taught", taught(encoders["light"], _DISTILLATION), teachers, "light"
-        ),
+        LadderModel("light-distilled", "the light encoder, taught", light, teachers, "light"),
     ]
 
 
 def _without_unlabelled(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections without further texts, which only a model with a teacher learns from."""
-    data = {key: value for key, value in sections["data"].items() if key not in ("unlabelled", "unlabelled_unit")}
-    return {**sections, "data": data}
+    return {**sections, "data": _without(sections["data"], "unlabelled", "unlabelled_unit")}
+
+
+def _without(section: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in keys}
 
 
 def _absolute(source: str) -> str:

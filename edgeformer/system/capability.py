@@ -75,29 +75,20 @@ class Answer:
 
 
 def ask_installed(scripts: Mapping[str, str], timeout_s: float) -> dict[str, Answer | None]:
-    """Run probe scripts in parallel, each in its own process.
+    """Run probe scripts in parallel, each in its own process, and return module → answer; None: it is not installed.
 
-    Args:
-        scripts: module → Python code that imports it and reports facts with ``say(key=value, …)``; an exception becomes
-            the error text.
-        timeout_s: time limit of each in seconds.
-
-    Returns:
-        module → answer; None for modules that are not installed.
+    ``scripts``: module → Python code that imports it and reports facts with ``say(key=value, …)``; an exception becomes
+    the error text.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     def run(script: str) -> Answer:
         try:
             process = child.run(
-                [sys.executable, "-c", _PROGRAM, script],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                encoding="utf-8",
-                errors="replace",
+                [sys.executable, "-c", _PROGRAM, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"},
-                timeout=timeout_s,
-            )
+                encoding="utf-8", errors="replace", timeout=timeout_s,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Answer(error=f"the import did not finish within {timeout_s:.0f} s")
         lines = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
@@ -159,47 +150,50 @@ def kernel_flags() -> tuple[str, ...] | None:
 
 def machine_capabilities() -> list[Capability]:
     """Return the capabilities of the machine: Python, processor, driver, cards, energy counters, power."""
+    capabilities: list[Capability] = []
+
+    def add(name: str, detail: str, version: str | None = None, remedy: str | None = None, works: bool = True) -> None:
+        status: Literal["available", "unavailable"] = "available" if works else "unavailable"
+        capabilities.append(Capability(name, status, version, detail, remedy))
+
+    # 1. Python and the processor
     quota = host.container_quota()
     limit = f", container quota {quota:g}" if quota is not None else ""
+    add("python", platform.python_implementation(), platform.python_version())
     threads = f"{host.default_threads()} threads by default ({host.usable_cores()} cores usable{limit})"
-    capabilities = [
-        Capability("python", "available", platform.python_version(), platform.python_implementation()),
-        Capability("cpu", "available", None, f"{host.cpu_name()}; {threads}"),
-    ]
-    present = kernel_flags()
-    if present is None:
-        detail = "read from /proc/cpuinfo, which exists on Linux only"
-        capabilities.append(Capability("cpu features", "unavailable", detail=detail))
+    add("cpu", f"{host.cpu_name()}; {threads}")
+    flags = kernel_flags()
+    if flags is None:
+        add("cpu features", "read from /proc/cpuinfo, which exists on Linux only", works=False)
     else:
-        is_fast = not {"avx2", "asimd", "avx512f"}.issuperset(present)
+        is_fast = not {"avx2", "asimd", "avx512f"}.issuperset(flags)
         note = "" if is_fast else "; no bf16 or int8 instructions, so int8 gains little speed"
-        capabilities.append(Capability("cpu features", "available", detail=(", ".join(present) or "none known") + note))
+        add("cpu features", (", ".join(flags) or "none known") + note)
 
+    # 2. NVIDIA's driver and cards
     problem = cuda_driver.problem()
     if problem is not None:
-        remedy = "install the NVIDIA driver if this machine has an NVIDIA card"
-        capabilities.append(Capability("cuda driver", "unavailable", None, problem, remedy))
+        add("cuda driver", problem, remedy="install the NVIDIA driver if this machine has an NVIDIA card", works=False)
     else:
-        version, remedy_13 = nvidia.driver_version(), None
+        version, remedy = nvidia.driver_version(), None
         detail = f"supports CUDA up to {cuda_driver.version() or 'unknown'}"
         if (too_old := driver_too_old("13", version)) is not None:
             names = {str(package.metadata["Name"]).replace("_", "-") for package in metadata.distributions()}
             built_for_13 = ", ".join(sorted(name for name in names if name.endswith("-cu13")))
             detail += f"; {too_old}" + (f" (installed for it: {built_for_13})" if built_for_13 else "")
-            remedy_13 = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages built for CUDA 12"
-        capabilities.append(Capability("cuda driver", "available", version, detail, remedy_13))
+            remedy = f"update the driver to R{CUDA_13_DRIVER} or newer, or install packages built for CUDA 12"
+        add("cuda driver", detail, version, remedy)
     cards = nvidia.gpus()
     for card in cards:
         memory = format_bytes(card.memory_bytes) if card.memory_bytes else "shares the system memory"
-        detail = f"{card.name}, {memory}"
-        detail += f", compute capability {card.compute_capability}" if card.compute_capability else ""
-        capabilities.append(Capability(f"nvidia gpu {card.index}", "available", None, detail))
+        capability = f", compute capability {card.compute_capability}" if card.compute_capability else ""
+        add(f"nvidia gpu {card.index}", f"{card.name}, {memory}{capability}")
     if not cards:
-        detail = "no NVIDIA card is present, or the NVIDIA management library (NVML) does not start"
-        capabilities.append(Capability("nvidia gpu", "unavailable", None, detail))
+        absent = "no NVIDIA card is present, or the NVIDIA management library (NVML) does not start"
+        add("nvidia gpu", absent, works=False)
 
+    # 3. Energy and power
     domains, reason = host.rapl_domains()
-    detail = reason or ", ".join(domain.name for domain in domains)
-    capabilities.append(Capability("cpu energy (RAPL)", "available" if domains else "unavailable", None, detail))
-    capabilities.append(Capability("power", "available", None, host.power_source()))
+    add("cpu energy (RAPL)", reason or ", ".join(domain.name for domain in domains), works=bool(domains))
+    add("power", host.power_source())
     return capabilities

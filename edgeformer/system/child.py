@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from edgeformer.artifacts.progress import Progress
 
-_PARENT = "EDGEFORMER_PARENT"
-"""Environment variable of a child: the process id of its parent."""
+_PARENT = "EDGEFORMER_PARENT"  # environment variable of a child: the process id of its parent
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _POLL_S = 0.5
 
@@ -101,43 +100,35 @@ def exit_text(code: int) -> str:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let this process end when its parent ends; without effect in a process that :func:`start` did not start.
-
-    Args:
-        parent: process id, after a fork; None: as :func:`start` says.
-    """
+    """Let this process end when its parent ends: the caller of :func:`start`, if any, or after a fork ``parent``."""
     parent = parent or int(os.environ.pop(_PARENT, "0"))
-    if not parent:
-        return
-    if not _is_killed_by_kernel():
-        threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
-    elif os.getppid() != parent:  # it ended before the request
+
+    def wait_for_end() -> None:
+        if sys.platform == "win32":
+            import psutil
+
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(parent).wait()
+        else:
+            while os.getppid() == parent:  # an orphan has another parent at once
+                time.sleep(_POLL_S)
+        os._exit(1)
+
+    if parent and not _is_killed_by_kernel():
+        threading.Thread(target=wait_for_end, daemon=True).start()
+    elif parent and os.getppid() != parent:  # it ended before the request
         os._exit(1)
 
 
 def _is_killed_by_kernel() -> bool:
     """Request SIGKILL at the end of the parent. Returns whether this system can do it."""
-    if sys.platform != "linux":
-        return False
     import ctypes
 
     try:
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
+        prctl = ctypes.CDLL(None).prctl
+        return sys.platform == "linux" and bool(prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL)) == 0)
     except (OSError, AttributeError):  # a system without a shared C library
         return False
-
-
-def _wait_for_end(parent: int) -> None:
-    """Wait for the end of ``parent``, and end this process."""
-    if sys.platform == "win32":
-        import psutil
-
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(parent).wait()
-    else:
-        while os.getppid() == parent:  # an orphan has another parent at once
-            time.sleep(_POLL_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -25,29 +25,20 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and …_MINOR
 _OUT_OF_MEMORY = 2
+_POINTER, _INT_POINTER, _EVENT, _STREAM = POINTER(c_void_p), POINTER(c_int), c_void_p, c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuGetErrorString": (c_int, POINTER(c_char_p)),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetName": (c_char_p, c_int, c_int),
-    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuInit": (c_uint,), "cuDriverGetVersion": (_INT_POINTER,), "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (_INT_POINTER,), "cuDeviceGet": (_INT_POINTER, c_int),
+    "cuDeviceGetName": (c_char_p, c_int, c_int), "cuDeviceGetAttribute": (_INT_POINTER, c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (_POINTER, c_int), "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxSetCurrent": (c_void_p,),
-    "cuStreamCreate": (POINTER(c_void_p), c_uint),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuStreamDestroy_v2": (c_void_p,),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
-}
+    "cuStreamCreate": (_POINTER, c_uint), "cuStreamSynchronize": (_STREAM,), "cuStreamDestroy_v2": (_STREAM,),
+    "cuEventCreate": (_POINTER, c_uint), "cuEventRecord": (_EVENT, _STREAM), "cuEventDestroy_v2": (_EVENT,),
+    "cuEventElapsedTime": (POINTER(c_float), _EVENT, _EVENT),
+    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t), "cuMemFree_v2": (c_uint64,),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _STREAM),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _STREAM),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

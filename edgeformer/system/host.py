@@ -40,12 +40,7 @@ def code_version() -> str:
 
 
 def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
-    """Return the operating system's name of the processor, or the board's name.
-
-    Args:
-        root: root folder of the system's files.
-        system: ``sys.platform`` of that system.
-    """
+    """Return the name of the processor, or of the board, of a ``system`` with its files in ``root``."""
     name = ""
     if system == "darwin":
         name = _run_program(str(root / "usr/sbin/sysctl"), "-n", "machdep.cpu.brand_string")
@@ -73,41 +68,31 @@ def cpu_name(root: Path = Path("/"), system: str = sys.platform) -> str:
 
 
 def board_names(root: Path = Path("/")) -> tuple[str, ...]:
-    """Return a board's model and compatible names from the device tree (Jetson, Raspberry Pi).
-
-    Empty on computers without a device tree, and in containers that hide it.
-    """
+    """Return a board's model and compatible names from the device tree (Jetson, Raspberry Pi); empty without one."""
     tree = root / "proc/device-tree"
     return tuple(name for file in ("model", "compatible") for name in _read_text(tree / file).split("\0") if name)
 
 
 def _read_text(file: Path) -> str:
     """Return the content of a system file; empty if it cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def _run_program(*command: str) -> str:
     """Return a program's output; empty if it is missing or fails."""
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return process.stdout.strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return ""
 
 
 def describe_host() -> dict[str, Any]:
     """Return operating system, processor, cores that this process may use, and memory in bytes."""
     return {
-        "system": platform.system(),
-        "release": platform.release(),
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
-        "cores": usable_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
-    }
+        "system": platform.system(), "release": platform.release(), "machine": platform.machine(),
+        "cpu": cpu_name(), "cores": usable_cores(), "memory_bytes": psutil.virtual_memory().total,
+    }  # fmt: skip
 
 
 def stated_cache_bytes() -> int | None:
@@ -167,10 +152,8 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
     zones = sorted(folder for folder in root.glob("intel-rapl:*") if folder.name.count(":") == 1)
     packages = {folder: name for folder in zones if (name := _read_text(folder / "name").strip()).startswith("package")}
     if not packages:
-        return [], (
-            "this system has no RAPL energy counters (they exist on Linux with Intel or AMD, rarely in virtual "
-            "machines)"
-        )
+        where = "they exist on Linux with Intel or AMD, rarely in virtual machines"
+        return [], f"this system has no RAPL energy counters ({where})"
     domains: list[RaplDomain] = []
     for folder, name in packages.items():
         file = folder / "energy_uj"
@@ -186,11 +169,9 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
 
 
 _PI_FLAGS = {
-    1: "the supply voltage is too low",
-    2: "the board limits the clock",
-    4: "the board throttles",
+    1: "the supply voltage is too low", 2: "the board limits the clock", 4: "the board throttles",
     8: "the temperature limit is reached",
-}
+}  # fmt: skip
 """Present states in vcgencmd's bit field; those since the boot are 16 bits higher."""
 
 
@@ -226,10 +207,9 @@ def power_source() -> str:
     battery = None
     with contextlib.suppress(AttributeError, OSError, RuntimeError):  # AttributeError: not on every platform
         battery = psutil.sensors_battery()
-    if battery is None and hasattr(sys, "getandroidapilevel"):
-        return "unknown (Android does not show the battery)"
     if battery is None:
-        return "mains (no battery reported)"
+        is_android = hasattr(sys, "getandroidapilevel")
+        return "unknown (Android does not show the battery)" if is_android else "mains (no battery reported)"
     if battery.power_plugged is None:
         return f"unknown (battery at {battery.percent:.0f}%)"
     return "mains" if battery.power_plugged else f"battery {battery.percent:.0f}%"

@@ -40,8 +40,7 @@ def compiled_name(sha256: str, gpu: Device, version: str) -> str:
     return f"{sha256}-{card}-{gpu.compute_capability}-{version}"
 
 
-_SWAP_S = 5.0
-"""Maximum wait in seconds for a live process between its two renames, which take microseconds."""
+_SWAP_S = 5.0  # maximum wait in seconds for a live process between its two renames, which take microseconds
 
 
 def restore_folder(path: Path) -> None:
@@ -114,10 +113,8 @@ def replace_exclusively(path: Path) -> Iterator[Path]:
 def new_folder(prefix: str, free: Callable[[], Path], fill: Callable[[Path], None]) -> Path:
     """Create a folder that appears complete, under a free name; returns it. Raises OSError.
 
-    Args:
-        prefix: prefix of the :func:`temporary_folder` in which the folder is filled.
-        free: returns a free path; called again if another process took it. It may raise.
-        fill: writes the content into the given folder, which already has its final name.
+    It is filled in a :func:`temporary_folder` with this ``prefix``, where it has its final name. ``free`` returns a
+    path that is free, and is called again if another process took it; it may raise.
     """
     parent = free().parent
     parent.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,7 @@ def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
 def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
     """Lock a folder for ``work``; a lock whose owner is dead is taken over.
 
-    Raises:
-        LockedError: another process holds the lock; the message names it.
-        ArtifactError: the folder cannot be written.
+    Raises LockedError, which names the process that holds the lock, or ArtifactError: the folder cannot be written.
     """
     return _lock(folder / LOCK_FILE, folder, work)
 
@@ -66,9 +64,9 @@ def wait_for_lock(path: Path, seconds: float = 30.0) -> Iterator[None]:
 
 
 def has_live_owner(folder: Path) -> bool:
-    """Return whether a live process works in ``folder``, from its owner record; takes no lock.
+    """Return for display, without a lock, whether a live process works in ``folder``, from its owner record.
 
-    For display only. A process on another host counts as alive while a file in the folder is younger than a day.
+    A process on another host counts as alive while a file in the folder is younger than a day.
     """
     owner = _read_owner(folder / LOCK_FILE)
     if not _is_alive(owner):
@@ -99,6 +97,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
     from edgeformer.system.host import now  # imports psutil (20 ms), which readers of a bundle do not need
 
     while True:
+        # 1. Take the lock of the file
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
@@ -119,6 +118,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
                 is_current = False
             if not is_current:  # the previous owner removed the file after this process opened it
                 continue
+            # 2. Respect a live owner
             owner = _read_owner(file)
             is_self = (owner.get("host"), owner.get("pid")) == (platform.node(), os.getpid())
             if is_locked or (not is_self and _is_alive(owner)):
@@ -127,6 +127,7 @@ def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
                     name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
                 remedy = "stop it first" if is_locked else f"stop it first; if it is gone, remove {file}"
                 raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}")
+            # 3. Be the owner
             record = {"pid": os.getpid(), "host": platform.node(), "process_started": _start_time(os.getpid())}
             os.ftruncate(handle, 0)
             os.lseek(handle, _OWNER_AT, os.SEEK_SET)

@@ -16,24 +16,15 @@ _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def host_free_bytes() -> tuple[int, str]:
-    """Return free bytes and their description: of this host, or of the process's control group if it has less."""
+    """Return free bytes and their description: of this host, or of the process's control groups if they leave less."""
     free = int(psutil.virtual_memory().available)
-    group_free = _group_free_bytes()
-    if group_free is not None and group_free < free:
-        return group_free, "left in this process's memory limit (cgroup) now"
-    return free, "available on this host now"
-
-
-def _group_free_bytes() -> int | None:
-    """Return the bytes that the limits of this process's control groups (v1 or v2) leave; None without a limit."""
-    try:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux
         lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return None
-    free_bytes: list[int] = []
+    group_free = [free]
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
+        if controllers == "":  # version 2
             root, names = _GROUPS, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             root = _GROUPS / "memory"
@@ -50,12 +41,13 @@ def _group_free_bytes() -> int | None:
                 with contextlib.suppress(OSError):
                     counters = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
                     cached = int(dict(row.split() for row in counters).get(names[2], 0))
-                free_bytes.append(limit - used + cached)
-    return max(0, min(free_bytes)) if free_bytes else None
+                group_free.append(limit - used + cached)
+    if min(group_free) < free:
+        return max(0, min(group_free)), "left in this process's memory limit (cgroup) now"
+    return free, "available on this host now"
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 _NEVER = 2**31 - 1
 OWN_PAGES = 32 * 2**20
 """Minimum size in bytes of blocks with their own pages, which are released with them. glibc raises its own threshold
@@ -78,9 +70,7 @@ def keep_heap(tokens: int) -> Iterator[None]:
     bfloat16 products use oneDNN, which caches primitives per batch length (7 MiB per step) in gaps that the next
     length's tensors would need: with a hundred lengths a training grew from 3 to 7 GiB. For large batches the caches
     are therefore limited, unless the environment sets their size. This holds from the process's first such product.
-
-    Args:
-        tokens: number of tokens of the longest batch.
+    ``tokens``: of the longest batch.
     """
     # 1 if glibc accepts the size of blocks with their own pages, and the size of free memory that is trimmed.
     changed = _call_glibc("mallopt", _MMAP_THRESHOLD, OWN_PAGES) and _call_glibc("mallopt", _TRIM_THRESHOLD, _NEVER)

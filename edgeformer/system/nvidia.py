@@ -14,12 +14,9 @@ _WDDM = 0  # NVML_DRIVER_WDDM
 _CLOCK_SM, _CLOCK_MEM, _TEMPERATURE_GPU = 1, 2, 0
 # nvml.h, nvmlClocksEventReasons: only reasons for throttling, not idle and application clocks.
 _SLOWED = {
-    0x04: "power limit",
-    0x08: "hardware slowdown (heat or power)",
-    0x20: "heat (software)",
-    0x40: "heat (hardware)",
+    0x04: "power limit", 0x08: "hardware slowdown (heat or power)", 0x20: "heat (software)", 0x40: "heat (hardware)",
     0x80: "external power brake",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,19 +55,18 @@ def gpus() -> list[Gpu]:
     """Return the cards that NVML lists; empty without cards, or where NVML is not installed or does not start."""
     cards = []
     with _nvml() as ask:
-        for index in range(int(ask("nvmlDeviceGetCount") or 0)):
-            handle = ask("nvmlDeviceGetHandleByIndex", index)
+        for index, handle in enumerate(_handles(ask)):
             memory = ask("nvmlDeviceGetMemoryInfo", handle)
             capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
-            gpu = Gpu(
-                index=index,
-                name=str(ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card"),
-                uuid=str(ask("nvmlDeviceGetUUID", handle) or ""),
-                memory_bytes=int(memory.total) if memory is not None else None,
-                compute_capability=".".join(map(str, capability)) if capability is not None else None,
-            )
-            cards.append(gpu)
+            name, uuid = ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card", ask("nvmlDeviceGetUUID", handle)
+            memory_bytes = int(memory.total) if memory is not None else None
+            version = ".".join(map(str, capability)) if capability is not None else None
+            cards.append(Gpu(index, str(name), str(uuid or ""), memory_bytes, version))
     return cards
+
+
+def _handles(ask: Ask) -> list[Any]:
+    return [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
 
 
 def driver_version() -> str | None:
@@ -87,8 +83,7 @@ def process_memory_bytes(pid: int) -> int | None:
     another process id.
     """
     with _nvml() as ask:
-        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
-        lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in handles if card is not None]
+        lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in _handles(ask) if card is not None]
     readings = [process.usedGpuMemory for processes in lists for process in processes if process.pid == pid]
     sizes = [int(used) for used in readings if used is not None]
     return sum(sizes) if sizes else None

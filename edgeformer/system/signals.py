@@ -14,11 +14,8 @@ from typing import Any
 def handle_signals(names: Sequence[str], handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call ``handler`` for these signals within the block, and restore the previous handlers at the end.
 
-    Ignored signals stay ignored (``nohup``, background jobs of a shell). No effect outside the main thread.
-
-    Args:
-        names: ``SIGTERM``…; names unknown to this system are skipped.
-        handler: signal handler as for :func:`signal.signal`.
+    Ignored signals stay ignored (``nohup``, background jobs of a shell). No effect outside the main thread. Of the
+    ``names`` (``SIGTERM``…), those unknown to this system are skipped.
     """
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -28,8 +28,7 @@ from edgeformer.system.output import claim_stdout
 Send = Callable[[BaseModel], None]
 """Sends one message to the parent at once, so that a worker that dies afterwards has not lost it."""
 
-SILENCE_S = 600.0
-"""A worker that sends nothing for so long hangs, and is killed."""
+SILENCE_S = 600.0  # a worker that sends nothing for so long hangs, and is killed
 _SIGKILL = -9
 _EXIT_S = 10.0
 _STDERR_TAIL_BYTES = 4096
@@ -41,10 +40,8 @@ class WorkerJob(Frozen):
     ``document`` is the job's JSON. ``work`` raises EdgeformerError if the job cannot be done.
     """
 
-    name: ClassVar[str]
-    """For messages: the ``measuring`` process."""
-    messages: ClassVar[tuple[type[BaseModel], ...]]
-    """What it sends before its End."""
+    name: ClassVar[str]  # for messages: the ``measuring`` process
+    messages: ClassVar[tuple[type[BaseModel], ...]]  # what it sends before its End
 
     threads: int = Field(description="of one operator; OpenMP's are pinned")
     gpu_uuid: str | None = Field(None, description="the only card that the worker sees; None: all cards")
@@ -80,16 +77,17 @@ class Worker:
         command, pipe = [*worker_command(), type(job).__module__], subprocess.PIPE
         self._process = child.start(command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=worker_environment(job))
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        # A thread reads, because Windows cannot wait for a pipe with a time limit.
-        threading.Thread(target=self._read_lines, daemon=True).start()
-        self.send(job.model_dump_json())
 
-    def _read_lines(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:  # closed here: closing while this thread reads would block
-            for line in lines:
-                self._lines.put(line)
-        self._lines.put(None)
+        def read_lines() -> None:
+            assert self._process.stdout is not None
+            with self._process.stdout as lines:  # closed here: closing while this thread reads would block
+                for line in lines:
+                    self._lines.put(line)
+            self._lines.put(None)
+
+        # A thread reads, because Windows cannot wait for a pipe with a time limit.
+        threading.Thread(target=read_lines, daemon=True).start()
+        self.send(job.model_dump_json())
 
     def send(self, line: str) -> None:
         """Write a line to the worker's stdin."""

@@ -130,8 +130,8 @@ def test_doctor_tells_the_truth(tmp_path: Path) -> None:
     ],
 )
 def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], expected: tuple[str, ...]) -> None:
-    assert builder_names(trt, via, names) == expected
+    assert builder_names(trt, via, names, {}) == expected
     with pytest.raises(InputError, match="--trt-via 'x': give onnx or torch-tensorrt"):
-        builder_names(True, "x", [])
+        builder_names(True, "x", [], {})
     with pytest.raises(InputError, match="--trt-via: has no effect without --trt"):
-        builder_names(False, "torch-tensorrt", [])
+        builder_names(False, "torch-tensorrt", [], {})

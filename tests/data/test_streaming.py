@@ -13,8 +13,7 @@ import pytest
 from edgeformer.artifacts.data_config import DataConfig, TextConfig, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.progress import SILENT
-from edgeformer.data import prepare as prepare_module
-from edgeformer.data import sources, streaming
+from edgeformer.data import records, splits, streaming
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.language import prepare_text
 from edgeformer.data.prepare import prepare, set_texts
@@ -123,7 +122,7 @@ def test_stratified_sets_of_one_file_equal_the_sets_in_memory(parts, tmp_path, m
 
 
 def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypatch):
-    cut_stream = prepare_module.cut_stream
+    cut_stream = splits.cut_stream
 
     def grow_after(config, texts):
         sets = cut_stream(config, texts)
@@ -131,7 +130,7 @@ def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypa
             file.write('{"text": "one more", "label": 1}\n')
         return sets
 
-    monkeypatch.setattr(prepare_module, "cut_stream", grow_after)
+    monkeypatch.setattr(splits, "cut_stream", grow_after)
     with pytest.raises(DataError, match=r"data\.parts: a file changed while it was read"):
         prepare(class_config({"train": parts["train"]}, split="stratified"), BPE, 400, tmp_path / "cache")
 
@@ -157,7 +156,7 @@ def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path
 def passes(monkeypatch) -> list[str]:
     """The stems of the files whose rows are read, once for each pass."""
     stems: list[str] = []
-    file_records = sources.file_records
+    file_records = records.file_records
 
     def recorded(source, *arguments):
         for number, record in enumerate(file_records(source, *arguments)):
@@ -165,7 +164,7 @@ def passes(monkeypatch) -> list[str]:
                 stems.append(Path(source.path).stem)
             yield record
 
-    monkeypatch.setattr(sources, "file_records", recorded)
+    monkeypatch.setattr(records, "file_records", recorded)
     return stems
 
 
@@ -273,10 +272,6 @@ def test_vocabulary_is_trimmed_to_a_streamed_set(parts, tmp_path):
         trim_to_training(class_config(parts), *run)
 
 
-def build(pieces, facts):
-    return Encoded(**pieces, truncated=facts.truncated)
-
-
 @pytest.fixture
 def stored(tmp_path):
     """1000 rows of 0 to 12 tokens, stored in pieces of any size, and in memory."""
@@ -289,19 +284,18 @@ def stored(tmp_path):
         for start, stop in ((0, 0), (0, 1), (1, 700), (700, 700), (700, 1000)):
             begin, end = rows.offsets[start], rows.offsets[stop]
             offsets = rows.offsets[start : stop + 1] - begin
-            yield {"ids": ids[begin:end], "offsets": offsets, "labels": rows.labels[start:stop]}
+            yield Encoded(ids[begin:end], offsets, rows.labels[start:stop], truncated=stop == 1000)
 
     (tmp_path / "set").mkdir()
-    count, checksums = write_rows(tmp_path / "set", pieces())
-    facts = {"key": "this", "sha256": checksums, "rows": count, "fingerprint": "f", "truncated": 3}
-    write_facts(tmp_path / "set", facts)
+    facts = write_rows(tmp_path / "set", pieces())
+    write_facts(tmp_path / "set", {**facts, "key": "this", "fingerprint": "f"})
     return tmp_path / "set", rows
 
 
 def test_stored_rows_are_read_in_any_order(stored):
     folder, in_memory = stored
-    rows = read_stored(folder, "this", build, SILENT)
-    assert (len(rows), rows.truncated) == (1000, 3)
+    rows = read_stored(folder, "this", Encoded, SILENT)
+    assert (len(rows), rows.truncated) == (1000, 1)
     for numbers in (np.arange(1000), np.array([999, 0, 7, 7]), np.random.default_rng(1).permutation(1000)):
         loaded, places = rows.loaded(numbers)
         assert places.tolist() == list(range(len(numbers)))
@@ -324,6 +318,6 @@ def test_damaged_foreign_and_missing_files_are_reported(stored, name):
         content = bytearray((stored[0] / name).read_bytes())
         content[len(content) // 2] ^= 4
         (stored[0] / name).write_bytes(content)
-    assert read_stored(stored[0], "that" if name == "foreign" else "this", build, progress) is None
+    assert read_stored(stored[0], "that" if name == "foreign" else "this", Encoded, progress) is None
     assert len(progress.messages) == 1 and progress.messages[0].startswith("damaged token cache (")
-    assert read_stored(stored[0] / "absent", "this", build, progress) is None and len(progress.messages) == 1
+    assert read_stored(stored[0] / "absent", "this", Encoded, progress) is None and len(progress.messages) == 1

@@ -21,7 +21,7 @@ from edgeformer.estimate.estimate import Case, estimate, estimate_row, estimated
 from edgeformer.estimate.listing import ItemNodes, ListJob, feed_for, run_listing
 from edgeformer.estimate.operators import count_nodes, stored_weight_bytes, total
 from edgeformer.estimate.probe import run_probe
-from edgeformer.estimate.published import Setting, estimate_ms
+from edgeformer.estimate.published import Setting, published_record
 from edgeformer.estimate.roofline import calibrated_nodes_us, estimate_memory, rates_of, work_ms
 from edgeformer.measurement.artifact import Item, check_artifact
 from edgeformer.report.sentences import published_sentence
@@ -97,7 +97,7 @@ def test_a_row_is_the_work_of_its_nodes_at_published_factors(
     work = work_ms(works, rates_of(target, precision), weights, fused=False)
     setting = Setting(target.kind, target.name, "onnxruntime", precision, "call")
     latency = row.latency_ms
-    expected = estimate_ms(target, setting, work, total(works).operations)
+    expected = published_record().estimate_ms(setting, work, total(works).operations)
     assert (latency.p50, latency.low, latency.high, latency.check) == expected
     assert latency.low < latency.p50 < latency.high and latency.reason == published_sentence(expected.check)
     step = max(work.moved_bytes for work in works)
@@ -117,7 +117,7 @@ def test_an_engine_is_fused_and_its_weights_are_its_own_precisions(of: str, weig
     stored = stored_weight_bytes(NODES, works, origin)
     work = work_ms(works, rates_of(target, "fp16"), stored, fused=True)
     setting = Setting("cuda", target.name, "tensorrt", "fp16", "call")
-    expected = estimate_ms(target, setting, work, total(works).operations)
+    expected = published_record().estimate_ms(setting, work, total(works).operations)
     assert (row.latency_ms.low, row.latency_ms.high) == pytest.approx((expected.low, expected.high))
     step = max(work.moved_bytes for work in works)
     assert row.memory_bytes == estimate_memory(engine, target, weights, step, 640)

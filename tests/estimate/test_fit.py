@@ -39,7 +39,7 @@ DEVICE = DeviceProfile(
 
 
 def product(rows: int, width: int, operator: str = "MatMul") -> NodeWork:
-    return NodeWork("gemm", operator, 2.0 * rows * width**2, 4.0 * width**2, 8.0 * rows * width, rows, width)
+    return NodeWork("gemm", operator, 2.0 * rows * width**2, 4.0 * width**2, 8.0 * rows * width)
 
 
 def artifact(precision: Any = "fp32") -> ArtifactManifest:

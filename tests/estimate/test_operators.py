@@ -55,27 +55,27 @@ KERNEL, GROUPED, TRANSPOSED = (32, 16, 3, 3), (32, 4, 3, 3), (24, 12, 2, 2)
 @pytest.mark.parametrize(
     ("listed", "counts"),
     [
-        (LINEAR, {"cls": "gemm", "operations": 2 * 32 * 64 * 192, "weight_bytes": 4 * 64 * 192, "rows": 32,
-                  "moved_bytes": 4 * (32 * 64 + 32 * 192), "columns": 192, "quantized": False}),
+        (LINEAR, {"cls": "gemm", "operations": 2 * 32 * 64 * 192, "weight_bytes": 4 * 64 * 192,
+                  "moved_bytes": 4 * (32 * 64 + 32 * 192), "quantized": False}),
         (FOUR_BITS, {"cls": "gemm", "operations": 2 * 32 * 64 * 192, "weight_bytes": 192 * 32 + 4 * 384 + 192,
-                     "quantized": True, "rows": 32, "columns": 192}),
+                     "quantized": True}),
         (SCORES, {"cls": "attention", "operations": 2 * 2 * 4 * 16 * 16 * 8, "weight_bytes": 0}),
         # Transposed on the right: the inner size is the same.
         (node("FusedMatMul", [(2, 4, 16, 8), (2, 4, 16, 8)], (2, 4, 16, 16)), {"operations": 2 * 2 * 4 * 16 * 16 * 8}),
         # The second input is the weight, also where an activation has its shape.
         (node("MatMul", [(64, 64), (64, 64)], (64, 64), constant=64 * 64 * 4),
          {"weight_bytes": 64 * 64 * 4, "moved_bytes": 2 * 64 * 64 * 4}),
-        (node("MatMul", [(4, 8), (8, 1)], (4, 1)), {"operations": 2 * 4 * 8, "rows": 4, "columns": 1}),
-        (node("MatMul", [(8,), (8,)], ()), {"operations": 2 * 8, "rows": 1, "columns": 1}),
-        (node("MatMul", [(0, 8), (8, 4)], (0, 4)), {"operations": 0, "rows": 0}),
-        (node("MatMul", [(4, 8), (8, 0)], (4, 0)), {"operations": 0, "rows": 1, "columns": 0}),
+        (node("MatMul", [(4, 8), (8, 1)], (4, 1)), {"operations": 2 * 4 * 8}),
+        (node("MatMul", [(8,), (8,)], ()), {"operations": 2 * 8}),
+        (node("MatMul", [(0, 8), (8, 4)], (0, 4)), {"operations": 0}),
+        (node("MatMul", [(4, 8), (8, 0)], (4, 0)), {"operations": 0}),
         # A bias alone makes no weight, and neither does a single number.
         (node("Gemm", [(4, 8), (8, 16), (16,)], (4, 16), constant=16 * 4), {"cls": "attention", "weight_bytes": 0}),
         (node("Gemm", [(4, 1), (1, 1)], (4, 1), constant=4), {"cls": "attention"}),
         (node("Gemm", [(4, 1), (1, 2)], (4, 2), constant=8), {"cls": "gemm", "weight_bytes": 8}),
         # Convolutions: 2 · N · C out · H · W · C in / groups · K · K.
         (node("Conv", [(2, 16, 20, 24), KERNEL], (2, 32, 20, 24), constant=bytes_of(KERNEL)),
-         {"cls": "gemm", "operations": 2 * 2 * 32 * 20 * 24 * 16 * 9, "weight_bytes": bytes_of(KERNEL), "columns": 32,
+         {"cls": "gemm", "operations": 2 * 2 * 32 * 20 * 24 * 16 * 9, "weight_bytes": bytes_of(KERNEL),
           "trust": "convolution"}),
         (node("FusedConv", [(1, 16, 8, 8), GROUPED, (32,)], (1, 32, 8, 8), constant=bytes_of(GROUPED, (32,))),
          {"operations": 2 * 32 * 64 * 4 * 9, "trust": "convolution", "weight_bytes": bytes_of(GROUPED, (32,))}),

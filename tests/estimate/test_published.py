@@ -9,7 +9,7 @@ import pytest
 
 from edgeformer import estimate
 from edgeformer.artifacts.documents import load_profile, shipped_names
-from edgeformer.estimate.published import Errors, PublishedRecord, Setting, estimate_ms, phase_of, published_record
+from edgeformer.estimate.published import Errors, PublishedRecord, Setting, phase_of, published_record
 from edgeformer.estimate.roofline import WORK
 from edgeformer.report.sentences import published_sentence
 
@@ -109,7 +109,7 @@ def test_an_estimate_says_what_its_range_rests_on() -> None:
     pi, apple = load_profile("raspberry-pi-5"), load_profile("apple-m4")
     work = [1.0] * len(WORK)
     setting = Setting("cpu", pi.name, "onnxruntime", "fp32", "convolutions")
-    estimated = estimate_ms(pi, setting, work, 1e9)
+    estimated = published_record().estimate_ms(setting, work, 1e9)
     record = published_record()
     factor, errors, subject = record.errors_of(setting)
     assert estimated.p50 == pytest.approx(sum(record.factors(setting)))
@@ -120,5 +120,5 @@ def test_an_estimate_says_what_its_range_rests_on() -> None:
         f"checked against {errors.rows} published measurements {subject} ({errors.sources} sources): median error "
         f"{errors.median_error:.0%}, {errors.within:.0%} within the range"
     )
-    unknown = estimate_ms(apple, setting._replace(device=apple.name), work, 1e9)
+    unknown = published_record().estimate_ms(setting._replace(device=apple.name), work, 1e9)
     assert unknown.check.subject == "of onnxruntime on other CPUs" and unknown.check.nearest == ()

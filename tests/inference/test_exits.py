@@ -39,7 +39,7 @@ HeldOut = Callable[[int], Path]
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lines that the command line prints on stderr."""
     lines: list[str] = []
-    monkeypatch.setattr("edgeformer.cli.console.say", lambda text, **_: lines.append(text))
+    monkeypatch.setattr("edgeformer.cli.options.say", lambda text, **_: lines.append(text))
     return lines
 
 

@@ -22,6 +22,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.workspace import CONFIG_FILE
 from edgeformer.data.source_folder import ConfigFile, SourceFolder, read_object, refuse_keys, validate_file
+from edgeformer.data.tokenization import source_tokenizer
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -220,11 +221,11 @@ class Source:
 
     @cached_property
     def _tokenizer(self) -> tuple[Tokenizer, int | None]:
-        return self.files.load_tokenizer()
+        return source_tokenizer(self.files)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, as transformers builds it; see :meth:`SourceFolder.load_tokenizer`, also for errors."""
+        """Its tokenizer, as transformers builds it; see :func:`source_tokenizer`, also for errors."""
         return self._tokenizer[0]
 
     @property

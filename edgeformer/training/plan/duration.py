@@ -33,7 +33,7 @@ from edgeformer.data.batching import plan_batches
 from edgeformer.data.prepare import data_findings
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.estimate.operators import NodeWork
-from edgeformer.estimate.published import Setting, estimate_ms
+from edgeformer.estimate.published import Setting, published_record
 from edgeformer.estimate.roofline import WORK, rates_of, work_ms
 from edgeformer.models import load_recipe, model_spec_of
 from edgeformer.models.blocks.segments import choose_attention
@@ -345,7 +345,7 @@ def _rated_seconds(
     by_kind = work_ms([*work.kernels, optimizer], rates_of(device, computed), 0.0, fused=is_compiled)
     by_kind = tuple(ms if kind == "kernels" else filled * ms for kind, ms in zip(WORK, by_kind, strict=True))
     setting = Setting(device.kind, device.name, "torch.compile" if is_compiled else "torch", computed, "call")
-    estimated = estimate_ms(device, setting, by_kind, filled * work.operations)
+    estimated = published_record().estimate_ms(setting, by_kind, filled * work.operations)
     return (
         micro_batches * estimated.low / 1000,
         micro_batches * estimated.high / 1000,
