@@ -22,6 +22,7 @@ from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, fig
 from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
@@ -114,7 +115,7 @@ def choose(
             if row.latency_ms.status != "unavailable" and row.phase == phase
         ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
-        why_absent = next(filter(None, reasons), f"there is no measurement or estimate at {shape[0]}×{shape[1]}")
+        why_absent = next(filter(None, reasons), note("no figure", shape=f"{shape[0]}×{shape[1]}"))
         absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
         for row in usable or [absent]:
             judged = [other for other in on_device if (other.provider, other.threads) == (row.provider, row.threads)]
@@ -138,7 +139,7 @@ def choose(
         batch=shape[0],
         seq=shape[1],
     )
-    return _explained(choice, _pick(choice, _eligible(candidates)), metric)
+    return _pick(choice, _eligible(candidates), metric)
 
 
 def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidate]:
@@ -236,26 +237,25 @@ def combine_choices(
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
         best_models = {models[position] for position in positions if rank(position) == rank(best)}
         positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
-        decision = _pick(combined, positions)._replace(best_score=score, score_loss=error)
-        return _explained(combined, decision, metric)
-    picked = _explained(combined, _pick(combined, positions), metric)
+        return _pick(combined, positions, metric, best_score=score, score_loss=error)
+    picked = _pick(combined, positions, metric)
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
 
 
 def _score_of(
     artifact: ArtifactManifest, provider: str, manifest: BundleManifest, metric: Metric, record: TargetRecord | None
-) -> tuple[float, int, dict[str, Any]] | str:
-    """Return score, its number of rows and the candidate's facts on who scored it; or the reason why there is none.
+) -> dict[str, Any] | str:
+    """Return the candidate's facts on its score, or the reason why there is none.
 
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
-    unscored = sentences.NO_SCORE["engine"].format(REMEASURE)
+    unscored = note("no score: engine", remedy=REMEASURE)
     if record is not None:
         detail = f" ({record.unscored})" if record.unscored else ""
-        unscored = sentences.NO_SCORE["target"].format(record.device, detail)
+        unscored = note("no score: target", device=record.device, detail=detail)
     if artifact.status != "built":  # it failed on its target
-        return artifact.reason or "it was not built"
+        return artifact.reason or note("not built")
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
     same_answers = [artifact]
     if artifact.role in ("decode", "step"):
@@ -279,21 +279,25 @@ def _score_of(
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
-                return sentences.NO_SCORE["metric"].format(metric.name)
-            scored_as = entry.id if entry is not artifact else None
-            return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
+                return note("no score: metric", metric=metric.name)
+            facts = {"score": value, "scored_as": entry.id if entry is not artifact else None}
+            facts["scored_on"] = record.device if record is not None else None
+            if score.n and metric.is_share:
+                low, high = share_interval(round(value * score.n), score.n, (1 - CONFIDENCE) / 2)
+                facts |= {"score_rows": score.n, "score_low": low, "score_high": high}
+            return facts
     if rounds_to is not None:
-        return sentences.NO_SCORE["rounded"].format(rounds_to)
+        return note("no score: rounded", precision=rounds_to)
     if not artifact.is_graph:
         return unscored
-    return sentences.NO_SCORE["split" if has_split else "any"]
+    return note("no score: split" if has_split else "no score")
 
 
 def _candidate(
     artifact: ArtifactManifest,
     row: Row,
     checks: Sequence[Check],
-    score: tuple[float, int, dict[str, Any]] | str,
+    score: dict[str, Any] | str,
     metric: Metric,
     bound: float | None,
     minimize: str,
@@ -302,29 +306,24 @@ def _candidate(
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
-    interval: tuple[float, float] | None = None
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
-        value, count, scored = score
-        facts = {"score": value, **scored}
-        if count and metric.is_share:
-            low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
-            is_inside = _holds(low, high, bound)
-            facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": is_inside}
-            interval = (low, high) if is_inside else None
-        if bound is not None and compare(Figure(value), bound, at_least=metric.higher_is_better) == "fail":
-            objections.append(sentences.score_objection(value, bound, metric, interval))
+        ends = score.get("score_low"), score.get("score_high")
+        facts = {**score, "bound_inside": _holds(*ends, bound)}
+        if bound is not None and compare(Figure(score["score"]), bound, at_least=metric.higher_is_better) == "fail":
+            interval = ends if facts["bound_inside"] else None
+            objections.append(sentences.score_objection(score["score"], bound, metric, interval))
     if latency.value is None:
-        objections.append(sentences.unknown_objection("latency", latency.reason))
+        objections.append(note("unknown figure", figure="latency", reason=latency.reason or sentences.NO_REASON))
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
             shape = (check.batch, check.seq) if has_shapes and check.batch and check.seq else None
             objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
-        objections.append(sentences.unknown_objection(minimize, cost.reason))
+        objections.append(note("unknown figure", figure=minimize, reason=cost.reason or sentences.NO_REASON))
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -355,33 +354,32 @@ def _holds(low: float | None, high: float | None, bound: float | None) -> bool |
     return None if low is None or high is None or bound is None else low <= bound <= high
 
 
-def _cost(candidate: Candidate, quantity: str) -> Figure:
-    """Return the quantity to minimize. A candidate that was read from a file has no row, but size and latency."""
-    if candidate.row is not None:
-        return figures_of(candidate.row)[quantity]
-    if quantity == "size":
-        return Figure(candidate.size_bytes)
-    return Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
-
-
 def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     """Return the positions of those that may be picked: feasible, and if possible known to keep every limit."""
     feasible = [position for position, candidate in enumerate(candidates) if candidate.feasible]
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
-    """Decide which of the candidates at ``positions`` is picked; none if there are no positions."""
+def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: float) -> Choice:
+    """Return the choice with its pick among the candidates at ``positions``, and the reason.
+
+    ``best``: of the decision, if only artifacts of the model with the best score are at ``positions``.
+    """
     candidates, minimize = choice.candidates, choice.minimize
-    costs = [_cost(candidate, minimize) for candidate in candidates]
-    decision = sentences.Decision(tuple(positions), costs, UNITS[minimize])
-    if not positions:
-        return decision
+    costs: list[Figure] = []
+    for candidate in candidates:
+        if candidate.row is not None:
+            costs.append(figures_of(candidate.row)[minimize])
+        elif minimize == "size":  # read from a file
+            costs.append(Figure(candidate.size_bytes))
+        else:
+            costs.append(Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms))
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
-    cheapest = min(positions, key=values.__getitem__)
+    cheapest = min(positions, key=values.__getitem__, default=None)
 
     def tie_of(position: int) -> sentences.Tie | None:
         """Return why the cost of a candidate is no different from the least; None: it is different."""
+        assert cheapest is not None
         cost, value, least = costs[position], values[position], costs[cheapest]
         is_estimate = cost.basis == "estimated"
         if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
@@ -399,21 +397,20 @@ def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
         return candidate.size_bytes, *((threads, latency) if minimize == "latency" else (latency, threads))
 
     tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
-    pick = min(tied, key=order)
-    rest = [position for position in positions if position not in (pick, cheapest)]
-    return decision._replace(
+    pick = min(tied, key=order, default=None)
+    decision = sentences.Decision(
+        eligible=tuple(positions),
+        costs=costs,
+        unit=UNITS[minimize],
         pick=pick,
         cheapest=cheapest,
-        tie=tie_of(pick) if pick != cheapest else None,
-        runner_up=min(rest, key=values.__getitem__) if rest else None,
+        tie=tie_of(pick) if pick is not None and pick != cheapest else None,
+        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None),
+        **best,
     )
-
-
-def _explained(choice: Choice, decision: sentences.Decision, metric: Metric) -> Choice:
-    """Return the choice with its pick and the reason."""
-    labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in choice.candidates}
+    labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in candidates}
     reason = sentences.pick_reason(choice, decision, metric, labels)
-    return choice.model_copy(update={"pick": decision.pick, "reason": reason})
+    return choice.model_copy(update={"pick": pick, "reason": reason})
 
 
 def cheapest_artifact(report: Report) -> dict[str, Any] | None:
@@ -460,7 +457,5 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
         options["decoding with caches"] = "--exit all"
     if isinstance(task, TextTask) and not any(artifact.trimmed for artifact in artifacts):
         options["trimmed vocabulary"] = "--vocab-trim"
-    lines = [f"{variant}: add them with edgeformer export {option}" for variant, option in options.items()]
-    unbuilt = {artifact.id: artifact for artifact in artifacts if artifact.status != "built"}
-    lines += [f"{id_}: {entry.status}: {entry.reason or 'no reason is recorded'}" for id_, entry in unbuilt.items()]
-    return tuple(lines)
+    lines = [note("not exported", variant=variant, option=option) for variant, option in options.items()]
+    return (*lines, *sentences.unbuilt_notes({artifact.id: artifact for artifact in artifacts}.values()))

@@ -20,6 +20,7 @@ from edgeformer.benchmark.choice import ChoiceOptions, check_options
 from edgeformer.benchmark.limits import Limit, Quantity, Requirements, limit_of
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task, unknown_tasks
@@ -78,6 +79,8 @@ class ProfileOptions:
 class Request:
     """The options, resolved against one bundle and one device."""
 
+    options: ProfileOptions
+    device: DeviceProfile
     shapes: tuple[Shape, ...]  # from small to large
     requirements: Requirements
     rules: MeasureRules
@@ -87,7 +90,6 @@ class Request:
     notes: tuple[str, ...]
     runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
     question: str = ""  # see :func:`question_of`
-    phase: Phase | None = None  # of the rows; None: all that an artifact has
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
@@ -141,11 +143,7 @@ def resolve(
         raise InputError(f"the bundle of {manifest.run!r} has no artifacts; export the run again")
     requested = [by_id[name] for name in dict.fromkeys(requested_ids)]
     artifacts = tuple(entry for entry in requested if entry.status == "built")
-    unbuilt = [
-        f"{entry.id}: {entry.status}: {entry.reason or 'no reason is recorded'}"
-        for entry in requested
-        if entry.status != "built"
-    ]
+    unbuilt = sentences.unbuilt_notes(requested)
     if not artifacts:
         raise NotBuiltError(f"{manifest.run!r} has no artifact to profile: {'; '.join(unbuilt)}")
     runtime = options.runtime or (ALL_RUNTIMES if options.choose is not None and options.provider is None else None)
@@ -161,22 +159,18 @@ def resolve(
 
     # 4. Notes.
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
-    if manifest.leaks:
-        notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
+    notes += [note("leaks")] if manifest.leaks else []
     if device.budget(*task.budgets) == Budget():
-        note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
-        memory_bytes = limit_of(requirements.limits, "memory")
-        if memory_bytes is not None and options.max_memory_bytes is None:
-            note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
-        notes.append(note)
-    notes += [
-        f"the profile {device.name} has a budget for {name!r}, which is no task"
-        for name in unknown_tasks(device.budgets)
-    ]
+        memory_bytes = limit_of(requirements.limits, "memory") if options.max_memory_bytes is None else None
+        kind = "no budget" if memory_bytes is None else "memory budget"
+        notes.append(note(kind, profile=device.name, task=task.noun, memory=format_bytes(memory_bytes)))
+    notes += [note("unknown budget", profile=device.name, task=name) for name in unknown_tasks(device.budgets)]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
-        notes.append(f"measured with other stopping rules than usual: {rules}")
+        notes.append(note("other rules", rules=rules))
     return Request(
+        options=options,
+        device=device,
         shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
         requirements=requirements,
         rules=rules,
@@ -186,7 +180,6 @@ def resolve(
         notes=(*notes, *unbuilt),
         runtime=runtime,
         question=question_of(options, artifact),
-        phase=options.phase,
     )
 
 
@@ -211,7 +204,8 @@ def requirements_of(
     budget = device.budget(*task.budgets)
     shape = budget.batch, min(budget.seq, longest or budget.seq)
     is_cut = shape[1] < budget.seq
-    shape_note = sentences.cut_shape((budget.batch, budget.seq), shape[1]) if is_cut else None
+    budget_shape = f"{budget.batch}×{budget.seq}"
+    shape_note = note("cut shape", shape=budget_shape, tokens=shape[1]) if is_cut else None
     if data is not None:
         shape = task.fit_shape(data, *shape)
     memory_bytes = budget.memory_bytes

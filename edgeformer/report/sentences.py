@@ -14,12 +14,68 @@ from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads, markdown
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability
+    from edgeformer.artifacts.manifest import (
+        ArtifactManifest,
+        ExitGuarantee,
+        ExitTime,
+        ImportProof,
+        Lengths,
+        Portability,
+    )
     from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
     from edgeformer.tasks import Metric
 
 NO_REASON = "no reason is recorded"
 Shape = tuple[int, int]
+
+_NOTES = {
+    # of a profile
+    "not opened": "{artifact}: left out, because {runtime} does not open it",
+    "other provider": "{reason}, but {provider} measured the rows, and this device needs {needed}",
+    "estimated instead": "{artifact}: {reason}; its figures for the device are estimated instead",
+    "card": "measured on the card: {on_card}; measured on the processor: {on_cpu}; edgeformer doctor says how to run "
+    "ONNX graphs on the card",
+    "interrupted": "interrupted after {rows} rows of {measured} of {artifacts} artifacts; there is no verdict",
+    "absent device": "{reason}: {measured}, {estimated}",
+    "left out": "left out of the verdict, because no {device} can run it: {artifacts}: {reason}",
+    "nothing can run": "nothing was judged, because no artifact can run on this device",
+    "synthetic": "the model was trained on synthetic text, so its scores say nothing about real text",
+    "leaks": "leaks future tokens: the model sees the tokens that it predicts, so its scores are void",
+    "early exit": "{artifact} with early exit: {guarantee}",
+    "no budget": "the profile {profile} has no latency, size, memory or energy budget for a {task}",
+    "memory budget": "the profile {profile} has no latency, size, memory or energy budget for a {task}; the memory "
+    "limit is the usable memory of the device, {memory}",
+    "unknown budget": "the profile {profile} has a budget for {task!r}, which is no task",
+    "other rules": "measured with other stopping rules than usual: {rules}",
+    "cut shape": "the shape of the budget is {shape}, but the model reads at most {tokens} tokens of a text",
+    "unbuilt": "{artifact}: {status}: {reason}",
+    # of a report that is judged again
+    "judged": "{file} is taken as measured on {device}; edgeformer cannot check where it was measured",
+    "no such row": "the report has no row at {shape}, but at {shapes}",
+    "other kind": "measured with {labels} only, and the device is {kind}",
+    # of the candidates of a choice
+    "no figure": "there is no measurement or estimate at {shape}",
+    "unknown figure": "its {figure} is unknown: {reason}",
+    "not exported": "{variant}: add them with edgeformer export {option}",
+    "not built": "it was not built",
+    "no score": "it has no score",
+    "no score: engine": "it has no score, because an engine runs only on its target: {remedy}",
+    "no score: target": "{device} compared its outputs but did not score it on the validation split{detail}",
+    "no score: metric": "it has no {metric}",
+    "no score: rounded": "it has no score in {precision}; export on a machine that computes in {precision}",
+    "no score: split": "it has no score on the validation split",
+}
+
+
+def note(kind: str, /, **facts: object) -> str:
+    """Return the note or reason of a kind in :data:`_NOTES` with its facts."""
+    return _NOTES[kind].format(**facts)
+
+
+def unbuilt_notes(artifacts: Iterable[ArtifactManifest]) -> list[str]:
+    """Return why some of the artifacts were not built."""
+    unbuilt = (entry for entry in artifacts if entry.status != "built")
+    return [note("unbuilt", artifact=e.id, status=e.status, reason=e.reason or NO_REASON) for e in unbuilt]
 
 
 def shown(value: float | None, unit: str) -> str:
@@ -115,11 +171,6 @@ def verdict_notes(verdict: Verdict, exempt: Sequence[str]) -> list[str]:
     if exempt:
         notes.append(f"latency per token is judged for the artifacts that decode only, not for {', '.join(exempt)}")
     return notes
-
-
-def cut_shape(shape: Shape, tokens: int) -> str:
-    """Return why a model is not judged at the shape of the budget."""
-    return f"the shape of the budget is {shape[0]}×{shape[1]}, but the model reads at most {tokens} tokens of a text"
 
 
 def shape_notes(
@@ -251,22 +302,6 @@ def limit_objection(name: str, value: float | None, limit: float, unit: str, sha
     """Return that a figure exceeds its limit; ``shape``: named if limits are judged at several."""
     place = f" at {shape[0]}×{shape[1]}" if shape is not None else ""
     return f"{name} {shown(value, unit)}{place} is over {shown(limit, unit)}"
-
-
-def unknown_objection(name: str, reason: str | None) -> str:
-    """Return that a figure is not known."""
-    return f"its {name} is unknown: {reason or NO_REASON}"
-
-
-NO_SCORE = {
-    "engine": "it has no score, because an engine runs only on its target: {}",
-    "target": "{} compared its outputs but did not score it on the validation split{}",
-    "metric": "it has no {}",
-    "rounded": "it has no score in {0}; export on a machine that computes in {0}",
-    "split": "it has no score on the validation split",
-    "any": "it has no score",
-}
-"""Why a candidate has no score, with the remedy, device, metric or precision."""
 
 
 class Tie(NamedTuple):
