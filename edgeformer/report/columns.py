@@ -174,24 +174,26 @@ class HtmlTable(NamedTuple):
 class TableColumns(Generic[R]):
     """Columns of one kind of row, in order."""
 
-    def __init__(self, columns: Iterable[Column[R]]) -> None:
-        self._columns = tuple(columns)
+    def __init__(self, *columns: Column[R]) -> None:
+        self._columns = columns
 
     def pick(self, *names: str) -> TableColumns[R]:
         """Return the named columns, in this order."""
         by_name = {column.name: column for column in self._columns}
-        return TableColumns(by_name[name] for name in names)
+        return TableColumns(*(by_name[name] for name in names))
 
     def omit(self, *names: str) -> TableColumns[R]:
         """Return the columns without the named ones."""
-        return TableColumns(column for column in self._columns if column.name not in names)
+        return TableColumns(*(column for column in self._columns if column.name not in names))
 
     def drop_empty(self, rows: Sequence[R], *optional: str) -> TableColumns[R]:
         """Drop the columns in ``optional`` that have no value in any row."""
         return TableColumns(
-            column
-            for column in self._columns
-            if column.name not in optional or any(column.value(row) is not None for row in rows)
+            *(
+                column
+                for column in self._columns
+                if column.name not in optional or any(column.value(row) is not None for row in rows)
+            )
         )
 
     def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> TerminalTable[R]:

@@ -116,16 +116,14 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
 
 
 _PAIRS: TableColumns[Record] = TableColumns(
-    [
-        Column("row", heading=""),
-        Column("where"),
-        Column("phase"),
-        Column("a", "a_shown", heading="A, p50", number=True),
-        Column("b", "b_shown", heading="B, p50", number=True),
-        Column("ratio", heading="B / A", layout="{:.2f}"),
-        Column("noise", layout="±{:.0%}"),
-        Column("mark", heading="B is"),
-    ]
+    Column("row", heading=""),
+    Column("where"),
+    Column("phase"),
+    Column("a", "a_shown", heading="A, p50", number=True),
+    Column("b", "b_shown", heading="B, p50", number=True),
+    Column("ratio", heading="B / A", layout="{:.2f}"),
+    Column("noise", layout="±{:.0%}"),
+    Column("mark", heading="B is"),
 )
 
 
@@ -134,7 +132,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     rows, is_markdown = compared["rows"], style == "markdown"
     if style == "csv":
         names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return TableColumns(map(Column, names)).csv(rows).rstrip("\n")
+        return TableColumns(*map(Column, names)).csv(rows).rstrip("\n")
     lines = [
         f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
         f"{format_time(report['created'])}"
@@ -246,7 +244,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
-        names: TableColumns[Record] = TableColumns(map(Column, ["run", *figures]))
+        names: TableColumns[Record] = TableColumns(*map(Column, ["run", *figures]))
         return names.csv(rows).rstrip("\n")
 
     lines: list[Record] = []
@@ -263,9 +261,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
             line[str(index)] = value
         lines.append(line)
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("figure", heading=""),
-            *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),
-        ]
+        Column("figure", heading=""),
+        *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),
     )
     return columns.markdown(lines) if style == "markdown" else columns.plain(lines)

@@ -156,65 +156,59 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
     return TableColumns(
-        [
-            *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
-            Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
-            Column("shape", lambda row: shape_text(row, report), number=True,
-                   heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
-            Column("status", "latency_ms.status"),
-            Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
-            Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
-            Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
-                   narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
-            Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
-            Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
-            *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
-            Column("cv", "latency_ms.cv", "share"),
-            Column("n", "latency_ms.n", heading="calls", number=True),
-            Column("stable", "latency_ms.stable"),
-            Column("device", "device_ms", "ms", "on the card"),
-            Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
-            Column("memory_status", "memory_bytes.status"),
-            Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
-                   narrow=lambda row: memory(row, range_only=True)),
-            *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
-            Column("energy", "energy_mj.value", "mj"),
-            Column("size", "size_bytes", "bytes", leaves=3),
-            Column("reason", "latency_ms.reason"),
-            Column("why_unavailable", heading="", flows=True, text=lambda row: (
-                (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else "")),
-            Column("state", heading="", text=state, flows=True),
-        ]
+        *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
+        Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
+        Column("shape", lambda row: shape_text(row, report), number=True,
+               heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
+        Column("status", "latency_ms.status"),
+        Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
+        Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
+        Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
+               narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
+        Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
+        Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
+        *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
+        Column("cv", "latency_ms.cv", "share"),
+        Column("n", "latency_ms.n", heading="calls", number=True),
+        Column("stable", "latency_ms.stable"),
+        Column("device", "device_ms", "ms", "on the card"),
+        Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
+        Column("memory_status", "memory_bytes.status"),
+        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
+               narrow=lambda row: memory(row, range_only=True)),
+        *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
+        Column("energy", "energy_mj.value", "mj"),
+        Column("size", "size_bytes", "bytes", leaves=3),
+        Column("reason", "latency_ms.reason"),
+        Column("why_unavailable", heading="", flows=True, text=lambda row: (
+            (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else "")),
+        Column("state", heading="", text=state, flows=True),
     )  # fmt: skip
 
 
 CHECKS: TableColumns[Check] = TableColumns(
-    [
-        Column("check", "name"),
-        Column("result", "status", mark=True),
-        Column("artifact"),
-        Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
-        Column("limit", number=True, text=lambda check: format_value(check.limit, CHECK_UNITS.get(check.unit, ""))),
-        Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
-        Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
-        Column("why", "reason", flows=True, dash=""),
-    ]
+    Column("check", "name"),
+    Column("result", "status", mark=True),
+    Column("artifact"),
+    Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
+    Column("limit", number=True, text=lambda check: format_value(check.limit, CHECK_UNITS.get(check.unit, ""))),
+    Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
+    Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
+    Column("why", "reason", flows=True, dash=""),
 )
 """Each budget limit of the device with the value that it is compared with."""
 
 SIZES: TableColumns[SizeParts] = TableColumns(
-    [
-        Column("artifact"),
-        Column("embeddings", unit="bytes"),
-        Column("block", unit="bytes", heading="layers or shared block"),
-        Column("heads", unit="bytes"),
-        Column("other", unit="bytes"),
-    ]
+    Column("artifact"),
+    Column("embeddings", unit="bytes"),
+    Column("block", unit="bytes", heading="layers or shared block"),
+    Column("heads", unit="bytes"),
+    Column("other", unit="bytes"),
 )
 
 
 FACTS: TableColumns[dict[str, Any]] = TableColumns(
-    [Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)]
+    Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)
 )
 """Facts of the device profile, as it was used."""
 
@@ -275,7 +269,7 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
         return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
 
-    columns: TableColumns[RankedCandidate] = TableColumns([
+    columns: TableColumns[RankedCandidate] = TableColumns(
         Column("number", heading="",
                text=lambda row: Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")),
         Column("artifact", "candidate.artifact"),
@@ -292,35 +286,31 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         Column("energy", "candidate.energy_mj", "mj", leaves=1),
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
-    ])  # fmt: skip
+    )  # fmt: skip
     return columns.omit(*omitted).drop_empty(ranked_candidates(choice), "runtime", "threads", "energy")
 
 
 ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
-    [
-        Column("artifact"),
-        Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
-        Column("phase"),
-        Column("measured", "measured_ms", "ms"),
-        Column("estimated", number=True, text=lambda check: figure_text(
-            Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
-        Column("error", layout="{:+.0%}"),
-        Column("inside", "is_inside", heading="inside the range"),
-    ]
+    Column("artifact"),
+    Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
+    Column("phase"),
+    Column("measured", "measured_ms", "ms"),
+    Column("estimated", number=True, text=lambda check: figure_text(
+        Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
+    Column("error", layout="{:+.0%}"),
+    Column("inside", "is_inside", heading="inside the range"),
 )  # fmt: skip
 """Estimates beside measurements on the device."""
 
 
 PUBLISHED: TableColumns[PublishedTime] = TableColumns(
-    [
-        Column("model"),
-        Column("runtime"),
-        Column("precision"),
-        Column("shape", lambda time: f"{time.batch} × {time.size}", heading="batch × tokens or pixels", number=True),
-        Column("phase"),
-        Column("published", "ms", "ms"),
-        Column("source", flows=True),
-    ]
+    Column("model"),
+    Column("runtime"),
+    Column("precision"),
+    Column("shape", lambda time: f"{time.batch} × {time.size}", heading="batch × tokens or pixels", number=True),
+    Column("phase"),
+    Column("published", "ms", "ms"),
+    Column("source", flows=True),
 )
 """Published times of the device."""
 

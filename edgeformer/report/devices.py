@@ -90,17 +90,15 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
 
 
 _DEVICES: TableColumns[Record] = TableColumns(
-    [
-        Column("name", heading="device"),
-        Column("verdict", mark=True),
-        Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
-        Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
-        Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
-        Column("machine", leaves=2),
-        Column("threads", number=True, leaves=3),
-        Column("profile", leaves=1),
-        Column("error", flows=True, dash=""),
-    ]
+    Column("name", heading="device"),
+    Column("verdict", mark=True),
+    Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
+    Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
+    Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
+    Column("machine", leaves=2),
+    Column("threads", number=True, leaves=3),
+    Column("profile", leaves=1),
+    Column("error", flows=True, dash=""),
 )
 
 
@@ -118,13 +116,11 @@ def _row_columns(comparison: Record) -> TableColumns[Record]:
     """Return the columns of the rows: a column per device."""
     names = [device["name"] for device in comparison["devices"] if device["error"] is None]
     return TableColumns(
-        [
-            Column("artifact"),
-            Column("shape", heading="batch × tokens", number=True),
-            Column("runtime", lambda row: row["provider"] and provider_facts(row["provider"]).label),
-            Column("threads", number=True),
-            *(Column(name, text=lambda row, name=name: _cell_text(row, name), number=True) for name in names),  # type: ignore[misc]
-        ]
+        Column("artifact"),
+        Column("shape", heading="batch × tokens", number=True),
+        Column("runtime", lambda row: row["provider"] and provider_facts(row["provider"]).label),
+        Column("threads", number=True),
+        *(Column(name, text=lambda row, name=name: _cell_text(row, name), number=True) for name in names),  # type: ignore[misc]
     ).drop_empty(comparison["rows"], "runtime", "threads")
 
 
@@ -152,7 +148,7 @@ def csv_comparison(comparison: Record) -> str:
     """Return a line per row and device."""
     cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
     keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
-    columns: TableColumns[Record] = TableColumns(map(Column, ("device", *keys)))
+    columns: TableColumns[Record] = TableColumns(*map(Column, ("device", *keys)))
     return columns.csv(cells).rstrip("\n")
 
 

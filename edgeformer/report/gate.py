@@ -21,15 +21,13 @@ _MEANINGS = {
     "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
 }
 _COLUMNS: TableColumns[Record] = TableColumns(
-    [
-        Column("result", mark=True),
-        Column("check"),
-        Column("artifact"),
-        Column("at", leaves=3),
-        Column("with", lambda record: record["with"] or None, leaves=4, dash=""),
-        *(Column(name, number=True, leaves=2) for name in ("before", "now")),
-        *(Column(name, number=True) for name in ("change", "range", "allowed")),
-    ]
+    Column("result", mark=True),
+    Column("check"),
+    Column("artifact"),
+    Column("at", leaves=3),
+    Column("with", lambda record: record["with"] or None, leaves=4, dash=""),
+    *(Column(name, number=True, leaves=2) for name in ("before", "now")),
+    *(Column(name, number=True) for name in ("change", "range", "allowed")),
 )
 
 

@@ -42,13 +42,11 @@ def runtime_records() -> list[Record]:
 def runtime_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the runtimes."""
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("name"),
-            Column("status"),
-            Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
-            Column("export", lambda row: ", ".join(row["export"]), flows=True),
-            Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
-        ]
+        Column("name"),
+        Column("status"),
+        Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
+        Column("export", lambda row: ", ".join(row["export"]), flows=True),
+        Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
     )
     return columns.terminal("runtimes", rows)
 
@@ -61,7 +59,7 @@ def recipe_records() -> list[Record]:
 
 def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
-    columns: TableColumns[Record] = TableColumns(map(Column, rows[0]))
+    columns: TableColumns[Record] = TableColumns(*map(Column, rows[0]))
     return columns.terminal("recipes", rows)
 
 
@@ -115,17 +113,15 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         problem = None if "kind" in row else row["device"]
         lines.append({"kind": None, **row, "W": power, "estimates": estimates, "problem": problem})
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("name"),
-            Column("address"),
-            Column("kind"),
-            Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
-            Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
-            Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
-            Column("W", number=True),
-            Column("estimates", heading="estimates checked by"),
-            Column("problem", flows=True),
-        ]
+        Column("name"),
+        Column("address"),
+        Column("kind"),
+        Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
+        Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
+        Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
+        Column("W", number=True),
+        Column("estimates", heading="estimates checked by"),
+        Column("problem", flows=True),
     )
     return columns.drop_empty(lines, "address", "problem").terminal("devices", lines)
 
@@ -178,13 +174,11 @@ def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         started = row["started"][:10] if "started" in row else None
         lines.append({**row, "status": status, "started": started, "score": score})
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("run"),
-            Column("status", mark=True),
-            Column("started"),
-            Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
-            Column("score"),
-        ]
+        Column("run"),
+        Column("status", mark=True),
+        Column("started"),
+        Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
+        Column("score"),
     )
     problems = [row["status"] for row in rows if "started" not in row]
     return columns.terminal("runs", lines, Text("\n".join(problems)) if problems else None)

@@ -39,7 +39,7 @@ def model_columns(result: ModelSearch) -> TableColumns[SearchedModel]:
         text = model.status if model.reason is None else f"{model.status}: {model.reason}"
         return Text(text, {"measured": "green", "failed": "red"}.get(model.status, "yellow"))
 
-    return TableColumns([
+    return TableColumns(
         Column("model", "name"),
         Column("description", flows=True, leaves=2),
         Column("parameters", text=lambda model: f"{model.parameters:,}" if model.parameters else DASH, number=True),
@@ -49,7 +49,7 @@ def model_columns(result: ModelSearch) -> TableColumns[SearchedModel]:
         Column("score", layout="{:.4f}"),
         Column("size_bytes", smallest, "bytes", heading="smallest file"),
         Column("status", text=status, flows=True),
-    ])  # fmt: skip
+    )  # fmt: skip
 
 
 def recommendation(result: ModelSearch) -> str:
