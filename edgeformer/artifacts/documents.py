@@ -191,10 +191,8 @@ def read_yaml(path: Path) -> YamlDocument:
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["recipes", "profiles"]
 _CALLED = {"recipes": "recipe", "profiles": "device profile"}
-_MOST_PROBLEMS = 20
-"""Maximum number of problems in a message; an untrusted file could have thousands."""
-_LONGEST_OVERRIDE = 120
-"""Maximum number of characters of an override in a message."""
+_MOST_PROBLEMS = 20  # maximum number of problems in a message; an untrusted file could have thousands
+_LONGEST_OVERRIDE = 120  # maximum number of characters of an override in a message
 
 
 def validate(model: type[M], document: YamlDocument) -> M:

@@ -131,14 +131,11 @@ _BITS = {
 }  # fmt: skip
 _PARAMETERS = {"float32", "float16", "float64", "bfloat16", "uint8", "int8", "uint4", "int4"}
 _KINDS = {1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse tensor", 9: "optional"}
-CONTROL = ("If", "Loop", "Scan")
-"""Operators that contain subgraphs."""
-_SAME = ("Cast", "Identity")
-"""Operators that keep the value of a token id."""
+CONTROL = ("If", "Loop", "Scan")  # operators that contain subgraphs
+_SAME = ("Cast", "Identity")  # operators that keep the value of a token id
 _PICKS = ("Gather", "GatherBlockQuantized")
 
-Dim = int | str | None
-"""A fixed size, the name of a dynamic size, or None for a dynamic size without a name."""
+Dim = int | str | None  # a fixed size, the name of a dynamic size, or None for a dynamic size without a name
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,17 @@ MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
+
+    value: float | None
+    basis: MeasurementStatus = "measured"
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
 class PublishedTime(Frozen):
     """A time that others measured and published."""
 
@@ -76,6 +87,11 @@ class Latency(Frozen):
     warnings: tuple[str, ...] = ()
     quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100%")
 
+    @property
+    def figure(self) -> Figure:
+        """The median, with the range of an estimate."""
+        return Figure(self.p50, self.status, self.low, self.high)
+
 
 class Work(Frozen):
     """Operations and memory traffic of one call at a row's shape, counted node by node."""
@@ -97,6 +113,11 @@ class Memory(Frozen):
     low: int | None = None
     high: int | None = None
     reason: str | None = None
+
+    @property
+    def figure(self) -> Figure:
+        """The peak, with the range of an estimate."""
+        return Figure(self.peak, self.status, self.low, self.high)
 
 
 class Energy(Frozen):
@@ -134,17 +155,6 @@ class Conditions(Frozen):
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
         return {name: value for name, value in write(self).items() if value is not None or name not in fields}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
-
-    value: float | None
-    basis: MeasurementStatus = "measured"
-    low: float | None = None
-    high: float | None = None
-    reason: str | None = None
 
 
 class Row(Frozen):
@@ -185,6 +195,11 @@ class Check(Frozen):
     reason: str | None = None
     batch: int | None = Field(None, description="batch size of the call; None: no call, a file's size")
     seq: int | None = Field(None, description="tokens per row of that call")
+
+    @property
+    def figure(self) -> Figure:
+        """The value, with its range."""
+        return Figure(self.value, self.basis or "unavailable", self.low, self.high)
 
 
 class NotJudged(Frozen):
@@ -255,6 +270,11 @@ class Candidate(Frozen):
     stable: bool | None = Field(None, description="whether its measurement is stable; None: not measured")
     row: Row | None = Field(None, exclude=True, description="row with its costs; None: read from a file")
     checks: tuple[Check, ...] = Field((), exclude=True, description="its figures against the limits")
+
+    @property
+    def latency(self) -> Figure:
+        """The median latency, with its range."""
+        return Figure(self.latency_ms, self.latency_status, self.low_ms, self.high_ms)
 
 
 class Choice(Frozen):
@@ -394,8 +414,7 @@ class Report(Frozen):
         return f"{self.device}-{self.question}" if self.question else self.device
 
 
-_LARGEST = 2**63 - 1
-"""Maximum absolute value of a number in a report."""
+_LARGEST = 2**63 - 1  # maximum absolute value of a number in a report
 
 
 def read_report(path: Path) -> Report:
@@ -458,10 +477,8 @@ def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 """Percentile → samples for 99% confidence (early-stopping estimate of MLPerf LoadGen)."""
-NOISY_CV = 0.025
-"""Coefficient of variation above which a sample counts as noisy."""
-QUANTILES = 41
-"""Number of quantiles of a sample in a report: every 2.5%."""
+NOISY_CV = 0.025  # coefficient of variation above which a sample counts as noisy
+QUANTILES = 41  # number of quantiles of a sample in a report: every 2.5%
 DRIFT_PARTS, DRIFT_PART_CALLS, DRIFT_FEWEST_CALLS = 10, 25, 20
 """Drift test of a sample: maximum number of parts, minimum calls per part, minimum calls for a test."""
 

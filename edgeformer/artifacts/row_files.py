@@ -18,10 +18,8 @@ from edgeformer.artifacts.units import csv_cell
 
 TableRow = Mapping[str, object]
 
-FORMATS = ("jsonl", "csv", "parquet", "npy")
-"""File formats, which are also their suffixes."""
-ERROR = "error"
-"""Column with the error of rows that have no result."""
+FORMATS = ("jsonl", "csv", "parquet", "npy")  # file formats, which are also their suffixes
+ERROR = "error"  # column with the error of rows that have no result
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,10 @@ from edgeformer.tasks.risk_control import share_interval
 from edgeformer.tasks.texts import TextTask
 from edgeformer.tasks.tokens import TokenTask
 
-CONFIDENCE = 0.95
-"""Of the interval of a score."""
-NOISE = 0.025
-"""Memory, energy and estimates that differ by less are the same: the variation above which a row warns."""
-CLOSE = 0.15
-"""Measured times that differ by less are the same: processes that run minutes apart differ by as much."""
-INSTANT_MS = 0.1
-"""Measured times that differ by less are the same to whoever waits."""
+CONFIDENCE = 0.95  # of the interval of a score
+NOISE = 0.025  # memory, energy and estimates that differ by less are the same: the variation above which a row warns
+CLOSE = 0.15  # measured times that differ by less are the same: processes that run minutes apart differ by as much
+INSTANT_MS = 0.1  # measured times that differ by less are the same to whoever waits
 
 
 @dataclass(frozen=True)
@@ -373,7 +369,7 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
         elif minimize == "size":  # read from a file
             costs.append(Figure(candidate.size_bytes))
         else:
-            costs.append(Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms))
+            costs.append(candidate.latency)
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
     cheapest = min(positions, key=values.__getitem__, default=None)
 

@@ -12,8 +12,7 @@ from edgeformer.measurement.artifact import Shape
 
 Quantity = Literal["size", "latency", "memory", "energy", "score"]
 UNITS: dict[str, str] = {"size": "bytes", "latency": "ms", "memory": "bytes", "energy": "mJ"}
-PER_CALL = ("latency", "energy")
-"""Quantities of one call, or of one decoded token."""
+PER_CALL = ("latency", "energy")  # quantities of one call, or of one decoded token
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,11 @@ from edgeformer.system.memory import release_heap
 from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import Task, get_task
 
-Shape = tuple[int, int]
-"""(batch, seq)"""
+Shape = tuple[int, int]  # (batch, seq)
 
-Item = tuple[Phase, int, int]
-"""(phase, batch, seq): what gets one row."""
+Item = tuple[Phase, int, int]  # (phase, batch, seq): what gets one row
 
-ALLOWANCE_S = 120.0
-"""Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
+ALLOWANCE_S = 120.0  # silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call
 _DEVICE_CALLS = 100
 _SPEED_PROBES = 5  # a single one may be disturbed
 _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20

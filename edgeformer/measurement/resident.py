@@ -32,8 +32,7 @@ from edgeformer.system.child import end_with_parent, exit_text
 from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import get_task
 
-TOKENS = 16
-"""Of the one text of the call: few, because its activations are counted with the weights."""
+TOKENS = 16  # of the one text of the call: few, because its activations are counted with the weights
 
 
 NO_RESULT = "the process sent no result"

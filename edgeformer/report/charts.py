@@ -16,8 +16,8 @@ from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
+from edgeformer.report.columns import ABOUT
 from edgeformer.report.context import (
-    ABOUT,
     RankedCandidate,
     metric_named,
     ranked_candidates,
@@ -26,14 +26,10 @@ from edgeformer.report.context import (
 )
 from edgeformer.runtimes import provider_facts
 
-MAX_ROWS = 24
-"""Rows of a chart of times; the tables have all rows."""
-_LOG_SCALE_SPREAD = 12.0
-"""Ratio of the longest to the shortest time from which the time axis is logarithmic."""
-_MINOR_LABELS_SPREAD = 100.0
-"""Ratio up to which a logarithmic time axis has space for labels between the powers of ten."""
-_FAR_LIMIT = 4.0
-"""A limit this many times beyond the largest value is named at the edge instead of drawn."""
+MAX_ROWS = 24  # rows of a chart of times; the tables have all rows
+_LOG_SCALE_SPREAD = 12.0  # ratio of the longest to the shortest time from which the time axis is logarithmic
+_MINOR_LABELS_SPREAD = 100.0  # ratio up to which a logarithmic time axis has space for labels between the powers of ten
+_FAR_LIMIT = 4.0  # a limit this many times beyond the largest value is named at the edge instead of drawn
 _MIB = 2**20
 _WIDTH = 4.7
 """Inches. The page scales charts to its columns; on a phone their text must stay readable."""

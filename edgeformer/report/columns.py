@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeformer.artifacts import units
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 
-R = TypeVar("R")
-"""Type of a row."""
-Record = dict[str, Any]
-"""A row whose figures have names only."""
+R = TypeVar("R")  # type of a row
+Record = dict[str, Any]  # a row whose figures have names only
 
 DASH = "–"
+ABOUT = "≈"  # prefix of every estimated figure
 _STATUS_COLOURS = {
     **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported", "confirmed"), "green"),
     **dict.fromkeys(("fail", "rejected", "failed", "damaged", "contradicted"), "red"),
@@ -52,6 +52,20 @@ def format_value(value: Any, unit: Unit = "") -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
+    """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
+    if figure.value is None or figure.basis != "estimated":
+        return Text(format_value(figure.value, unit))
+    if figure.low is None or figure.high is None:
+        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
+    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
+    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
+        first = first.rpartition(" ")[0]
+        if not range_only:
+            last = last.rpartition(" ")[0]
+    return Text(f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})", "italic")
+
+
 def coloured(status: str) -> Text:
     """Return a status word in its colour."""
     return Text(status, _STATUS_COLOURS.get(status, "yellow"))
@@ -73,6 +87,7 @@ class Column(Generic[R]):
         mark: a status word, shown in its colour.
         dash: text of a missing value.
         narrow: row → shorter text for a terminal that is too narrow for ``text``.
+        figure: row → figure to show instead of ``text``; in a narrow terminal, an estimate is its range alone.
         flows: long text that the terminal and HTML may break between words.
         leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
     """
@@ -86,6 +101,7 @@ class Column(Generic[R]):
     number: bool = False
     mark: bool = False
     narrow: Callable[[R], str | Text] | None = None
+    figure: Callable[[R], Figure] | None = None
     flows: bool = False
     leaves: int = 0
     dash: str = DASH
@@ -113,6 +129,8 @@ class Column(Generic[R]):
 
     def render(self, row: R, *, narrow: bool = False) -> Text:
         """Return a row's cell for people; with ``narrow`` the shorter text."""
+        if self.figure is not None:
+            return figure_text(self.figure(row), self.unit, range_only=narrow)
         render_text = self.narrow if narrow and self.narrow is not None else self.text
         if render_text is not None:
             text = render_text(row)

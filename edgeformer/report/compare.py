@@ -14,18 +14,16 @@ from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.report.columns import DASH, Column, Record, TableColumns
-from edgeformer.report.context import latency_text, names_of_rows
+from edgeformer.report.columns import DASH, Column, Record, TableColumns, figure_text
+from edgeformer.report.context import names_of_rows
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import get_task
 
 Style = Literal["plain", "markdown", "csv"]
 
-RUN_TO_RUN = 0.10
-"""Two runs of the same measurement may differ by this much; rows called stable keep to it."""
-_MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)
-"""Half the 95% interval of a median, in standard deviations / √n."""
+RUN_TO_RUN = 0.10  # two runs of the same measurement may differ by this much; rows called stable keep to it
+_MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)  # half the 95% interval of a median, in standard deviations / √n
 
 
 def report_of(location: Location, device: str) -> Report:
@@ -62,7 +60,10 @@ def compare_reports(first: Report, second: Report) -> Record:
                 "ratio": ratio,
                 "noise": noise,
                 "mark": mark,
-                **{f"{side}_shown": str(latency_text(latency)) if latency else DASH for side, latency in sides.items()},
+                **{
+                    f"{side}_shown": str(figure_text(latency.figure, "ms")) if latency else DASH
+                    for side, latency in sides.items()
+                },
             }
         )
     identities: list[Record] = []

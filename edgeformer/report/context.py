@@ -23,14 +23,13 @@ from edgeformer.artifacts.report import (
     Choice,
     EstimateCheck,
     Figure,
-    Latency,
     PublishedTime,
     Report,
     Row,
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
-from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, Unit, format_value
+from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, figure_text, format_value
 from edgeformer.report.sentences import (
     NO_REASON,
     badge_text,
@@ -43,42 +42,18 @@ from edgeformer.report.sentences import (
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
 
-ABOUT = "≈"
-"""Prefix of every estimated figure."""
-_REASON_WIDTH = 80
-"""Characters of a reason in a terminal table; the files hold the full text."""
+_REASON_WIDTH = 80  # characters of a reason in a terminal table; the files hold the full text
 _PHASES = {"prefill": " prompt", "decode": " per token"}
 UNSTABLE = (
     "unstable: the times changed during the measurement or differ in a second process; close other programs and "
     "measure again"
 )
-_MAX_WARNING_LINES = 2
-"""Rows with warnings that get a line each in the terminal; more are counted in one line."""
-
-
-def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
-    """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
-    if figure.value is None or figure.basis != "estimated":
-        return Text(format_value(figure.value, unit))
-    if figure.low is None or figure.high is None:
-        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
-    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
-    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
-        first = first.rpartition(" ")[0]
-        if not range_only:
-            last = last.rpartition(" ")[0]
-    return Text(f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})", "italic")
-
-
-def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
-    """Format the p50, as :func:`figure_text`."""
-    return figure_text(Figure(latency.p50, latency.status, latency.low, latency.high), "ms", range_only=range_only)
+_MAX_WARNING_LINES = 2  # rows with warnings that get a line each in the terminal; more are counted in one line
 
 
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
-    figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
-    return figure_text(figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
+    return figure_text(check.figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -140,12 +115,7 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
             return "unavailable"
-        return f"{latency_text(row.latency_ms)}{' (unstable)' if row.latency_ms.stable is False else ''}"
-
-    def memory(row: Row, *, range_only: bool = False) -> Text:
-        memory = row.memory_bytes
-        figure = Figure(memory.peak, memory.status, memory.low, memory.high)
-        return figure_text(figure, "bytes", range_only=range_only)
+        return f"{figure_text(row.latency_ms.figure, 'ms')}{' (unstable)' if row.latency_ms.stable is False else ''}"
 
     def throughput(row: Row) -> str:
         tokens = " tokens" if row.phase in _PHASES and row.throughput_per_s is not None else ""
@@ -163,8 +133,7 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         Column("status", "latency_ms.status"),
         Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
         Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
-        Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
-               narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
+        Column("p50", "latency_ms.p50", "ms", "typical (p50)", figure=lambda row: row.latency_ms.figure),
         Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
         Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
         *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
@@ -174,8 +143,7 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         Column("device", "device_ms", "ms", "on the card"),
         Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
         Column("memory_status", "memory_bytes.status"),
-        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
-               narrow=lambda row: memory(row, range_only=True)),
+        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", figure=lambda row: row.memory_bytes.figure),
         *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
         Column("energy", "energy_mj.value", "mj"),
         Column("size", "size_bytes", "bytes", leaves=3),
@@ -255,10 +223,8 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         return f"{text} ({metric.text(candidate.score_low)} to {metric.text(candidate.score_high)})"
 
     def latency(row: RankedCandidate) -> str:
-        candidate = row.candidate
-        figure = Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
-        is_shaky = candidate.stable is False and figure.basis == "measured"
-        return f"{figure_text(figure, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
+        is_shaky = row.candidate.stable is False and row.candidate.latency_status == "measured"
+        return f"{figure_text(row.candidate.latency, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
 
     def verdict(row: RankedCandidate) -> Text:
         candidate = row.candidate
@@ -295,8 +261,8 @@ ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
     Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
     Column("phase"),
     Column("measured", "measured_ms", "ms"),
-    Column("estimated", number=True, text=lambda check: figure_text(
-        Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
+    Column("estimated", "estimated_ms", "ms",
+           figure=lambda check: Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms)),
     Column("error", layout="{:+.0%}"),
     Column("inside", "is_inside", heading="inside the range"),
 )  # fmt: skip

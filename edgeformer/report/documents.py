@@ -24,9 +24,8 @@ from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_threads, markdown, markdown_line, visible
 from edgeformer.report.canvas import NO_PICTURE, can_draw
 from edgeformer.report.charts import draw_pictures
-from edgeformer.report.columns import coloured
+from edgeformer.report.columns import ABOUT, coloured
 from edgeformer.report.context import (
-    ABOUT,
     CHECKS,
     ESTIMATE_CHECKS,
     FACTS,
@@ -44,8 +43,7 @@ from edgeformer.run import Location
 
 _BADGE_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a", "partial": "#8a6a12"}
 _CHARACTER_WIDTH, _BADGE_PADDING = 6.6, 12
-_STALE_AFTER_S = 3600.0
-"""No process takes longer between creating a temporary report file and renaming it."""
+_STALE_AFTER_S = 3600.0  # no process takes longer between creating a temporary report file and renaming it
 _BASES = {
     "measured": "times measured on the device",
     "estimated": "times with ≈ are estimates for the device",

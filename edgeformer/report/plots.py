@@ -16,8 +16,7 @@ from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
 
-_DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
-"""Colours of exits: the deeper, the darker."""
+_DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")  # colours of exits: the deeper, the darker
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:

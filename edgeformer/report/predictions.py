@@ -12,10 +12,8 @@ from edgeformer.artifacts.row_files import ERROR, TableRow
 from edgeformer.inference.rank import Ranking, Similarities
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable
 
-MAX_TEXT = 200
-"""Characters of a text in a table; JSON has the full text."""
-MAX_MATRIX = 10
-"""Texts of a similarity matrix; more texts are shown each with its nearest neighbour."""
+MAX_TEXT = 200  # characters of a text in a table; JSON has the full text
+MAX_MATRIX = 10  # texts of a similarity matrix; more texts are shown each with its nearest neighbour
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:

@@ -478,8 +478,7 @@ SCORE_DOUBT = {
 
 # Artifacts, data and imports
 
-_MANY = 1e-4
-"""Share of denormal numbers above which a note is written."""
+_MANY = 1e-4  # share of denormal numbers above which a note is written
 
 
 def portability_notes(audit: Portability) -> list[str]:

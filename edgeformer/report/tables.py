@@ -29,13 +29,11 @@ from edgeformer.artifacts.units import format_bytes, format_duration, format_mem
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.inference.verification import ArtifactCheck, Verification
-from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
-from edgeformer.report.context import figure_text
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, figure_text, format_value
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
-_EXAMPLE_WIDTH = 40
-"""Characters of an example from a data file."""
+_EXAMPLE_WIDTH = 40  # characters of an example from a data file
 
 
 def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
