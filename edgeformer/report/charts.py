@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
@@ -42,15 +41,20 @@ _VALUE_LABEL: dict[str, Any] = {
 _PARTS = ("embeddings", "block", "heads", "other")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One chart of the page; ``name`` is unique in the page, ``missing`` says why there is no ``svg``."""
+class Picture(NamedTuple):
+    """One chart of the page; ``name`` is unique in the page, ``missing`` says why there is no ``svg``.
+
+    ``height`` in inches grows with every entry that ``draw`` shows.
+    """
 
     name: str
     title: str
     caption: str
+    missing: str
+    height: float
+    height_per_entry: float
+    draw: Callable[..., None]
     svg: str | None = None
-    missing: str | None = None
 
 
 def draw_pictures(report: Report) -> list[Picture]:
@@ -93,17 +97,17 @@ def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
 
 def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int | None = None) -> Picture:
     """Draw ``content``, which shows ``entries``; ``heights``: number of entries that take height, if not all do."""
-    chart, svg = CHARTS[name], None
-    caption, missing = chart.caption, None if entries else chart.missing
-    if chart.draw is _draw_times and len(entries) > MAX_ROWS:
-        caption += f" These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+    picture = PICTURES[name]
+    if picture.draw is _draw_times and len(entries) > MAX_ROWS:
         heights = MAX_ROWS
+        caption = f"{picture.caption} These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+        picture = picture._replace(caption=caption)
     if not canvas.can_draw():
-        missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-    elif entries:
-        height = chart.height + chart.height_per_entry * (len(entries) if heights is None else heights)
-        svg = _draw_svg(name, height, chart.draw, *content)
-    return Picture(name, chart.title, caption, svg, missing)
+        return picture._replace(missing=f"{canvas.NO_PICTURE}; the tables hold the same figures")
+    if not entries:
+        return picture
+    height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
+    return picture._replace(svg=_draw_svg(name, height, picture.draw, *content))
 
 
 def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
@@ -332,42 +336,31 @@ def _label_rows(axis: Any, names: Sequence[str], ends: Sequence[float] | None) -
     axis.grid(axis="x", color=FAINT, linewidth=0.8)
 
 
-class Chart(NamedTuple):
-    """A chart: why there may be none, and its height in inches, which grows with what it draws."""
-
-    title: str
-    caption: str
-    missing: str
-    height: float
-    height_per_entry: float
-    draw: Callable[..., None]
-
-
-CHARTS = {
-    "latency": Chart(
-        "Latency",
+PICTURES = {
+    "latency": Picture(
+        "latency", "Latency",
         "Times of single calls. Line: minimum to maximum; pale bar: 5th to 95th percentile; solid bar: quartiles; gap: "
         "median.",
         "no time was measured", 0.9, 0.27, _draw_times,
     ),
-    "estimates": Chart(
-        "Estimated latency",
+    "estimates": Picture(
+        "estimates", "Estimated latency",
         "Not measured. Bar: the range of the estimate; mark: its middle.",
         "nothing was estimated", 1.0, 0.27, _draw_times,
     ),
-    "memory": Chart(
-        "Memory against the budget",
+    "memory": Picture(
+        "memory", "Memory against the budget",
         "Peak memory that an artifact adds to a process, at its largest shape. Solid: measured on this host; hatched: "
         "estimated for the device.",
         "no memory was measured or estimated", 1.1, 0.3, _draw_memory,
     ),
-    "sizes": Chart(
-        "Parts of the files",
+    "sizes": Picture(
+        "sizes", "Parts of the files",
         "Bytes of embeddings, layers (a shared block once), heads and the rest.",
         "the report has no artifacts", 1.1, 0.3, _draw_sizes,
     ),
-    "search": Chart(
-        "Score against latency",
+    "search": Picture(
+        "search", "Score against latency",
         "Bubble: size of the file; bars: range of an estimated or unstable time, 95% interval of the score; dotted "
         "line: Pareto front; numbers: see the list below.",
         "no candidate has a score and a time", 3.7, 0.16, _draw_candidates,

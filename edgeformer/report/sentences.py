@@ -51,6 +51,8 @@ _NOTES = {
     "unbuilt": "{artifact}: {status}: {reason}",
     # of a report that is judged again
     "judged": "{file} is taken as measured on {device}; edgeformer cannot check where it was measured",
+    "no row": "there is no row at {shape}, but at {shapes}",
+    "no decode row": "decoding at {shape} was not measured",
     "no such row": "the report has no row at {shape}, but at {shapes}",
     "other kind": "measured with {labels} only, and the device is {kind}",
     # of the candidates of a choice
@@ -132,14 +134,6 @@ def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_und
     if figure.low is None or figure.high is None:
         return f"{reason}; an estimate without a range gives no verdict"
     return f"{reason}; the limit lies within the range {shown(figure.low, unit)} to {shown(figure.high, unit)}"
-
-
-def absent_shape(shape: Shape, measured: Iterable[Shape] | None) -> str:
-    """Return why a shape has no figure; ``measured``: the shapes with a row, None: it has one, of whole calls."""
-    place = f"{shape[0]}×{shape[1]}"
-    if measured is None:
-        return f"decoding at {place} was not measured"
-    return f"there is no row at {place}, but at {', '.join(dict.fromkeys(f'{b}×{s}' for b, s in measured))}"
 
 
 def not_judged_reason(check: Check | None, profile: str | None, *, has_rows: bool) -> str:
@@ -343,8 +337,17 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
         demands = f"come from the model with the best {metric.name} ({metric.text(decision.best_score)}) and {loss}"
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
+    # 1. No pick: the best score says how far the limit is away.
     if decision.pick is None or decision.cheapest is None:
-        return _why_no_pick(choice, metric, demands)
+        if not candidates:
+            return "nothing was profiled"
+        reason = f"none of {len(candidates)} candidates is known to {demands}"
+        scores = [(c.score, c.artifact) for c in candidates if c.score is not None]
+        if bound is None or not scores:
+            return reason
+        score, artifact = max(scores) if metric.higher_is_better else min(scores)
+        misses = score < bound if metric.higher_is_better else score > bound
+        return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
 
     def cost_text(position: int) -> str:
         cost = decision.costs[position]
@@ -361,6 +364,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
             text += f" with {format_threads(candidate.threads)}"
         return text
 
+    # 2. What the pick costs, and the next one.
     pick, cheapest = decision.pick, decision.cheapest
     picked = candidates[pick]
     among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
@@ -378,6 +382,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
         reason = f"{label(pick)}: {among} ({minimize} {cost_text(pick)})"
     if decision.runner_up is not None:
         reason += f"; next: {label(decision.runner_up)}, {cost_text(decision.runner_up)}"
+    # 3. What is uncertain about it.
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
         reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
@@ -394,18 +399,6 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
     elif picked.latency_status == "estimated":
         reason += ". Its time is an estimate"
     return reason
-
-
-def _why_no_pick(choice: Choice, metric: Metric, demands: str) -> str:
-    if not choice.candidates:
-        return "nothing was profiled"
-    reason = f"none of {len(choice.candidates)} candidates is known to {demands}"
-    scores = [(c.score, c.artifact) for c in choice.candidates if c.score is not None]
-    if choice.bound is None or not scores:
-        return reason
-    score, artifact = max(scores) if metric.higher_is_better else min(scores)
-    misses = score < choice.bound if metric.higher_is_better else score > choice.bound
-    return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
 
 
 # Gates
