@@ -214,6 +214,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
     Returns:
         A row per item and a cold row before that of the first one; and whether Ctrl-C ended it, with fewer rows.
     """
+    # 1. What the workers send.
     rows: dict[Item, Row] = {}
     refusals: dict[Item, str] = {}
     cold: tuple[Item | None, Row] | None = None  # the first worker's first call, and the item it was measured with
@@ -233,6 +234,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
         elif cold is None:  # a worker that continues has a first call, too
             cold = current, message
 
+    # 2. Start workers for the items that are left.
     fruitless_workers, unanswered = 0, job.items
     try:
         longest = format_duration(job.rules.longest_s)
@@ -254,6 +256,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
                     unanswered = tuple(item for item in unanswered if item != fatal)
     except KeyboardInterrupt:
         return [*([cold[1]] if cold is not None else []), *rows.values()], True
+    # 3. Put the rows in the order of the items.
     ordered: list[Row] = []
     for item in job.items:
         if cold is not None and cold[0] == item:
@@ -366,6 +369,7 @@ def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
 
 def work(document: bytes, send: Send) -> None:
     """Measure the items of a MeasureJob. An item that the artifact refuses does not stop the others."""
+    # 1. Open what is needed for every item.
     job = MeasureJob.model_validate_json(document, strict=False)
     files, provider = job.files, load_runtime(job.files, job.provider)
     is_gpu, gpu_uuid = on_gpu(provider), job.gpu_uuid
@@ -376,6 +380,7 @@ def work(document: bytes, send: Send) -> None:
     resident_before = own_memory(files) if psutil.LINUX else None
     meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
+    # 2. How a row is measured.
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """Return the row's memory, and other memory figures for the row's conditions."""
         resident = trackers.memory_above(meter, baseline_bytes, since_reset)
@@ -396,7 +401,7 @@ def work(document: bytes, send: Send) -> None:
         figures |= {"latency_ms": latency, "throughput_per_s": throughput, "threads": threads, "size_bytes": size_bytes}
         return row_of(files.artifact, item, provider, "host", **figures)
 
-    def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any]) -> Row:
+    def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any], start_s: float) -> Row:
         # A provider with threads of its own may use any number of them.
         threads = job.threads if provider_facts(provider).counts_threads else None
         pools = max(1, len(files.parts))
@@ -432,9 +437,11 @@ def work(document: bytes, send: Send) -> None:
         except EdgeformerError as error:
             facts["no_device_ms"] = str(error)
         latency = trackers.summarise(sample.samples_ms, stable, warnings, sample.reason)
+        facts["measuring_s"] = round(time.perf_counter() - start_s, 3)
         figures = {"memory_bytes": memory, "energy_mj": energy, "device_ms": device_ms}
         return make_row(item, latency, conditions=Conditions(**facts), **figures)
 
+    # 3. Measure the items; the first call of all becomes a row of its own.
     try:
         for position, item in enumerate(job.items):
             send(Start(item=item, provider=provider))
@@ -462,10 +469,7 @@ def work(document: bytes, send: Send) -> None:
                     facts |= workload.facts
                     if item[0] != "steady":
                         facts["read_context_ms"] = round(first_ms, 3)
-                    row = measure_item(item, workload, since_reset, facts)
-                    measuring_s = round(time.perf_counter() - start_s, 3)
-                    described = row.conditions.model_copy(update={"measuring_s": measuring_s})
-                    send(row.model_copy(update={"conditions": described}))
+                    send(measure_item(item, workload, since_reset, facts, start_s))
             except EdgeformerError as error:
                 send(Refusal(item=item, reason=str(error)))
             # So that one shape's memory is not counted with the next one's.

@@ -29,16 +29,9 @@ from edgeformer.artifacts.report import (
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
+from edgeformer.report import sentences
 from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, figure_text, format_value
-from edgeformer.report.sentences import (
-    NO_REASON,
-    badge_text,
-    checks_sentence,
-    estimate_note,
-    names_by_reason,
-    verdict_sentence,
-    verdict_status,
-)
+from edgeformer.report.sentences import NO_REASON, names_by_reason
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
 
@@ -381,10 +374,11 @@ class ReportContext:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.status, self.badge, self.sentence = verdict_status(report), badge_text(report), verdict_sentence(report)
+        self.status, self.sentence = sentences.verdict_status(report), sentences.verdict_sentence(report)
+        self.badge = sentences.badge_text(report)
         self.parameters = f"{report.parameters:,}"
         self.mark = "partial" if report.verdict.is_partial else report.verdict.status
-        self.cautions, self.estimates = cautions(report), estimate_note(report)
+        self.cautions, self.estimates = cautions(report), sentences.estimate_note(report)
         self.host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
         self.host_rows = [row for row in report.rows if row.where == "host"]
         self.device_rows = [row for row in report.rows if row.where == "device"]
@@ -415,7 +409,7 @@ class ReportContext:
 
     def terminal_notes(self, *, has_files: bool) -> list[str]:
         """Return the lines below the terminal's tables; without report files also why checks are unknown."""
-        report, notes = self.report, [*self.report.notes, *filter(None, [checks_sentence(self.report)])]
+        report, notes = self.report, [*self.report.notes, *filter(None, [sentences.checks_sentence(self.report)])]
         if not has_files:
             unknown = [check for check in report.verdict.checks if check.status == "unknown"]
             reasons = names_by_reason((f"{c.name} of {c.artifact}", c.reason or NO_REASON) for c in unknown)

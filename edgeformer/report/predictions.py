@@ -18,48 +18,36 @@ MAX_MATRIX = 10  # texts of a similarity matrix; more texts are shown each with 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
     """Return label and probability per text, or of each span in it; ``name`` is the run's or bundle's."""
-    if any("spans" in prediction for prediction in predictions):
-        return _span_table(f"{name} · {artifact}", predictions)
+    has_spans = any("spans" in prediction for prediction in predictions)
+    rows: list[TableRow] = [*predictions]
+    if has_spans:  # a line for each span; a text without spans has a line, too
+        rows = []
+        for prediction in predictions:
+            spans: Any = prediction.get("spans") or [{}]
+            for number, span in enumerate(spans):
+                place = f"{span['start']}–{span['end']}" if span else None
+                text = {"text": "" if number else prediction["text"], ERROR: prediction.get(ERROR)}
+                rows.append({**span, "span": span.get("text"), "characters": place, **text})
 
-    def text(prediction: TableRow) -> Text:
-        line = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
-        return Text.assemble(
-            _shortened(line),
-            (" (cut: the model reads only the beginning)" if prediction.get("truncated") else "", "yellow"),
-        )
+    def text(row: TableRow) -> Text:
+        line = " ⁄ ".join(str(row[key]) for key in ("text", "pair") if key in row)
+        is_cut = " (cut: the model reads only the beginning)" if row.get("truncated") else ""
+        return Text.assemble(_shortened(line), (is_cut, "yellow"))
 
-    has_scores = any("score" in row for row in predictions)
     columns: TableColumns[TableRow] = TableColumns(
         Column("score", layout="{:.4f}"),
-        Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
-        Column("probability", layout="{:.3f}"),
-        Column("loops", number=True),
-        Column("text", text=text),
-        Column(ERROR, text=lambda row: Text(str(row.get(ERROR, "")), "red")),
-    )
-    columns = columns.omit("label", "probability") if has_scores else columns.omit("score")
-    return columns.drop_empty(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
-
-
-def _span_table(title: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
-    """Return the spans of texts, a line for each; a text without spans has a line, too."""
-    rows: list[dict[str, Any]] = []
-    for prediction in predictions:
-        spans: Any = prediction.get("spans") or [{}]
-        shown = _shortened(str(prediction["text"]))
-        for number, span in enumerate(spans):
-            place = f"{span['start']}–{span['end']}" if span else None
-            rows.append({**span, "span": span.get("text"), "characters": place, "in": "" if number else shown})
-            rows[-1][ERROR] = prediction.get(ERROR)
-    columns: TableColumns[TableRow] = TableColumns(
         Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
         Column("span"),
         Column("characters", number=True),
         Column("probability", layout="{:.3f}"),
-        Column("in", heading="text"),
+        Column("loops", number=True),
+        Column("text", text=text),
         Column(ERROR, text=lambda row: Text(str(row.get(ERROR) or ""), "red")),
     )
-    return columns.drop_empty(rows, ERROR).terminal(title, rows)
+    has_scores = any("score" in row for row in predictions)
+    columns = columns.omit(*(("label", "probability") if has_scores else ("score",)))
+    columns = columns.omit(*(("loops",) if has_spans else ("span", "characters")))
+    return columns.drop_empty(rows, "loops", ERROR).terminal(f"{name} · {artifact}", rows)
 
 
 def ranking_table(title: str, rankings: Sequence[Ranking], caption: str | None) -> TerminalTable[Any]:
