@@ -36,26 +36,16 @@ _ZEROS = "0" * 64
 
 
 class Bundle:
-    """An opened bundle.
-
-    Attributes:
-        folder: folder of the bundle.
-        manifest: its bundle.json.
-        contents: comparison of its files with the manifest.
-        name: name of the exported run; independent of the folder's name.
-        data: data section of the recipe.
-        trained_on: set → fingerprint recorded by training.
-        leaks: whether the model sees the tokens that it predicts.
-        artifacts: all artifacts, of any status.
-    """
+    """An opened bundle."""
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.contents = BundleFiles(folder, manifest)
-        self.name, self.data = manifest.run, manifest.data
-        self.trained_on: Mapping[str, str] = manifest.data_fingerprints
-        self.leaks, self.artifacts = manifest.leaks, manifest.artifacts
+        self.contents = BundleFiles(folder, manifest)  # comparison of its files with the manifest
+        self.name = manifest.run  # of the exported run; independent of the folder's name
+        self.data = manifest.data
+        self.trained_on: Mapping[str, str] = manifest.data_fingerprints  # set → fingerprint
+        self.leaks, self.artifacts = manifest.leaks, manifest.artifacts  # of any status
         self._readers: dict[str, TextReader] = {}
         self._golden: dict[str, Golden] = {}
 

@@ -28,22 +28,14 @@ class FileCheck(Frozen):
 
 
 class BundleFiles:
-    """Comparison of a bundle's files with its manifest; each file is hashed once.
-
-    Args:
-        folder: folder of the bundle.
-        manifest: the expected files.
-
-    Attributes:
-        checksums: file with a checksum in the manifest → sha256.
-    """
+    """Comparison of a bundle's files with its manifest; each file is hashed once."""
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self._manifest = manifest
         self._checks: dict[str, FileCheck] = {}
         artifacts = {a.file: a.sha256 for a in manifest.artifacts if a.file is not None and a.sha256 is not None}
-        self.checksums = {**manifest.files, **artifacts}
+        self.checksums = {**manifest.files, **artifacts}  # file with a checksum in the manifest → sha256
 
     def inspect(self, name: str) -> FileCheck:
         """Compare a file with the manifest. Raises ArtifactError for one outside the bundle."""

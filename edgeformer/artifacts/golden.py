@@ -38,17 +38,9 @@ class GoldenError(ArtifactError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Validated arrays of a golden.npz.
+    """Validated arrays of a golden.npz. Raises GoldenError if they do not follow the schema."""
 
-    Attributes:
-        path: file that they come from, for messages.
-        arrays: name → array.
-
-    Raises:
-        GoldenError: they do not follow the schema.
-    """
-
-    path: Path
+    path: Path  # of the file, for messages
     arrays: Mapping[str, Array]
 
     def __post_init__(self) -> None:

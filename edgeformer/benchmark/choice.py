@@ -89,11 +89,13 @@ def choose(
         requirements: what the device's budget and the command allow.
         records: artifact that export did not compare → what its target measured.
     """
+    # 1. Whose times rank the candidates: the device's, else this host's.
     metric, shape = get_task(manifest.task).metric, requirements.compared_shape
     bound, statuses = limit_of(requirements.limits, "score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"
+    # 2. A candidate for every artifact, runtime and number of threads.
     scored_manifest = completed(manifest, records)
     candidates: list[Candidate] = []
     for artifact in {entry.id: entry for entry in scored_manifest.artifacts}.values():
@@ -122,12 +124,12 @@ def choose(
             checks = artifact_checks(judged or [absent], requirements, is_whole_text)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
-    candidates = mark_front(candidates, metric)
+    # 3. Pick one.
     choice = Choice(
         metric=metric.name,
         bound=bound,
         minimize=minimize,
-        candidates=tuple(candidates),
+        candidates=tuple(mark_front(candidates, metric)),
         pick=None,
         reason="",
         basis=basis,
@@ -299,6 +301,7 @@ def _candidate(
     minimize: str,
 ) -> Candidate:
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
+    # 1. What speaks against it.
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
@@ -320,6 +323,7 @@ def _candidate(
             objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
         objections.append(note("unknown figure", figure=minimize, reason=cost.reason or sentences.NO_REASON))
+    # 2. Its figures.
     return Candidate(
         artifact=artifact.id,
         precision=artifact.precision,
@@ -361,6 +365,7 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
 
     ``best``: of the decision, if only artifacts of the model with the best score are at ``positions``.
     """
+    # 1. What every candidate costs.
     candidates, minimize = choice.candidates, choice.minimize
     costs: list[Figure] = []
     for candidate in candidates:
@@ -373,6 +378,7 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
     values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
     cheapest = min(positions, key=values.__getitem__, default=None)
 
+    # 2. Among those that cost no more than the cheapest, the smallest.
     def tie_of(position: int) -> sentences.Tie | None:
         """Return why the cost of a candidate is no different from the least; None: it is different."""
         assert cheapest is not None
@@ -394,6 +400,7 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
 
     tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
     pick = min(tied, key=order, default=None)
+    # 3. The decision in words.
     decision = sentences.Decision(
         eligible=tuple(positions),
         costs=costs,

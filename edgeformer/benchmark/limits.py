@@ -33,20 +33,14 @@ class Limit:
 class Requirements:
     """All limits of an artifact, and how it is judged by them.
 
-    Attributes:
-        limits: those at the shape of the budget first, then those of the command at its own shapes, from small to
-            large.
-        shape: (batch, seq) of the device's budget.
-        phase: of latency and energy: a whole call, or one decoded token.
-        shape_note: why ``shape`` is not the budget's.
-        profile: name of the device profile.
+    The limits at the shape of the budget are first, then those of the command at its own shapes, from small to large.
     """
 
     limits: tuple[Limit, ...]
-    shape: Shape
-    phase: Literal["steady", "decode"] = "steady"
-    shape_note: str | None = None
-    profile: str | None = None
+    shape: Shape  # of the device's budget
+    phase: Literal["steady", "decode"] = "steady"  # of latency and energy: a whole call, or one decoded token
+    shape_note: str | None = None  # why `shape` is not the budget's
+    profile: str | None = None  # name of the device profile
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

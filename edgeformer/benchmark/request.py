@@ -201,6 +201,7 @@ def requirements_of(
         data: of the model's bundle; None: not available.
         is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
+    # 1. Shapes: of the budget, cut to what the model takes, and of the command.
     budget = device.budget(*task.budgets)
     shape = budget.batch, min(budget.seq, longest or budget.seq)
     is_cut = shape[1] < budget.seq
@@ -208,14 +209,15 @@ def requirements_of(
     shape_note = note("cut shape", shape=budget_shape, tokens=shape[1]) if is_cut else None
     if data is not None:
         shape = task.fit_shape(data, *shape)
+    named_shapes = product(options.batches or (shape[0],), options.seqs or (shape[1],))
+    fitted_shapes = {named if data is None else task.fit_shape(data, *named) for named in named_shapes}
+    command_shapes = sorted(fitted_shapes, key=lambda named: (named[0] * named[1], named))
+    # 2. Limits: the memory of the device limits a model without a budget, too.
     memory_bytes = budget.memory_bytes
     if memory_bytes is None:
         usable = device.usable_memory_bytes or device.memory_bytes
         is_host = not is_other_host and device.kind == "cpu" and device.match is None
         memory_bytes = usable.value if usable else psutil.virtual_memory().total if is_host else None
-    named_shapes = product(options.batches or (shape[0],), options.seqs or (shape[1],))
-    fitted_shapes = {named if data is None else task.fit_shape(data, *named) for named in named_shapes}
-    command_shapes = sorted(fitted_shapes, key=lambda named: (named[0] * named[1], named))
     values: tuple[tuple[Quantity, float | None, float | None], ...] = (
         ("size", budget.size_bytes, options.max_size_bytes),
         ("latency", budget.latency_p50_ms, options.max_latency_ms),
@@ -231,6 +233,7 @@ def requirements_of(
             limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))
     if options.choose is not None and options.choose.min_score is not None:
         limits.append(Limit("score", options.choose.min_score))
+    # 3. First the limits at the shape of the budget.
     if command_shapes != [shape]:
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)

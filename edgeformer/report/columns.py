@@ -73,38 +73,21 @@ def coloured(status: str) -> Text:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """One figure of every row.
+    """One figure of every row. In order, a text for people is of ``figure``, ``text``, or the value with its unit."""
 
-    Attributes:
-        name: name in scripts, without the unit.
-        cell: row → bare value in ``unit``, or a key or the path of an attribute of the row; empty: ``name``.
-        unit: unit of the value; a suffix of the column's name in CSV, except for shares and errors.
-        heading: heading for people; None: the name.
-        text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
-            colours of a ``Text``.
-        layout: format string of the value for people, e.g. ``{:.2f}``.
-        number: align right, as columns with a unit or a layout are.
-        mark: a status word, shown in its colour.
-        dash: text of a missing value.
-        narrow: row → shorter text for a terminal that is too narrow for ``text``.
-        figure: row → figure to show instead of ``text``; in a narrow terminal, an estimate is its range alone.
-        flows: long text that the terminal and HTML may break between words.
-        leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
-    """
-
-    name: str
-    cell: Callable[[R], object] | str = ""
-    unit: Unit = ""
-    heading: str | None = None
-    text: Callable[[R], str | Text] | None = None
-    layout: str = ""
-    number: bool = False
-    mark: bool = False
-    narrow: Callable[[R], str | Text] | None = None
-    figure: Callable[[R], Figure] | None = None
-    flows: bool = False
-    leaves: int = 0
-    dash: str = DASH
+    name: str  # in scripts, without the unit
+    cell: Callable[[R], object] | str = ""  # row → bare value, or a key or path of attributes; empty: `name`
+    unit: Unit = ""  # of the value; a suffix of the column's name in CSV, except for shares and errors
+    heading: str | None = None  # for people; None: the name
+    text: Callable[[R], str | Text] | None = None  # only the terminal shows the colours of a `Text`
+    layout: str = ""  # format string of the value for people, e.g. {:.2f}
+    number: bool = False  # align right, as columns with a unit or a layout are
+    mark: bool = False  # a status word, shown in its colour
+    narrow: Callable[[R], str | Text] | None = None  # shorter text for a terminal that is too narrow for `text`
+    figure: Callable[[R], Figure] | None = None  # in a narrow terminal, an estimate is its range alone
+    flows: bool = False  # long text that the terminal and HTML may break between words
+    leaves: int = 0  # order in which the terminal drops columns that do not fit: 1 first; 0 never
+    dash: str = DASH  # text of a missing value
 
     @property
     def title(self) -> str:

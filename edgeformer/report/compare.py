@@ -45,6 +45,7 @@ def compare_reports(first: Report, second: Report) -> Record:
     ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), ``ratio`` b/a,
     ``noise`` (smallest significant relative difference), ``mark`` (b is slower…) and ``status`` of both.
     """
+    # 1. The rows of both.
     names = names_of_rows((first.rows, second.rows), "artifact", "where", "phase", "batch", "seq")
     shape_of = attrgetter(*names)
     rows_a, rows_b = ({shape_of(row): row.latency_ms for row in report.rows} for report in (first, second))
@@ -66,6 +67,7 @@ def compare_reports(first: Report, second: Report) -> Record:
                 },
             }
         )
+    # 2. What else differs.
     identities: list[Record] = []
     conditions: list[Record] = []  # what should be equal in both, by the note for when it is not
     for report in (first, second):

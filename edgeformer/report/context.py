@@ -89,6 +89,7 @@ its ``status`` and ``reason`` are the latency's."""
 
 def measurement_columns(report: Report) -> TableColumns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
+    # 1. The first call of every process.
     first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
     cold: dict[tuple[str, str, int | None], Row] = {}
     for row in sorted(report.rows, key=lambda row: row.phase != "cold"):
@@ -105,6 +106,7 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
             return None
         return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.resident_bytes
 
+    # 2. Texts of figures.
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
             return "unavailable"
@@ -118,6 +120,7 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
+    # 3. The columns.
     return TableColumns(
         *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
         Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),

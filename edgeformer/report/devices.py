@@ -43,6 +43,7 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
         ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
         and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
     """
+    # 1. The rows that were measured, each with its time on every device.
     measured = {
         name: [row for row in report.rows if row.where == "host" and row.phase != "cold"]
         for name, report in reports.items()
@@ -65,6 +66,7 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
         shape = shape_text(row.model_copy(update={"threads": None}), report)
         identity = {"provider": None, "threads": None, **dict(zip(names, key, strict=True))}
         rows.append({**identity, "shape": shape, "devices": cells})
+    # 2. The devices, and those without a report.
     devices = [
         {
             "name": name,

@@ -89,18 +89,13 @@ def as_csv(context: ReportContext) -> str:
 
 def as_markdown(context: ReportContext) -> str:
     """Return GitHub-flavoured Markdown, with the badge and the verdict first. The template escapes all text."""
-
-    def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) else markdown(str(value))
-
     report, candidates = context.report, ""
     if report.search is not None:
         rows = [row for row in context.candidates if row.candidate.on_front or row.is_pick]
         columns = candidate_columns(report.search, "front", "verdict")
         candidates = columns.markdown(rows, attrgetter("is_pick"))
-    return _render(
+    return render_template(
         "report.md",
-        {"finalize": finalize},
         context=context,
         report=report,
         badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
@@ -139,13 +134,12 @@ def as_html(context: ReportContext) -> str:
 
 def badge_svg(context: ReportContext) -> str:
     """Return a self-contained SVG, 20 pixels high, whose text has a fixed length in every font."""
-    labels = ("edgeformer", visible(context.badge))
+    labels = "edgeformer", visible(context.badge)
     widths = [round(len(label) * _CHARACTER_WIDTH) + _BADGE_PADDING for label in labels]
     centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
     lengths = [width - _BADGE_PADDING for width in widths]
-    return _render(
+    return render_template(
         "badge.svg",
-        {"autoescape": True},
         title=" ".join(labels),
         width=sum(widths),
         widths=widths,
@@ -155,18 +149,17 @@ def badge_svg(context: ReportContext) -> str:
 
 
 def render_template(template: str, **content: Any) -> str:
-    """Return an HTML page of the folder ``templates``, with all text escaped."""
+    """Return a document of the folder ``templates``: Markdown, HTML or SVG, with all text escaped."""
+    is_markdown = template.endswith(".md")
 
     def finalize(value: Any) -> Any:
-        return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
+        if isinstance(value, Markup):
+            return value
+        return markdown(str(value)) if is_markdown else visible(value) if isinstance(value, str) else value
 
-    return _render(template, {"finalize": finalize, "autoescape": True}, **content)
-
-
-def _render(template: str, options: dict[str, Any], **content: Any) -> str:
     environment = Environment(
         loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, **options,
+        keep_trailing_newline=True, autoescape=not is_markdown, finalize=finalize,
     )  # fmt: skip
     environment.filters["line"] = lambda text: Markup(markdown_line(text))
     return environment.get_template(template).render(**content)
