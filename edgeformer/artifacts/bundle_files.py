@@ -189,8 +189,7 @@ class TargetRecords(Frozen):
     def completing(self, manifest: BundleManifest, device: str | None = None) -> dict[str, TargetRecord]:
         """Return artifact → record for the artifacts whose outputs export could not compare.
 
-        Args:
-            device: part of the requested device's name; a record of that device precedes newer ones.
+        ``device``: part of the requested device's name; a record of that device precedes newer ones.
         """
         open_ = {entry.id for entry in manifest.artifacts if lacks_parity(entry)}
         matches = sorted(

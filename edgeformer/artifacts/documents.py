@@ -328,13 +328,9 @@ def own_profiles(artifacts: Path) -> Path:
 
 
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:
-    """Return the file of ``name``, which is a path or a shipped name.
+    """Return the file of ``name``: a path, or a name in ``local``, the folder of the user's files, or a shipped one.
 
-    Args:
-        local: folder of the user's files; a file there precedes a shipped one of the same name.
-
-    Raises:
-        RecipeError: neither exists; the message lists the shipped names.
+    Raises RecipeError, which lists the shipped names.
     """
     places = [Path()]
     if Path(name).name == name:

@@ -70,24 +70,18 @@ def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
 
 def choose(
     manifest: BundleManifest,
-    rows: Sequence[Row],
-    device_rows: Sequence[Row],
+    rows: Sequence[Row],  # of the artifacts that may be picked, host and device
+    device_rows: Sequence[Row],  # of them, those on the device, measured there or estimated for it
     requirements: Requirements,
     minimize: Literal["latency", "size", "memory", "energy"] = "latency",
-    records: Mapping[str, TargetRecord] = MappingProxyType({}),
+    records: Mapping[str, TargetRecord] = MappingProxyType({}),  # artifact that export did not compare → its target's
 ) -> Choice:
     """Name the artifact to deploy among those that were profiled.
 
     The pick is the least of ``minimize`` among those that break no limit. Candidates that are known to keep every limit
     go before those with a limit that cannot be decided. Candidates whose costs differ by less than noise (measured
-    times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied: the smaller file wins.
-
-    Args:
-        manifest: of the bundle, whose order is that of the candidates.
-        rows: of the artifacts that may be picked, host and device.
-        device_rows: of them, those on the device, measured there or estimated for it.
-        requirements: what the device's budget and the command allow.
-        records: artifact that export did not compare → what its target measured.
+    times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied: the smaller file wins. The
+    candidates are in the order of the bundle.
     """
     # 1. Whose times rank the candidates: the device's, else this host's.
     metric, shape = get_task(manifest.task).metric, requirements.compared_shape
@@ -126,17 +120,9 @@ def choose(
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
     # 3. Pick one.
     choice = Choice(
-        metric=metric.name,
-        bound=bound,
-        minimize=minimize,
-        candidates=tuple(mark_front(candidates, metric)),
-        pick=None,
-        reason="",
-        basis=basis,
-        not_in_bundle=absent_variants(manifest),
-        batch=shape[0],
-        seq=shape[1],
-    )
+        metric=metric.name, bound=bound, minimize=minimize, candidates=tuple(mark_front(candidates, metric)),
+        pick=None, reason="", basis=basis, not_in_bundle=absent_variants(manifest), batch=shape[0], seq=shape[1],
+    )  # fmt: skip
     return _pick(choice, _eligible(candidates), metric)
 
 
@@ -156,21 +142,16 @@ def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidat
 
 
 def combine_choices(
-    choices: Mapping[str, Choice],
-    limits: Sequence[Limit],
+    choices: Mapping[str, Choice],  # model → its choice, without limits of its own; at least one
+    limits: Sequence[Limit],  # of size, latency and score, beside those of the device's budget
     minimize: Literal["latency", "size"],
-    refused: Mapping[str, str] = MappingProxyType({}),
+    refused: Mapping[str, str] = MappingProxyType({}),  # model that is not recommended → the reason
 ) -> Choice:
     """Return one choice among the candidates of several models, whose artifacts are then called ``model/artifact``.
 
     The models answer the same task on the same validation rows. A candidate that its own choice refused stays refused.
     An estimated latency keeps a limit only with its whole range. Without a limit of the score, the pick is among the
     artifacts of the model with the best score, of which it may lose one standard error.
-
-    Args:
-        choices: model → its choice, without limits of its own; at least one.
-        limits: of size, latency and score, beside those of the device's budget.
-        refused: model that is not recommended → the reason.
     """
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
@@ -325,28 +306,14 @@ def _candidate(
         objections.append(note("unknown figure", figure=minimize, reason=cost.reason or sentences.NO_REASON))
     # 2. Its figures.
     return Candidate(
-        artifact=artifact.id,
-        precision=artifact.precision,
-        exit=artifact.exit,
-        trimmed=artifact.trimmed,
-        provider=row.provider,
-        threads=row.threads,
-        **facts,
-        latency_ms=latency.value,
-        latency_status=latency.basis,
-        size_bytes=row.size_bytes,
-        memory_bytes=None if memory.value is None else round(memory.value),
-        energy_mj=figures["energy"].value,
-        feasible=not objections,
-        on_front=False,
-        reason="; ".join(objections) or None,
-        low_ms=latency.low,
-        high_ms=latency.high,
+        artifact=artifact.id, precision=artifact.precision, exit=artifact.exit, trimmed=artifact.trimmed,
+        provider=row.provider, threads=row.threads, **facts, latency_ms=latency.value, latency_status=latency.basis,
+        size_bytes=row.size_bytes, memory_bytes=None if memory.value is None else round(memory.value),
+        energy_mj=figures["energy"].value, feasible=not objections, on_front=False,
+        reason="; ".join(objections) or None, low_ms=latency.low, high_ms=latency.high,
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
-        stable=row.latency_ms.stable,
-        row=row,
-        checks=tuple(checks),
-    )
+        stable=row.latency_ms.stable, row=row, checks=tuple(checks),
+    )  # fmt: skip
 
 
 def _holds(low: float | None, high: float | None, bound: float | None) -> bool | None:
@@ -402,15 +369,10 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
     pick = min(tied, key=order, default=None)
     # 3. The decision in words.
     decision = sentences.Decision(
-        eligible=tuple(positions),
-        costs=costs,
-        unit=UNITS[minimize],
-        pick=pick,
-        cheapest=cheapest,
+        eligible=tuple(positions), costs=costs, unit=UNITS[minimize], pick=pick, cheapest=cheapest,
         tie=tie_of(pick) if pick is not None and pick != cheapest else None,
-        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None),
-        **best,
-    )
+        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None), **best,
+    )  # fmt: skip
     labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in candidates}
     reason = sentences.pick_reason(choice, decision, metric, labels)
     return choice.model_copy(update={"pick": pick, "reason": reason})

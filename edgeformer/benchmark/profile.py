@@ -272,35 +272,22 @@ def _report(
     # 4. The report.
     precisions = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
-        device=device.name,
-        device_title=device.title,
+        device=device.name, device_title=device.title,
         host={
             **describe_host(),
             "gpu": target.gpu.name if target.gpu is not None else None,
             "threads": max(request.threads),
             "versions": library_versions(),
         },
-        on_target=target.present,
-        run=manifest.run,
-        bundle=str(bundle.folder),
-        created=now(),
-        synthetic=manifest.synthetic,
-        leaks=manifest.leaks,
-        proof=manifest.proof,
-        parameters=manifest.parameters,
-        rows=tuple(rows),
-        verdict=verdict,
-        notes=tuple(notes),
-        estimated_for=device.kind if precisions else None,
+        on_target=target.present, run=manifest.run, bundle=str(bundle.folder), created=now(),
+        synthetic=manifest.synthetic, leaks=manifest.leaks, proof=manifest.proof, parameters=manifest.parameters,
+        rows=tuple(rows), verdict=verdict, notes=tuple(notes), estimated_for=device.kind if precisions else None,
         estimate_error=options.estimate_error if precisions else None,
         estimate_evidence=estimate_evidence(device, options.estimate_error, precisions),
-        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes),
-        search=choice,
-        left_out=left_out,
-        question=request.question,
-        profile=device,
+        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes), search=choice,
+        left_out=left_out, question=request.question, profile=device,
         subject=Subject.of(manifest, request.artifacts),
-    )
+    )  # fmt: skip
     return seal_report(report)
 
 

@@ -169,37 +169,26 @@ def resolve(
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(note("other rules", rules=rules))
     return Request(
-        options=options,
-        device=device,
-        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
-        requirements=requirements,
-        rules=rules,
-        threads=tuple(sorted({*options.threads})) or (default_threads(),),
+        options=options, device=device,
+        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))), requirements=requirements,
+        rules=rules, threads=tuple(sorted({*options.threads})) or (default_threads(),),
         provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
-        artifacts=artifacts,
-        notes=(*notes, *unbuilt),
-        runtime=runtime,
-        question=question_of(options, artifact),
-    )
+        artifacts=artifacts, notes=(*notes, *unbuilt), runtime=runtime, question=question_of(options, artifact),
+    )  # fmt: skip
 
 
 def requirements_of(
     options: ProfileOptions,
     device: DeviceProfile,
     task: Task,
-    longest: int | None,
-    data: DataSection | None,
+    longest: int | None,  # tokens of the model's longest call; None: any number
+    data: DataSection | None,  # of the model's bundle; None: not available
     *,
-    is_other_host: bool = False,
+    is_other_host: bool = False,  # the rows were measured on another machine, whose memory is not this one's
 ) -> Requirements:
     """Return the limits of a model: the device's budget, overridden by the options.
 
     Limits of the options are judged at the shapes that the options name, if they name any.
-
-    Args:
-        longest: tokens of the model's longest call; None: any number.
-        data: of the model's bundle; None: not available.
-        is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
     # 1. Shapes: of the budget, cut to what the model takes, and of the command.
     budget = device.budget(*task.budgets)

@@ -142,16 +142,8 @@ def _check(
     status = compare(figure, limit.limit)
     unit = UNITS[name]
     return Check(
-        name=name,
-        artifact=rows[0].artifact,
-        limit=float(limit.limit),
-        value=figure.value,
-        unit=unit,
-        status=status,
-        basis=figure.basis,
-        low=figure.low,
-        high=figure.high,
+        name=name, artifact=rows[0].artifact, limit=float(limit.limit), value=figure.value, unit=unit,
+        status=status, basis=figure.basis, low=figure.low, high=figure.high,
         reason=sentences.check_reason(name, unit, figure, call, is_undecided=status == "unknown"),
-        batch=limit.shape[0] if limit.shape else None,
-        seq=limit.shape[1] if limit.shape else None,
-    )
+        batch=limit.shape[0] if limit.shape else None, seq=limit.shape[1] if limit.shape else None,
+    )  # fmt: skip

@@ -32,16 +32,11 @@ def name_reports(paths: Sequence[Path]) -> dict[str, Report]:
 
 
 def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | None = None) -> Record:
-    """Compare measured rows of several devices.
+    """Compare measured rows of several devices; ``errors``: name of a device → why there is no report.
 
-    Args:
-        reports: name of the device → its report.
-        errors: name → why there is no report.
-
-    Returns:
-        ``devices``: name, machine, profile, verdict and ``choice``, the artifact that costs least within the limits.
-        ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
-        and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
+    Return ``devices``: name, machine, profile, verdict and ``choice``, the artifact that costs least within the limits;
+    and ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
+    and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
     """
     # 1. The rows that were measured, each with its time on every device.
     measured = {

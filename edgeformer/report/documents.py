@@ -95,14 +95,10 @@ def as_markdown(context: ReportContext) -> str:
         columns = candidate_columns(report.search, "front", "verdict")
         candidates = columns.markdown(rows, attrgetter("is_pick"))
     return render_template(
-        "report.md",
-        context=context,
-        report=report,
-        badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
+        "report.md", context=context, report=report, badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
         checks=Markup(CHECKS.markdown(report.verdict.checks)),
-        measurements=Markup(context.columns("markdown").markdown(report.rows)),
-        candidates=Markup(candidates),
-    )
+        measurements=Markup(context.columns("markdown").markdown(report.rows)), candidates=Markup(candidates),
+    )  # fmt: skip
 
 
 def as_html(context: ReportContext) -> str:
@@ -116,20 +112,14 @@ def as_html(context: ReportContext) -> str:
         columns = candidate_columns(report.search, "verdict")
         candidates = columns.html(context.candidates, map(candidate_style, context.candidates))
     return render_template(
-        "report.html",
-        context=context,
-        report=report,
-        pictures=draw_pictures(report),
-        checks=CHECKS.html(checks, check_classes),
-        candidates=candidates,
+        "report.html", context=context, report=report, pictures=draw_pictures(report),
+        checks=CHECKS.html(checks, check_classes), candidates=candidates,
         measured=host_columns.html(host_rows, [row.latency_ms.status for row in host_rows]),
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
-        sizes=SIZES.html(split_sizes(report)),
-        facts=FACTS.html(context.facts),
-        estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks),
-        checks_sentence=checks_sentence(report),
+        sizes=SIZES.html(split_sizes(report)), facts=FACTS.html(context.facts),
+        estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks), checks_sentence=checks_sentence(report),
         published=PUBLISHED.html(nearest_published(report)),
-    )
+    )  # fmt: skip
 
 
 def badge_svg(context: ReportContext) -> str:
@@ -139,13 +129,9 @@ def badge_svg(context: ReportContext) -> str:
     centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
     lengths = [width - _BADGE_PADDING for width in widths]
     return render_template(
-        "badge.svg",
-        title=" ".join(labels),
-        width=sum(widths),
-        widths=widths,
-        labels=list(zip(labels, centres, lengths, strict=True)),
-        colour=_BADGE_COLOURS[context.mark],
-    )
+        "badge.svg", title=" ".join(labels), width=sum(widths), widths=widths,
+        labels=list(zip(labels, centres, lengths, strict=True)), colour=_BADGE_COLOURS[context.mark],
+    )  # fmt: skip
 
 
 def render_template(template: str, **content: Any) -> str:

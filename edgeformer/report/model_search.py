@@ -103,15 +103,10 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
         candidates = candidate_columns(result.search).html(ranked, map(candidate_style, ranked))
     page = folder / PAGE_FILE
     html = render_template(
-        "search.html",
-        result=result,
-        created=format_time(result.created),
-        recommendation=recommendation(result),
-        test=test_text(result),
-        picture=draw_model_search(result.search) if result.search is not None else None,
-        models=model_columns(result).html(result.models),
-        candidates=candidates,
+        "search.html", result=result, created=format_time(result.created), recommendation=recommendation(result),
+        test=test_text(result), picture=draw_model_search(result.search) if result.search is not None else None,
+        models=model_columns(result).html(result.models), candidates=candidates,
         basis=_BASIS[result.search.basis] if result.search is not None else "",
-    )
+    )  # fmt: skip
     write_text(page, html)
     return page
