@@ -320,12 +320,10 @@ class Subject(Frozen):
     def of(cls, manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Self:
         """Return the description of these artifacts of a bundle."""
         return cls(
-            task=manifest.task,
-            max_positions=manifest.max_positions,
-            max_length=manifest.max_length,
+            task=manifest.task, max_positions=manifest.max_positions, max_length=manifest.max_length,
             artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
             manifest_sha256=manifest.manifest_sha256,
-        )
+        )  # fmt: skip
 
 
 class EstimateEvidence(EstimateRecord):
@@ -512,14 +510,9 @@ class MeasureRules:
     def repeated(self) -> MeasureRules:
         """Return the rules of the second process: a third of the time and of the calls, and no energy."""
         return replace(
-            self,
-            warmup_max_s=self.warmup_max_s / 3,
-            min_s=self.min_s / 3,
-            min_calls=math.ceil(self.min_calls / 3),
-            max_s=self.max_s / 3,
-            idle_s=0.0,
-            energy_s=0.0,
-        )
+            self, warmup_max_s=self.warmup_max_s / 3, min_s=self.min_s / 3, min_calls=math.ceil(self.min_calls / 3),
+            max_s=self.max_s / 3, idle_s=0.0, energy_s=0.0,
+        )  # fmt: skip
 
     @classmethod
     def strict(cls) -> MeasureRules:

@@ -186,23 +186,18 @@ def combine_choices(
             changes = {
                 "artifact": f"{model}/{candidate.artifact}",
                 "bound_inside": _holds(candidate.score_low, candidate.score_high, bound),
-                "feasible": candidate.feasible and not objections,
-                "reason": "; ".join(objections) or None,
+                "feasible": candidate.feasible and not objections, "reason": "; ".join(objections) or None,
                 "unknown": tuple(unknown),
-            }
+            }  # fmt: skip
             candidates.append(candidate.model_copy(update=changes))
     # 2. Pick among them; without a limit of the score among those of the best model.
     bases = {choice.basis for choice in choices.values()}
-    combined = first.model_copy(
-        update={
-            "bound": bound,
-            "minimize": minimize,
-            "candidates": tuple(mark_front(candidates, metric)),
-            "pick": None,
-            "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
-            "not_in_bundle": (),
-        }
-    )
+    changes = {
+        "bound": bound, "minimize": minimize, "candidates": tuple(mark_front(candidates, metric)), "pick": None,
+        "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
+        "not_in_bundle": (),
+    }  # fmt: skip
+    combined = first.model_copy(update=changes)
     positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
 
     def rank(position: int) -> float:

@@ -362,13 +362,7 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     notes += shape_notes(requirements)
     notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     update = {
-        "device": device.name,
-        "device_title": device.title,
-        "rows": rows,
-        "verdict": verdict,
-        "search": None,
-        "notes": (*report.notes, *notes),
-        "profile": device,
-        "judged_from": str(path),
-    }
+        "device": device.name, "device_title": device.title, "rows": rows, "verdict": verdict, "search": None,
+        "notes": (*report.notes, *notes), "profile": device, "judged_from": str(path),
+    }  # fmt: skip
     return seal_report(report.model_copy(update=update))

@@ -78,14 +78,11 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactFiles:
     facts: dict[str, Any] = {"score": None, "validation": None, "rounded": {}}
     size_bytes = artifact.size_bytes or files.file.stat().st_size
     return replace(
-        files,
-        artifact=artifact.model_copy(update={**facts, "size_bytes": size_bytes}),
-        file=files.file.resolve(),
+        files, artifact=artifact.model_copy(update={**facts, "size_bytes": size_bytes}), file=files.file.resolve(),
         parts={name: path.resolve() for name, path in files.parts.items()},
-        golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
-        task=bundle.task.name,
+        golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(), task=bundle.task.name,
         axes=dict(bundle.task.axes(bundle.data)),
-    )
+    )  # fmt: skip
 
 
 def golden_calls(files: ArtifactFiles, shape: Shape, count: int) -> list[dict[str, Array]]:

@@ -62,21 +62,14 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
         identity = {"provider": None, "threads": None, **dict(zip(names, key, strict=True))}
         rows.append({**identity, "shape": shape, "devices": cells})
     # 2. The devices, and those without a report.
-    devices = [
-        {
-            "name": name,
-            "machine": " with ".join(str(report.host[part]) for part in ("cpu", "gpu") if report.host.get(part)),
-            "cores": report.host.get("cores"),
-            "threads": report.host.get("threads"),
-            "profile": report.device,
-            "verdict": report.verdict.status,
-            "verdict_text": verdict_status(report),
-            "sentence": verdict_sentence(report),
-            "choice": cheapest_artifact(report),
-            "error": None,
-        }
-        for name, report in reports.items()
-    ]
+    devices: list[Record] = []
+    for name, report in reports.items():
+        machine = " with ".join(str(report.host[part]) for part in ("cpu", "gpu") if report.host.get(part))
+        devices.append({
+            "name": name, "machine": machine, "cores": report.host.get("cores"), "threads": report.host.get("threads"),
+            "profile": report.device, "verdict": report.verdict.status, "verdict_text": verdict_status(report),
+            "sentence": verdict_sentence(report), "choice": cheapest_artifact(report), "error": None,
+        })  # fmt: skip
     missing = dict.fromkeys(devices[0] if devices else (), None)
     devices += [{**missing, "name": name, "error": error} for name, error in (errors or {}).items()]
     run = next((report.run for report in reports.values()), None)
@@ -155,15 +148,8 @@ def write_comparison(comparison: Record, path: Path) -> None:
     slowest = max(
         (cell["p50_ms"] or 0.0 for row in comparison["rows"] for cell in row["devices"].values()), default=0.0
     )
-    devices = _DEVICES.omit("error")  # it is among the verdicts
-    write_text(
-        path,
-        render_template(
-            "devices.html",
-            comparison=comparison,
-            names=names,
-            devices=devices.html(comparison["devices"]),
-            cell_text=_cell_text,
-            slowest=slowest,
-        ),
-    )
+    page = render_template(
+        "devices.html", comparison=comparison, names=names, cell_text=_cell_text, slowest=slowest,
+        devices=_DEVICES.omit("error").html(comparison["devices"]),  # errors are among the verdicts
+    )  # fmt: skip
+    write_text(path, page)
