@@ -53,20 +53,14 @@ def compare_reports(first: Report, second: Report) -> Record:
     for shape in {**rows_a, **rows_b}:
         sides = {"a": rows_a.get(shape), "b": rows_b.get(shape)}
         ratio, noise, mark = _compare_latency(sides["a"], sides["b"])
-        rows.append(
-            {
-                **dict(zip(names, shape, strict=True)),
-                **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
-                **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
-                "ratio": ratio,
-                "noise": noise,
-                "mark": mark,
-                **{
-                    f"{side}_shown": str(figure_text(latency.figure, "ms")) if latency else DASH
-                    for side, latency in sides.items()
-                },
-            }
-        )
+        shown = {side: str(figure_text(x.figure, "ms")) if x is not None else DASH for side, x in sides.items()}
+        rows.append({
+            **dict(zip(names, shape, strict=True)),
+            **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
+            **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
+            "ratio": ratio, "noise": noise, "mark": mark,
+            **{f"{side}_shown": text for side, text in shown.items()},
+        })  # fmt: skip
     # 2. What else differs.
     identities: list[Record] = []
     conditions: list[Record] = []  # what should be equal in both, by the note for when it is not
@@ -79,17 +73,14 @@ def compare_reports(first: Report, second: Report) -> Record:
         providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
         identity = {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
         identities.append(identity)
-        conditions.append(
-            {
-                "measured on different machines": report.host.get("cpu"),
-                "judged for different devices": report.device,
-                "measured with different threads": report.host.get("threads"),
-                "measured with different versions of ONNX Runtime": versions.get(
-                    "onnxruntime-web", versions.get("onnxruntime")
-                ),
-                "computed by different providers": " and ".join(sorted(providers)) or "nothing",
-            }
-        )
+        conditions.append({
+            "measured on different machines": report.host.get("cpu"),
+            "judged for different devices": report.device,
+            "measured with different threads": report.host.get("threads"),
+            "measured with different versions of ONNX Runtime":
+                versions.get("onnxruntime-web", versions.get("onnxruntime")),
+            "computed by different providers": " and ".join(sorted(providers)) or "nothing",
+        })  # fmt: skip
     facts = [(note, fact, conditions[1][note]) for note, fact in conditions[0].items()]
     notes = [f"{note}: {fact} and {other}" for note, fact, other in facts if fact != other]
     return {"a": identities[0], "b": identities[1], "rows": rows, "notes": notes}

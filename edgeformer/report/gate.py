@@ -51,22 +51,15 @@ def _records(gate: Gate) -> list[Record]:
         ends = (check.low, check.high)
         has_range = None not in ends and check.high != inf
         limit = -check.limit if check.name == "score" and check.limit is not None else check.limit
-        records.append(
-            {
-                "result": check.status,
-                "check": check.name,
-                "artifact": check.artifact,
-                "at": "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}",
-                "with": "" if check.provider is None else provider_facts(check.provider).label,
-                "before": before,
-                "now": now,
-                "change": _change(check.change, check),
-                "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
-                "allowed": _change(limit, check),
-                "found": "faster or slower is undecided" if check.found == "not known" else check.found or "",
-                "reason": check.reason,
-            }
-        )
+        records.append({
+            "result": check.status, "check": check.name, "artifact": check.artifact,
+            "at": "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}",
+            "with": "" if check.provider is None else provider_facts(check.provider).label,
+            "before": before, "now": now, "change": _change(check.change, check),
+            "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
+            "allowed": _change(limit, check), "reason": check.reason,
+            "found": "faster or slower is undecided" if check.found == "not known" else check.found or "",
+        })  # fmt: skip
     return records
 
 

@@ -81,20 +81,15 @@ def device_records(artifacts: Path) -> list[Record]:
         facts |= {f"{name}_ops_per_s": getattr(profile.peaks, name) for name in ("fp32", "fp16", "int8")}
         power, calibration = profile.power, profile.calibration
         published = published_record().devices.get(profile.name)
-        rows.append(
-            {
-                "name": profile.name,
-                "device": profile.title,
-                "kind": profile.kind,
-                "address": profile.address,
-                **{key: fact.value if fact is not None else None for key, fact in facts.items()},
-                "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
-                "calibrated": calibration.created if calibration is not None else None,
-                "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
-                "published_times": published.rows if published is not None else 0,
-                "published_median_error": published.median_error if published is not None else None,
-            }
-        )
+        rows.append({
+            "name": profile.name, "device": profile.title, "kind": profile.kind, "address": profile.address,
+            **{key: fact.value if fact is not None else None for key, fact in facts.items()},
+            "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
+            "calibrated": calibration.created if calibration is not None else None,
+            "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
+            "published_times": published.rows if published is not None else 0,
+            "published_median_error": published.median_error if published is not None else None,
+        })  # fmt: skip
     return rows
 
 
@@ -142,22 +137,15 @@ def run_records(artifacts: Path) -> list[Record]:
         metric = get_task(manifest.task).metric
         value = metric.of(test)
         can_leak = manifest.leaks or (test is not None and bool(test.by_exit))
-        rows.append(
-            {
-                "run": folder.name,  # commands take this name, whatever the run was trained as
-                "status": run.status,
-                "started": manifest.started,
-                "steps": manifest.steps,
-                "split": manifest.data.split,
-                "synthetic": manifest.data.synthetic,
-                "parameters": manifest.parameters,
-                "metric": metric.name,
-                **{name: getattr(test, name, None) for name in ("accuracy", "f1")},
-                **({metric.name: value} if value is not None else {}),
-                **({"leaks": manifest.leaks} if can_leak else {}),
-                "bundle": find_bundle(folder) is not None,
-            }
-        )
+        rows.append({
+            "run": folder.name,  # commands take this name, whatever the run was trained as
+            "status": run.status, "started": manifest.started, "steps": manifest.steps, "split": manifest.data.split,
+            "synthetic": manifest.data.synthetic, "parameters": manifest.parameters, "metric": metric.name,
+            **{name: getattr(test, name, None) for name in ("accuracy", "f1")},
+            **({metric.name: value} if value is not None else {}),
+            **({"leaks": manifest.leaks} if can_leak else {}),
+            "bundle": find_bundle(folder) is not None,
+        })  # fmt: skip
     return rows
 
 
