@@ -45,24 +45,20 @@ class BundleFiles:
         # The size of an artifact includes its parts and external weights.
         single = (a for a in self._manifest.artifacts if not a.parts and a.weights_file is None)
         size_bytes = next((a.size_bytes for a in single if a.file == name and a.size_bytes is not None), 0)
-        detail: str | None
+        status: Literal["intact", "missing", "truncated", "changed", "unexpected"] = "intact"
+        detail: str | None = None
         try:
             if sha256 is None:
-                check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} lists no checksum for it")
-            elif sha256_of(path) == sha256:
-                check = FileCheck(file=name, status="intact")
-            elif (actual_bytes := path.stat().st_size) < size_bytes:
-                detail = f"{actual_bytes:,} of {size_bytes:,} bytes"
-                check = FileCheck(file=name, status="truncated", detail=detail)
-            else:
-                check = FileCheck(
-                    file=name, status="changed", detail=f"its sha256 differs from the one in {BUNDLE_FILE}"
-                )
+                status, detail = "unexpected", f"{BUNDLE_FILE} lists no checksum for it"
+            elif sha256_of(path) != sha256:
+                status, detail = "changed", f"its sha256 differs from the one in {BUNDLE_FILE}"
+                if (actual_bytes := path.stat().st_size) < size_bytes:
+                    status, detail = "truncated", f"{actual_bytes:,} of {size_bytes:,} bytes"
         except OSError as error:
+            status = "missing"
             detail = None if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            check = FileCheck(file=name, status="missing", detail=detail)
-        self._checks[name] = check
-        return check
+        self._checks[name] = FileCheck(file=name, status=status, detail=detail)
+        return self._checks[name]
 
     def intact(self, name: str, need: str) -> Path:
         """Compare a file with the manifest, and return its path.

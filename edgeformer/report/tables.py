@@ -29,7 +29,7 @@ from edgeformer.artifacts.units import format_bytes, format_duration, format_mem
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.inference.verification import ArtifactCheck, Verification
-from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, figure_text, format_value
+from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
@@ -112,18 +112,17 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
 
-    stored = {
-        artifact.id: f"{artifact.sharing.stored_parameters:,} of {artifact.sharing.unique_parameters:,}"
-        for artifact in bundle.artifacts
-        if artifact.sharing is not None
-    }
+    def stored(artifact: ArtifactManifest) -> str | None:
+        sharing = artifact.sharing
+        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing is not None else None
+
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: TableColumns[ArtifactManifest] = TableColumns(
         Column("artifact", "id"),
         Column("file", leaves=2),
         Column("size", "size_bytes", "bytes"),
-        Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
+        Column("parameters stored", stored, number=True, leaves=1),
         Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
         Column("max_error", "parity.max_abs_error", "error", heading),
         Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),
@@ -347,12 +346,7 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
         Column("artifact"),
         Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
         Column("measured", "measured_ms", "ms"),
-        Column(
-            "estimated",
-            "estimated_ms",
-            "ms",
-            text=lambda row: figure_text(Figure(row["estimated_ms"], "estimated"), "ms"),
-        ),
+        Column("estimated", "estimated_ms", "ms", figure=lambda row: Figure(row["estimated_ms"], "estimated")),
         Column("estimated / measured", "ratio", layout="{:.2f}"),
         Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
     )
