@@ -21,7 +21,6 @@ from edgeformer.report.context import (
     metric_named,
     ranked_candidates,
     shape_text,
-    split_sizes,
 )
 from edgeformer.runtimes import provider_facts
 
@@ -211,7 +210,7 @@ def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]])
 def _draw_sizes(axis: Any, report: Report, names: Sequence[str]) -> None:
     """Draw the file size of each artifact, split by what its bytes are for if the bundle says so."""
     sizes = {row.artifact: row.size_bytes for row in report.rows}
-    parts = {part.artifact: part for part in split_sizes(report)}
+    parts = report.split_sizes
     in_legend: set[str] = set()
     for y, (name, size) in enumerate(sizes.items()):
         offset = 0.0

@@ -89,24 +89,12 @@ its ``status`` and ``reason`` are the latency's."""
 
 def measurement_columns(report: Report) -> TableColumns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
-    # 1. The first call of every process.
-    first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
-    cold: dict[tuple[str, str, int | None], Row] = {}
-    for row in sorted(report.rows, key=lambda row: row.phase != "cold"):
-        process = row.artifact, row.provider, row.threads
-        if row.where == "host" and row.phase == "cold":
-            cold[process] = row
-        elif row.where == "host" and process in cold:
-            first[id(row)] = cold.pop(process)
 
-    def first_call(row: Row, unit: str) -> Any:
-        """Return the time of the process's first call, or its memory behind that call."""
-        cold_row = first.get(id(row))
-        if cold_row is None:
-            return None
-        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.resident_bytes
+    # 1. Texts of figures.
+    def first_call(row: Row, figure: str) -> Any:
+        cold_row = report.cold_row_of(row)
+        return attrgetter(figure)(cold_row) if cold_row is not None else None
 
-    # 2. Texts of figures.
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
             return "unavailable"
@@ -120,15 +108,16 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
-    # 3. The columns.
+    # 2. The columns.
     return TableColumns(
         *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
         Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
         Column("shape", lambda row: shape_text(row, report), number=True,
                heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
         Column("status", "latency_ms.status"),
-        Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
-        Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
+        Column("first_call", lambda row: first_call(row, "latency_ms.p50"), "ms", leaves=2, dash=""),
+        Column("resident", lambda row: first_call(row, "conditions.resident_bytes"), "bytes", "opened", leaves=3,
+               dash=""),
         Column("p50", "latency_ms.p50", "ms", "typical (p50)", figure=lambda row: row.latency_ms.figure),
         Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
         Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
@@ -283,11 +272,6 @@ def nearest_published(report: Report) -> list[PublishedTime]:
     return list(dict.fromkeys(time for check in checks for time in check.nearest))
 
 
-def split_sizes(report: Report) -> list[SizeParts]:
-    """Return the sizes of the artifacts for which the bundle says what their bytes are for."""
-    return [part for part in report.sizes if part.embeddings or part.block or part.heads]
-
-
 def missing_measurements(report: Report) -> list[tuple[str, str]]:
     """Return what was not measured, and why; equal reasons together."""
     gaps: list[tuple[str, str]] = []
@@ -306,8 +290,7 @@ def missing_measurements(report: Report) -> list[tuple[str, str]]:
             for kind, figure in (("memory", row.memory_bytes), ("energy", row.energy_mj)):
                 if figure.status == "unavailable":
                     gaps.append((f"{kind} of {name}", figure.reason or NO_REASON))
-    split = {part.artifact for part in split_sizes(report)}
-    unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split)
+    unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in report.split_sizes)
     reason = "bundle.json does not record it for engines, imported ONNX files and exports of earlier versions"
     gaps += [(f"parts of the size of {artifact}", reason) for artifact in unsplit]
     unknown = [check for check in report.verdict.checks if check.status == "unknown"]

@@ -36,7 +36,6 @@ from edgeformer.report.context import (
     candidate_style,
     metric_named,
     nearest_published,
-    split_sizes,
 )
 from edgeformer.report.sentences import badge_markdown, checks_sentence
 from edgeformer.run import Location
@@ -116,7 +115,7 @@ def as_html(context: ReportContext) -> str:
         checks=CHECKS.html(checks, check_classes), candidates=candidates,
         measured=host_columns.html(host_rows, [row.latency_ms.status for row in host_rows]),
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
-        sizes=SIZES.html(split_sizes(report)), facts=FACTS.html(context.facts),
+        sizes=SIZES.html([*report.split_sizes.values()]), facts=FACTS.html(context.facts),
         estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks), checks_sentence=checks_sentence(report),
         published=PUBLISHED.html(nearest_published(report)),
     )  # fmt: skip
