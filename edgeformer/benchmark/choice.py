@@ -285,7 +285,7 @@ def _candidate(
     if isinstance(score, str):
         objections.append(score)
     else:
-        ends = score.get("score_low"), score.get("score_high")
+        ends: Any = score.get("score_low"), score.get("score_high")
         facts = {**score, "bound_inside": _holds(*ends, bound)}
         if bound is not None and compare(Figure(score["score"]), bound, at_least=metric.higher_is_better) == "fail":
             interval = ends if facts["bound_inside"] else None

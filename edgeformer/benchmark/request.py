@@ -232,10 +232,13 @@ def requirements_of(
 
 def shape_notes(requirements: Requirements) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
-    has_budget = any(limit.origin == "profile" and limit.shape is not None for limit in requirements.limits)
-    return sentences.shape_notes(
-        requirements.shape, requirements.shape_note, requirements.command_shapes, has_budget=has_budget
-    )
+    shape = f"{requirements.shape[0]}×{requirements.shape[1]}"
+    notes = [note("shape", shape=shape, reason=requirements.shape_note)] if requirements.shape_note else []
+    if requirements.command_shapes not in ((), (requirements.shape,)):
+        shapes = ", ".join(f"{batch}×{seq}" for batch, seq in requirements.command_shapes)
+        has_budget = any(limit.origin == "profile" and limit.shape is not None for limit in requirements.limits)
+        notes.append(note("all shapes" if has_budget else "command shapes", shapes=shapes, shape=shape))
+    return notes
 
 
 def question_of(options: ProfileOptions, artifact: str | None) -> str:

@@ -19,15 +19,15 @@ MAX_MATRIX = 10  # texts of a similarity matrix; more texts are shown each with 
 def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
     """Return label and probability per text, or of each span in it; ``name`` is the run's or bundle's."""
     has_spans = any("spans" in prediction for prediction in predictions)
-    rows: list[TableRow] = [*predictions]
+    rows: list[dict[str, Any]] = [{**prediction} for prediction in predictions]
     if has_spans:  # a line for each span; a text without spans has a line, too
         rows = []
         for prediction in predictions:
             spans: Any = prediction.get("spans") or [{}]
             for number, span in enumerate(spans):
                 place = f"{span['start']}–{span['end']}" if span else None
-                text = {"text": "" if number else prediction["text"], ERROR: prediction.get(ERROR)}
-                rows.append({**span, "span": span.get("text"), "characters": place, **text})
+                rows.append({**span, "span": span.get("text"), "characters": place, ERROR: prediction.get(ERROR)})
+                rows[-1]["text"] = "" if number else prediction["text"]
 
     def text(row: TableRow) -> Text:
         line = " ⁄ ".join(str(row[key]) for key in ("text", "pair") if key in row)

@@ -48,6 +48,9 @@ _NOTES = {
     "unknown budget": "the profile {profile} has a budget for {task!r}, which is no task",
     "other rules": "measured with other stopping rules than usual: {rules}",
     "cut shape": "the shape of the budget is {shape}, but the model reads at most {tokens} tokens of a text",
+    "shape": "judged at {shape}: {reason}",
+    "command shapes": "the limits of the command line are judged at {shapes}",
+    "all shapes": "the limits of the command line are judged at {shapes}, those of the profile at {shape}",
     "unbuilt": "{artifact}: {status}: {reason}",
     # of a report that is judged again
     "judged": "{file} is taken as measured on {device}; edgeformer cannot check where it was measured",
@@ -164,18 +167,6 @@ def verdict_notes(verdict: Verdict, exempt: Sequence[str]) -> list[str]:
         notes.append(f"not judged: {' and '.join(missing)}; set a limit with {options}")
     if exempt:
         notes.append(f"latency per token is judged for the artifacts that decode only, not for {', '.join(exempt)}")
-    return notes
-
-
-def shape_notes(
-    shape: Shape, shape_note: str | None, command_shapes: Sequence[Shape], *, has_budget: bool
-) -> list[str]:
-    """Return notes on the shapes at which limits are judged; ``has_budget``: some are of the profile."""
-    notes = [f"judged at {shape[0]}×{shape[1]}: {shape_note}"] if shape_note else []
-    if command_shapes and [*command_shapes] != [shape]:
-        shapes = ", ".join(f"{batch}×{seq}" for batch, seq in command_shapes)
-        budget = f", those of the profile at {shape[0]}×{shape[1]}" if has_budget else ""
-        notes.append(f"the limits of the command line are judged at {shapes}{budget}")
     return notes
 
 

@@ -63,23 +63,24 @@ def run_table(manifest: RunManifest) -> RenderableType:
     task, data = get_task(manifest.task), manifest.data
     metric = task.metric
 
-    early_scores = {}
-    for name, score in rows:
-        if (early := score.leaving_early) is not None:
-            early_scores[name] = f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+    def early_exit(row: tuple[str, Score]) -> str | None:
+        early = row[1].leaving_early
+        if early is None:
+            return None
+        return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+
     columns: list[Column[tuple[str, Score]]] = [Column("set", itemgetter(0))]
     columns += [_score_column(column, itemgetter(1)) for column in task.columns]
     for loop in sorted({loop for _, score in rows for loop in list(score.by_exit)[:-1]}):
         column = ScoreColumn(metric.name, f"exit {loop}", metric.places)
         columns.append(_score_column(column, lambda row, loop=loop: row[1].by_exit.get(loop)))  # type: ignore[misc]
-    if early_scores:
-        columns.append(Column("early exit", lambda row: early_scores.get(row[0]), number=True))
+    columns.append(Column("early exit", early_exit, number=True))
 
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
         accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
         caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
-    scores = TableColumns(*columns).drop_empty(rows, *(column.key for column in task.columns))
+    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.key for column in task.columns))
     return scores.terminal(title, rows, caption)
 
 
