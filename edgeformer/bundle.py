@@ -191,10 +191,7 @@ class Bundle:
     ) -> Decoder[Any]:
         """Open a step or decode artifact for generation token by token; otherwise as :meth:`session`.
 
-        Args:
-            artifact: an artifact of this bundle.
-            exits: loops whose logits are read; a decode artifact has only the last loop's.
-            options: None: the runtime's defaults.
+        ``exits``: loops whose logits are read; a decode artifact has only the last loop's.
 
         Raises:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.

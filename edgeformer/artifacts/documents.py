@@ -354,12 +354,8 @@ def load_profile(
 ) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    Args:
-        name: None if neither the command nor a recipe's target names a profile; raises InputError.
-        local: ``<artifacts>/profiles``, where `calibrate` writes.
-        note: receives a message if a calibration of an earlier estimator is ignored.
-
-    Raises RecipeError.
+    ``note`` receives a message if a calibration of an earlier estimator is ignored. Raises RecipeError, and InputError
+    if ``name`` is None: neither the command nor a recipe's target names a profile.
     """
     if name is None:
         raise InputError(

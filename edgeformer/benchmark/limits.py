@@ -9,6 +9,7 @@ from typing import Literal
 
 from edgeformer.artifacts.report import QUANTILES, CheckStatus, Figure, Row
 from edgeformer.measurement.artifact import Shape
+from edgeformer.report.sentences import note
 
 Quantity = Literal["size", "latency", "memory", "energy", "score"]
 UNITS: dict[str, str] = {"size": "bytes", "latency": "ms", "memory": "bytes", "energy": "mJ"}
@@ -109,6 +110,6 @@ def figures_of(row: Row) -> dict[str, Figure]:
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
-        reason = None if latency.stable else "the measurement is unstable"
+        reason = None if latency.stable else note("unstable")
         figures["latency"] = Figure(latency.p50, "measured", low, high, reason)
     return figures

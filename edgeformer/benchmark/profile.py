@@ -251,8 +251,8 @@ def _report(
         unused = shape_notes(requirements)
         notes = [text for text in notes if text not in unused]
     if not target.present:
-        measured = "nothing was measured" if options.no_host else "the measured times are those of this host"
-        estimated = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
+        measured = note("no measurement" if options.no_host else "host times")
+        estimated = note("no estimate" if is_interrupted else "estimates")
         notes.append(note("absent device", reason=target.reason, measured=measured, estimated=estimated))
     for reason in dict.fromkeys(left_out.values()):
         names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
