@@ -192,12 +192,12 @@ def combine_choices(
             candidates.append(candidate.model_copy(update=changes))
     # 2. Pick among them; without a limit of the score among those of the best model.
     bases = {choice.basis for choice in choices.values()}
-    changes = {
+    update: dict[str, Any] = {
         "bound": bound, "minimize": minimize, "candidates": tuple(mark_front(candidates, metric)), "pick": None,
         "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
         "not_in_bundle": (),
     }  # fmt: skip
-    combined = first.model_copy(update=changes)
+    combined = first.model_copy(update=update)
     positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
 
     def rank(position: int) -> float:
@@ -277,7 +277,7 @@ def _candidate(
     minimize: str,
 ) -> Candidate:
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
-    # 1. What speaks against it.
+    # 1. Objections: no score, no time, or a limit that is not kept.
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
@@ -285,10 +285,10 @@ def _candidate(
     if isinstance(score, str):
         objections.append(score)
     else:
-        ends: Any = score.get("score_low"), score.get("score_high")
-        facts = {**score, "bound_inside": _holds(*ends, bound)}
+        low, high = score.get("score_low"), score.get("score_high")
+        facts = {**score, "bound_inside": _holds(low, high, bound)}
         if bound is not None and compare(Figure(score["score"]), bound, at_least=metric.higher_is_better) == "fail":
-            interval = ends if facts["bound_inside"] else None
+            interval = (low or 0.0, high or 0.0) if facts["bound_inside"] else None
             objections.append(sentences.score_objection(score["score"], bound, metric, interval))
     if latency.value is None:
         objections.append(note("unknown figure", figure="latency", reason=latency.reason or sentences.NO_REASON))
@@ -327,7 +327,7 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
 
     ``best``: of the decision, if only artifacts of the model with the best score are at ``positions``.
     """
-    # 1. What every candidate costs.
+    # 1. The cost of every candidate.
     candidates, minimize = choice.candidates, choice.minimize
     costs: list[Figure] = []
     for candidate in candidates:

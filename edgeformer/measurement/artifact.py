@@ -211,7 +211,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
     Returns:
         A row per item and a cold row before that of the first one; and whether Ctrl-C ended it, with fewer rows.
     """
-    # 1. What the workers send.
+    # 1. Messages of the workers.
     rows: dict[Item, Row] = {}
     refusals: dict[Item, str] = {}
     cold: tuple[Item | None, Row] | None = None  # the first worker's first call, and the item it was measured with
@@ -366,7 +366,7 @@ def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
 
 def work(document: bytes, send: Send) -> None:
     """Measure the items of a MeasureJob. An item that the artifact refuses does not stop the others."""
-    # 1. Open what is needed for every item.
+    # 1. Prepare the runtime, the inputs and the meters.
     job = MeasureJob.model_validate_json(document, strict=False)
     files, provider = job.files, load_runtime(job.files, job.provider)
     is_gpu, gpu_uuid = on_gpu(provider), job.gpu_uuid
@@ -377,7 +377,7 @@ def work(document: bytes, send: Send) -> None:
     resident_before = own_memory(files) if psutil.LINUX else None
     meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
-    # 2. How a row is measured.
+    # 2. Functions that measure a row.
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """Return the row's memory, and other memory figures for the row's conditions."""
         resident = trackers.memory_above(meter, baseline_bytes, since_reset)

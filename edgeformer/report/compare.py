@@ -61,7 +61,7 @@ def compare_reports(first: Report, second: Report) -> Record:
             "ratio": ratio, "noise": noise, "mark": mark,
             **{f"{side}_shown": text for side, text in shown.items()},
         })  # fmt: skip
-    # 2. What else differs.
+    # 2. Other differences between the reports.
     identities: list[Record] = []
     conditions: list[Record] = []  # what should be equal in both, by the note for when it is not
     for report in (first, second):

@@ -360,7 +360,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
             text += f" with {format_threads(candidate.threads)}"
         return text
 
-    # 2. What the pick costs, and the next one.
+    # 2. The costs of the pick, and of the next candidate.
     pick, cheapest = decision.pick, decision.cheapest
     picked = candidates[pick]
     among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
@@ -378,7 +378,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
         reason = f"{label(pick)}: {among} ({minimize} {cost_text(pick)})"
     if decision.runner_up is not None:
         reason += f"; next: {label(decision.runner_up)}, {cost_text(decision.runner_up)}"
-    # 3. What is uncertain about it.
+    # 3. The uncertainty of its figures.
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
         reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
