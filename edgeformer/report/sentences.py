@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_REASON = "no reason is recorded"
 Shape = tuple[int, int]
 
-_NOTES = {
+NOTES = {
     # of a profile
     "not opened": "{artifact}: left out, because {runtime} does not open it",
     "other provider": "{reason}, but {provider} measured the rows, and this device needs {needed}",
@@ -78,8 +78,8 @@ _NOTES = {
 
 
 def note(kind: str, /, **facts: object) -> str:
-    """Return the note or reason of a kind in :data:`_NOTES` with its facts."""
-    return _NOTES[kind].format(**facts)
+    """Return the note or reason of a kind in :data:`NOTES` with its facts."""
+    return NOTES[kind].format(**facts)
 
 
 def unbuilt_notes(artifacts: Iterable[ArtifactManifest]) -> list[str]:
