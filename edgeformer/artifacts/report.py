@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -436,7 +437,13 @@ def read_report(path: Path) -> Report:
 
 def parse_report(path: Path, content: bytes) -> Report:
     """Return the report that was read from ``path``, which is for messages. Raises as :func:`read_report` does."""
-    report = parse_manifest(Report, path, _without_former_phase(content))
+    current = content
+    if b'"speculate"' in content:  # rows of speculative decoding, which version 0.1 measured
+        with suppress(ValueError, KeyError, TypeError):  # validation says what is wrong
+            document = json.loads(content)
+            document["rows"] = [row for row in document["rows"] if row["phase"] != "speculate"]
+            current = json.dumps(document).encode()
+    report = parse_manifest(Report, path, current)
 
     def check_number(text: str) -> float:
         number = float(text)
@@ -451,18 +458,6 @@ def parse_report(path: Path, content: bytes) -> Report:
             "with edgeformer profile"
         )
     return report
-
-
-def _without_former_phase(content: bytes) -> bytes:
-    """Return the JSON of a report without the rows of speculative decoding, which version 0.1 measured."""
-    if b'"speculate"' not in content:
-        return content
-    try:
-        document = json.loads(content)
-        document["rows"] = [row for row in document["rows"] if row["phase"] != "speculate"]
-    except (ValueError, KeyError, TypeError):  # validation says what is wrong
-        return content
-    return json.dumps(document).encode()
 
 
 def seal_report(report: Report) -> Report:
