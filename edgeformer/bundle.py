@@ -15,23 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from edgeformer.artifacts import workspace
 from edgeformer.artifacts.bundle_files import TARGETS_FILE, BundleFiles, TargetRecords
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import as_json, read_at_most, sha256_of, write_text
 from edgeformer.artifacts.golden import GOLDEN_FILE, Golden, read_golden
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
-from edgeformer.artifacts.workspace import (
-    BUNDLE_FILE,
-    CONFIG_FILE,
-    MOST_JSON_BYTES,
-    REMEDY,
-    TOKENIZER_CONFIG,
-    TOKENIZER_FILE,
-    parse_manifest,
-    read_json_bytes,
-    read_manifest,
-    read_tokenizer_config,
-)
 from edgeformer.runtimes import ArtifactFiles, OpenOptions, opener_of
 from edgeformer.system.leftovers import restore_folder
 from edgeformer.system.lock import lock_path
@@ -47,26 +36,16 @@ _ZEROS = "0" * 64
 
 
 class Bundle:
-    """An opened bundle.
-
-    Attributes:
-        folder: folder of the bundle.
-        manifest: its bundle.json.
-        contents: comparison of its files with the manifest.
-        name: name of the exported run; independent of the folder's name.
-        data: data section of the recipe.
-        trained_on: set → fingerprint recorded by training.
-        leaks: whether the model sees the tokens that it predicts.
-        artifacts: all artifacts, of any status.
-    """
+    """An opened bundle."""
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.contents = BundleFiles(folder, manifest)
-        self.name, self.data = manifest.run, manifest.data
-        self.trained_on: Mapping[str, str] = manifest.data_fingerprints
-        self.leaks, self.artifacts = manifest.leaks, manifest.artifacts
+        self.contents = BundleFiles(folder, manifest)  # comparison of its files with the manifest
+        self.name = manifest.run  # of the exported run; independent of the folder's name
+        self.data = manifest.data
+        self.trained_on: Mapping[str, str] = manifest.data_fingerprints  # set → fingerprint
+        self.leaks, self.artifacts = manifest.leaks, manifest.artifacts  # of any status
         self._readers: dict[str, TextReader] = {}
         self._golden: dict[str, Golden] = {}
 
@@ -77,15 +56,15 @@ class Bundle:
         A bundle that an interrupted export has moved aside is restored first.
         """
         restore_folder(folder)
-        path = folder / BUNDLE_FILE
+        path = folder / workspace.BUNDLE_FILE
         import_task(path)
-        content = read_json_bytes(path)
-        manifest = parse_manifest(BundleManifest, path, content)
+        content = workspace.read_json_bytes(path)
+        manifest = workspace.parse_manifest(BundleManifest, path, content)
         recorded = manifest.manifest_sha256
         if recorded is not None:
             unsealed = content.replace(recorded.encode(), _ZEROS.encode())
             if hashlib.sha256(unsealed).hexdigest() != recorded:
-                raise ArtifactError(f"{path}: changed since it was exported (its checksum differs); {REMEDY}")
+                raise ArtifactError(f"{path}: changed since it was exported (its checksum differs); {workspace.REMEDY}")
         return cls(folder, manifest)
 
     @cached_property
@@ -128,7 +107,7 @@ class Bundle:
     def records(self) -> TargetRecords:
         """The records of targets.json, stale ones included. Raises ArtifactError if it is damaged."""
         path = self.folder / TARGETS_FILE
-        return read_manifest(TargetRecords, path) if path.is_file() else TargetRecords()
+        return workspace.read_manifest(TargetRecords, path) if path.is_file() else TargetRecords()
 
     def record(self, *artifacts: ArtifactManifest) -> Self:
         """Replace the entries with these ids in bundle.json, and return the new bundle.
@@ -139,7 +118,7 @@ class Bundle:
         entries = tuple(replaced.get(entry.id, entry) for entry in self.artifacts)
         with lock_path(self.folder):
             if Bundle.open(self.folder).manifest != self.manifest:
-                raise ArtifactError(f"{self.folder / BUNDLE_FILE}: changed during this command; start again")
+                raise ArtifactError(f"{self.folder / workspace.BUNDLE_FILE}: changed during this command; start again")
             manifest = seal(self.folder, self.manifest.model_copy(update={"artifacts": entries}))
         return type(self)(self.folder, manifest)
 
@@ -176,7 +155,7 @@ class Bundle:
         folder = artifact.companions if artifact is not None else "."
         if folder not in self._readers:
             vocabulary = self._config_number(folder, "vocab_size")
-            tokenizer = self._companion(folder, TOKENIZER_FILE)
+            tokenizer = self._companion(folder, workspace.TOKENIZER_FILE)
             self._readers[folder] = self.task.reader(tokenizer, self.data, vocabulary, self.tokenizer_config)
         return self._readers[folder]
 
@@ -185,9 +164,9 @@ class Bundle:
 
         Raises ArtifactError if it was changed or is damaged.
         """
-        if TOKENIZER_CONFIG not in self.contents.checksums:
+        if workspace.TOKENIZER_CONFIG not in self.contents.checksums:
             return {}
-        return read_tokenizer_config(self._companion(".", TOKENIZER_CONFIG))
+        return workspace.read_tokenizer_config(self._companion(".", workspace.TOKENIZER_CONFIG))
 
     def golden(self, artifact: ArtifactManifest | None = None) -> Golden:
         """Return an artifact's golden inputs with the expected answers. Raises ArtifactError if they are damaged."""
@@ -212,10 +191,7 @@ class Bundle:
     ) -> Decoder[Any]:
         """Open a step or decode artifact for generation token by token; otherwise as :meth:`session`.
 
-        Args:
-            artifact: an artifact of this bundle.
-            exits: loops whose logits are read; a decode artifact has only the last loop's.
-            options: None: the runtime's defaults.
+        ``exits``: loops whose logits are read; a decode artifact has only the last loop's.
 
         Raises:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
@@ -239,16 +215,17 @@ class Bundle:
         return self.contents.intact(name, f"{name} is needed")
 
     def _config_number(self, folder: str, key: str) -> int:
-        path = self._companion(folder, CONFIG_FILE)
+        path = self._companion(folder, workspace.CONFIG_FILE)
         try:
-            return int(json.loads(read_at_most(path, MOST_JSON_BYTES))[key])
+            return int(json.loads(read_at_most(path, workspace.MOST_JSON_BYTES))[key])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise ArtifactError(f"{path}: damaged ({key}: {error}); {REMEDY}") from None
+            raise ArtifactError(f"{path}: damaged ({key}: {error}); {workspace.REMEDY}") from None
 
 
 def find_enclosing_bundle(file: Path) -> Path | None:
     """Return the folder of the bundle that contains a file, or None."""
-    return next((folder for folder in list(file.resolve().parents)[:3] if (folder / BUNDLE_FILE).is_file()), None)
+    folders = list(file.resolve().parents)[:3]
+    return next((folder for folder in folders if (folder / workspace.BUNDLE_FILE).is_file()), None)
 
 
 def checksum_files(
@@ -266,5 +243,5 @@ def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
 
     unsealed = as_json(manifest.model_copy(update={"manifest_sha256": _ZEROS}))
     sealed = manifest.model_copy(update={"manifest_sha256": hashlib.sha256(unsealed.encode()).hexdigest()})
-    write_text(folder / BUNDLE_FILE, as_json(sealed))
+    write_text(folder / workspace.BUNDLE_FILE, as_json(sealed))
     return sealed

@@ -37,20 +37,13 @@ TORCH = "torch"
 
 
 class Run:
-    """An opened run.
-
-    Attributes:
-        folder: folder of the run.
-        manifest: its run.json.
-        name: name at training; independent of the folder's name.
-        trained_on: set → fingerprint recorded by training.
-    """
+    """An opened run."""
 
     def __init__(self, folder: Path, manifest: RunManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.name = manifest.run
-        self.trained_on: Mapping[str, str] = manifest.data.fingerprints
+        self.name = manifest.run  # at training; independent of the folder's name
+        self.trained_on: Mapping[str, str] = manifest.data.fingerprints  # set → fingerprint
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -188,19 +181,12 @@ def is_torch_provider(runtime: str) -> bool:
 
 @dataclass
 class Location:
-    """The folders that a RUN argument names; at least one of ``run`` and ``bundle`` is set.
-
-    Attributes:
-        run: the run's folder.
-        bundle: the bundle's folder.
-        artifact: the id of the artifact whose file was named.
-        opened: the bundle, once it is open.
-    """
+    """The folders that a RUN argument names; at least one of ``run`` and ``bundle`` is set."""
 
     run: Path | None
     bundle: Path | None
-    artifact: str | None = None
-    opened: Bundle | None = field(default=None, repr=False, compare=False)
+    artifact: str | None = None  # id, if its file was named
+    opened: Bundle | None = field(default=None, repr=False, compare=False)  # once it is open
 
     @cached_property
     def name(self) -> str:

@@ -82,7 +82,7 @@ def study_markdown(table: StudyTable) -> str:
             columns.append(Column(name, text, heading=measure(name).heading, text=text, number=True))
         if any(row.keys for row in table.rows):  # else nothing was trained
             columns.append(Column("seeds", lambda row: len(row.keys), number=True))
-        parts.append((f"{markdown_line(group)}\n\n" if group else "") + TableColumns(columns).markdown(rows))
+        parts.append((f"{markdown_line(group)}\n\n" if group else "") + TableColumns(*columns).markdown(rows))
     return "\n\n".join(parts) + "\n"
 
 
@@ -128,7 +128,7 @@ def pairs_markdown(table: StudyTable) -> str:
         Column("p", lambda pair: f"{pair.p:.2g}", heading="p", number=True),
         Column("adjusted", lambda pair: f"{pair.adjusted:.2g}", heading="p (Holm)", number=True),
     ]  # fmt: skip
-    return TableColumns(columns).markdown(table.pairs)
+    return TableColumns(*columns).markdown(table.pairs)
 
 
 def study_body(table: StudyTable, finding: str, pictures: Mapping[str, str]) -> list[str]:

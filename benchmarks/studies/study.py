@@ -169,12 +169,12 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         plan = plan_study(arguments.name, options, progress)
         if arguments.dry_run:
-            columns: TableColumns[Outcome] = TableColumns([
+            columns: TableColumns[Outcome] = TableColumns(
                 Column("run", lambda outcome: outcome.job.title),
                 Column("recipe", lambda outcome: outcome.job.written.name),
                 Column("state", lambda outcome: outcome.state),
                 Column("results", lambda outcome: outcome.reason or (outcome.run.origin if outcome.run else None)),
-            ])  # fmt: skip
+            )  # fmt: skip
             console.print(columns.terminal(plan.study.name, plan.outcomes))
             return 0
         table = run_study(plan, options, progress)

@@ -28,22 +28,14 @@ class FileCheck(Frozen):
 
 
 class BundleFiles:
-    """Comparison of a bundle's files with its manifest; each file is hashed once.
-
-    Args:
-        folder: folder of the bundle.
-        manifest: the expected files.
-
-    Attributes:
-        checksums: file with a checksum in the manifest → sha256.
-    """
+    """Comparison of a bundle's files with its manifest; each file is hashed once."""
 
     def __init__(self, folder: Path, manifest: BundleManifest) -> None:
         self.folder = folder
         self._manifest = manifest
         self._checks: dict[str, FileCheck] = {}
         artifacts = {a.file: a.sha256 for a in manifest.artifacts if a.file is not None and a.sha256 is not None}
-        self.checksums = {**manifest.files, **artifacts}
+        self.checksums = {**manifest.files, **artifacts}  # file with a checksum in the manifest → sha256
 
     def inspect(self, name: str) -> FileCheck:
         """Compare a file with the manifest. Raises ArtifactError for one outside the bundle."""
@@ -53,24 +45,20 @@ class BundleFiles:
         # The size of an artifact includes its parts and external weights.
         single = (a for a in self._manifest.artifacts if not a.parts and a.weights_file is None)
         size_bytes = next((a.size_bytes for a in single if a.file == name and a.size_bytes is not None), 0)
-        detail: str | None
+        status: Literal["intact", "missing", "truncated", "changed", "unexpected"] = "intact"
+        detail: str | None = None
         try:
             if sha256 is None:
-                check = FileCheck(file=name, status="unexpected", detail=f"{BUNDLE_FILE} lists no checksum for it")
-            elif sha256_of(path) == sha256:
-                check = FileCheck(file=name, status="intact")
-            elif (actual_bytes := path.stat().st_size) < size_bytes:
-                detail = f"{actual_bytes:,} of {size_bytes:,} bytes"
-                check = FileCheck(file=name, status="truncated", detail=detail)
-            else:
-                check = FileCheck(
-                    file=name, status="changed", detail=f"its sha256 differs from the one in {BUNDLE_FILE}"
-                )
+                status, detail = "unexpected", f"{BUNDLE_FILE} lists no checksum for it"
+            elif sha256_of(path) != sha256:
+                status, detail = "changed", f"its sha256 differs from the one in {BUNDLE_FILE}"
+                if (actual_bytes := path.stat().st_size) < size_bytes:
+                    status, detail = "truncated", f"{actual_bytes:,} of {size_bytes:,} bytes"
         except OSError as error:
+            status = "missing"
             detail = None if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            check = FileCheck(file=name, status="missing", detail=detail)
-        self._checks[name] = check
-        return check
+        self._checks[name] = FileCheck(file=name, status=status, detail=detail)
+        return self._checks[name]
 
     def intact(self, name: str, need: str) -> Path:
         """Compare a file with the manifest, and return its path.
@@ -197,8 +185,7 @@ class TargetRecords(Frozen):
     def completing(self, manifest: BundleManifest, device: str | None = None) -> dict[str, TargetRecord]:
         """Return artifact → record for the artifacts whose outputs export could not compare.
 
-        Args:
-            device: part of the requested device's name; a record of that device precedes newer ones.
+        ``device``: part of the requested device's name; a record of that device precedes newer ones.
         """
         open_ = {entry.id for entry in manifest.artifacts if lacks_parity(entry)}
         matches = sorted(

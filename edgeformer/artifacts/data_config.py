@@ -53,8 +53,7 @@ def check_encoding(name: str) -> str:
     return name
 
 
-Encoding = Annotated[str, AfterValidator(check_encoding)]
-"""Encoding of a text file: the name of a Python codec."""
+Encoding = Annotated[str, AfterValidator(check_encoding)]  # encoding of a text file: the name of a Python codec
 
 
 def _texts(value: object) -> object:
@@ -463,8 +462,7 @@ class DataConfig(DataSection):
         return self
 
 
-Tag = tuple[str, str]
-"""Position of a token in a span (B, I, E, S, as in BIOES; O: in none), and the span's label."""
+Tag = tuple[str, str]  # position of a token in a span (B, I, E, S, as in BIOES; O: in none), and the span's label
 
 _POSITIONS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}  # L and U are BILOU's names
 

@@ -191,10 +191,8 @@ def read_yaml(path: Path) -> YamlDocument:
 M = TypeVar("M", bound=BaseModel)
 Kind = Literal["recipes", "profiles"]
 _CALLED = {"recipes": "recipe", "profiles": "device profile"}
-_MOST_PROBLEMS = 20
-"""Maximum number of problems in a message; an untrusted file could have thousands."""
-_LONGEST_OVERRIDE = 120
-"""Maximum number of characters of an override in a message."""
+_MOST_PROBLEMS = 20  # maximum number of problems in a message; an untrusted file could have thousands
+_LONGEST_OVERRIDE = 120  # maximum number of characters of an override in a message
 
 
 def validate(model: type[M], document: YamlDocument) -> M:
@@ -330,13 +328,9 @@ def own_profiles(artifacts: Path) -> Path:
 
 
 def find(kind: Kind, name: str, local: Path | None = None) -> Path:
-    """Return the file of ``name``, which is a path or a shipped name.
+    """Return the file of ``name``: a path, or a name in ``local``, the folder of the user's files, or a shipped one.
 
-    Args:
-        local: folder of the user's files; a file there precedes a shipped one of the same name.
-
-    Raises:
-        RecipeError: neither exists; the message lists the shipped names.
+    Raises RecipeError, which lists the shipped names.
     """
     places = [Path()]
     if Path(name).name == name:
@@ -360,12 +354,8 @@ def load_profile(
 ) -> DeviceProfile:
     """Find, read and validate a device profile: a path, one in the folder ``local``, or a shipped one.
 
-    Args:
-        name: None if neither the command nor a recipe's target names a profile; raises InputError.
-        local: ``<artifacts>/profiles``, where `calibrate` writes.
-        note: receives a message if a calibration of an earlier estimator is ignored.
-
-    Raises RecipeError.
+    ``note`` receives a message if a calibration of an earlier estimator is ignored. Raises RecipeError, and InputError
+    if ``name`` is None: neither the command nor a recipe's target names a profile.
     """
     if name is None:
         raise InputError(

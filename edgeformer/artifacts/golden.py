@@ -26,8 +26,7 @@ GOLDEN_FILE = "golden.npz"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 1_000
 """Maximum unpacked size in bytes (20 times that of a language model with 8 exits), and number of arrays."""
 _IDS, _MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
-INPUT, OUTPUT = "in.", "out."
-"""Name prefixes of the arrays that are whole inputs and outputs of a graph."""
+INPUT, OUTPUT = "in.", "out."  # name prefixes of the arrays that are whole inputs and outputs of a graph
 
 Array = NDArray[Any]
 Tokens = NDArray[np.int64]
@@ -39,17 +38,9 @@ class GoldenError(ArtifactError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Validated arrays of a golden.npz.
+    """Validated arrays of a golden.npz. Raises GoldenError if they do not follow the schema."""
 
-    Attributes:
-        path: file that they come from, for messages.
-        arrays: name → array.
-
-    Raises:
-        GoldenError: they do not follow the schema.
-    """
-
-    path: Path
+    path: Path  # of the file, for messages
     arrays: Mapping[str, Array]
 
     def __post_init__(self) -> None:

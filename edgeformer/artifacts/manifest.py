@@ -146,8 +146,7 @@ class ExitGuarantee(Frozen):
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 Precision = Literal["fp32", "fp16", "int8", "int4"]
 Role = Literal["full", "exit", "step", "decode"]
-ONNX = "onnx"
-"""Format of the graphs that export writes, and from which all other artifacts are built."""
+ONNX = "onnx"  # format of the graphs that export writes, and from which all other artifacts are built
 
 
 def client_dtype(precision: Precision) -> str:
@@ -311,8 +310,7 @@ class Rounded(Frozen):
     reason: str | None = Field(None, description="reason for a missed target")
 
 
-SMALLEST_RESIDENT_BYTES = 4 << 20
-"""Weights of fewer bytes are less than the other buffers of an opened artifact."""
+SMALLEST_RESIDENT_BYTES = 4 << 20  # weights of fewer bytes are less than the other buffers of an opened artifact
 
 
 class Sharing(Frozen):

@@ -131,53 +131,35 @@ _BITS = {
 }  # fmt: skip
 _PARAMETERS = {"float32", "float16", "float64", "bfloat16", "uint8", "int8", "uint4", "int4"}
 _KINDS = {1: "tensor", 4: "sequence", 5: "map", 7: "opaque", 8: "sparse tensor", 9: "optional"}
-CONTROL = ("If", "Loop", "Scan")
-"""Operators that contain subgraphs."""
-_SAME = ("Cast", "Identity")
-"""Operators that keep the value of a token id."""
+CONTROL = ("If", "Loop", "Scan")  # operators that contain subgraphs
+_SAME = ("Cast", "Identity")  # operators that keep the value of a token id
 _PICKS = ("Gather", "GatherBlockQuantized")
 
-Dim = int | str | None
-"""A fixed size, the name of a dynamic size, or None for a dynamic size without a name."""
+Dim = int | str | None  # a fixed size, the name of a dynamic size, or None for a dynamic size without a name
 
 
 @dataclass(frozen=True)
 class Port:
-    """Input or output of a graph.
-
-    Attributes:
-        kind: ``tensor``, or a container such as ``sequence`` or ``map``.
-        dtype: numpy's name of the tensor's type; ONNX's name if numpy has no such type (``string``).
-        shape: None if the file does not state it.
-    """
+    """Input or output of a graph."""
 
     name: str
-    kind: str
-    dtype: str
-    shape: tuple[Dim, ...] | None
+    kind: str  # `tensor`, or a container such as `sequence` or `map`
+    dtype: str  # numpy's name of the tensor's type; ONNX's name if numpy has no such type (`string`)
+    shape: tuple[Dim, ...] | None  # None: the file does not state it
 
 
 @dataclass
 class Outline:
-    """Outline of an ONNX file.
+    """Outline of an ONNX file."""
 
-    Attributes:
-        opsets: domain → version; the standard domain is ``""``.
-        operators: (domain, operator) → nodes, those of subgraphs and functions included.
-        functions: (domain, name) of the functions that the file defines.
-        stored: type → elements of stored tensors with more than one element (floating point, 8 and 4 bits).
-        weight_bytes: bytes of all stored tensors.
-        tables: input → rows of the stored table that it indexes.
-    """
-
-    opsets: dict[str, int] = field(default_factory=dict)
-    operators: Counter[tuple[str, str]] = field(default_factory=Counter)
-    functions: set[tuple[str, str]] = field(default_factory=set)
+    opsets: dict[str, int] = field(default_factory=dict)  # domain → version; the standard domain is ""
+    operators: Counter[tuple[str, str]] = field(default_factory=Counter)  # (domain, name) → nodes, also of subgraphs
+    functions: set[tuple[str, str]] = field(default_factory=set)  # (domain, name) of those that the file defines
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
-    stored: Counter[str] = field(default_factory=Counter)
-    weight_bytes: int = 0
-    tables: dict[str, int] = field(default_factory=dict)
+    stored: Counter[str] = field(default_factory=Counter)  # type → elements of stored tensors with more than one
+    weight_bytes: int = 0  # of all stored tensors
+    tables: dict[str, int] = field(default_factory=dict)  # input → rows of the stored table that it indexes
 
     @property
     def parameters(self) -> int:

@@ -20,7 +20,7 @@ class MemoryBreakdown(Frozen):
     @property
     def peak_bytes(self) -> int:
         """Sum of all parts in bytes."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.temporary + self.reserve
+        return sum(self.model_dump().values())
 
 
 class Suggestion(Frozen):

@@ -30,8 +30,7 @@ class Progress:
         """Print a line above the bar."""
 
 
-SILENT = Progress()
-"""Default for library use."""
+SILENT = Progress()  # default for library use
 
 
 class Lasting(Progress):

@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +31,17 @@ from edgeformer.artifacts.workspace import parse_manifest, read_json_bytes
 
 MeasurementStatus = Literal["measured", "estimated", "unavailable"]
 CheckStatus = Literal["pass", "fail", "unknown"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
+
+    value: float | None
+    basis: MeasurementStatus = "measured"
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
 
 
 class PublishedTime(Frozen):
@@ -76,6 +89,11 @@ class Latency(Frozen):
     warnings: tuple[str, ...] = ()
     quantiles_ms: tuple[float, ...] = Field((), description="quantiles of the sample at even steps, 0 to 100%")
 
+    @property
+    def figure(self) -> Figure:
+        """The median, with the range of an estimate."""
+        return Figure(self.p50, self.status, self.low, self.high)
+
 
 class Work(Frozen):
     """Operations and memory traffic of one call at a row's shape, counted node by node."""
@@ -97,6 +115,11 @@ class Memory(Frozen):
     low: int | None = None
     high: int | None = None
     reason: str | None = None
+
+    @property
+    def figure(self) -> Figure:
+        """The peak, with the range of an estimate."""
+        return Figure(self.peak, self.status, self.low, self.high)
 
 
 class Energy(Frozen):
@@ -134,17 +157,6 @@ class Conditions(Frozen):
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
         return {name: value for name, value in write(self).items() if value is not None or name not in fields}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A value with its basis; an estimate, or a time that varies, also has the ends of its range."""
-
-    value: float | None
-    basis: MeasurementStatus = "measured"
-    low: float | None = None
-    high: float | None = None
-    reason: str | None = None
 
 
 class Row(Frozen):
@@ -185,6 +197,11 @@ class Check(Frozen):
     reason: str | None = None
     batch: int | None = Field(None, description="batch size of the call; None: no call, a file's size")
     seq: int | None = Field(None, description="tokens per row of that call")
+
+    @property
+    def figure(self) -> Figure:
+        """The value, with its range."""
+        return Figure(self.value, self.basis or "unavailable", self.low, self.high)
 
 
 class NotJudged(Frozen):
@@ -256,6 +273,11 @@ class Candidate(Frozen):
     row: Row | None = Field(None, exclude=True, description="row with its costs; None: read from a file")
     checks: tuple[Check, ...] = Field((), exclude=True, description="its figures against the limits")
 
+    @property
+    def latency(self) -> Figure:
+        """The median latency, with its range."""
+        return Figure(self.latency_ms, self.latency_status, self.low_ms, self.high_ms)
+
 
 class Choice(Frozen):
     """Candidates of `--choose`, and its pick."""
@@ -300,12 +322,10 @@ class Subject(Frozen):
     def of(cls, manifest: BundleManifest, artifacts: Iterable[ArtifactManifest]) -> Self:
         """Return the description of these artifacts of a bundle."""
         return cls(
-            task=manifest.task,
-            max_positions=manifest.max_positions,
-            max_length=manifest.max_length,
+            task=manifest.task, max_positions=manifest.max_positions, max_length=manifest.max_length,
             artifacts={entry.id: SubjectArtifact(role=entry.role, sha256=entry.sha256) for entry in artifacts},
             manifest_sha256=manifest.manifest_sha256,
-        )
+        )  # fmt: skip
 
 
 class EstimateEvidence(EstimateRecord):
@@ -393,9 +413,21 @@ class Report(Frozen):
         """Stem of the file names: the device, and ``question`` if there is one."""
         return f"{self.device}-{self.question}" if self.question else self.device
 
+    @property
+    def split_sizes(self) -> dict[str, SizeParts]:
+        """Artifact → its sizes, if the bundle says what its bytes are for."""
+        return {parts.artifact: parts for parts in self.sizes if parts.embeddings or parts.block or parts.heads}
 
-_LARGEST = 2**63 - 1
-"""Maximum absolute value of a number in a report."""
+    def cold_row_of(self, row: Row) -> Row | None:
+        """Return the first call of the process that measured ``row``; None if another row of it comes before."""
+        process = attrgetter("where", "artifact", "provider", "threads")
+        rows = [other for other in self.rows if other.where == "host" and process(other) == process(row)]
+        if next((other for other in rows if other.phase != "cold"), None) is not row:
+            return None
+        return next((other for other in reversed(rows) if other.phase == "cold"), None)
+
+
+_LARGEST = 2**63 - 1  # maximum absolute value of a number in a report
 
 
 def read_report(path: Path) -> Report:
@@ -405,7 +437,13 @@ def read_report(path: Path) -> Report:
 
 def parse_report(path: Path, content: bytes) -> Report:
     """Return the report that was read from ``path``, which is for messages. Raises as :func:`read_report` does."""
-    report = parse_manifest(Report, path, _without_former_phase(content))
+    current = content
+    if b'"speculate"' in content:  # rows of speculative decoding, which version 0.1 measured
+        with suppress(ValueError, KeyError, TypeError):  # validation says what is wrong
+            document = json.loads(content)
+            document["rows"] = [row for row in document["rows"] if row["phase"] != "speculate"]
+            current = json.dumps(document).encode()
+    report = parse_manifest(Report, path, current)
 
     def check_number(text: str) -> float:
         number = float(text)
@@ -420,18 +458,6 @@ def parse_report(path: Path, content: bytes) -> Report:
             "with edgeformer profile"
         )
     return report
-
-
-def _without_former_phase(content: bytes) -> bytes:
-    """Return the JSON of a report without the rows of speculative decoding, which version 0.1 measured."""
-    if b'"speculate"' not in content:
-        return content
-    try:
-        document = json.loads(content)
-        document["rows"] = [row for row in document["rows"] if row["phase"] != "speculate"]
-    except (ValueError, KeyError, TypeError):  # validation says what is wrong
-        return content
-    return json.dumps(document).encode()
 
 
 def seal_report(report: Report) -> Report:
@@ -458,10 +484,8 @@ def checksum_notes(path: Path, report: Report, manifest: BundleManifest | None) 
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 """Percentile → samples for 99% confidence (early-stopping estimate of MLPerf LoadGen)."""
-NOISY_CV = 0.025
-"""Coefficient of variation above which a sample counts as noisy."""
-QUANTILES = 41
-"""Number of quantiles of a sample in a report: every 2.5%."""
+NOISY_CV = 0.025  # coefficient of variation above which a sample counts as noisy
+QUANTILES = 41  # number of quantiles of a sample in a report: every 2.5%
 DRIFT_PARTS, DRIFT_PART_CALLS, DRIFT_FEWEST_CALLS = 10, 25, 20
 """Drift test of a sample: maximum number of parts, minimum calls per part, minimum calls for a test."""
 
@@ -495,14 +519,9 @@ class MeasureRules:
     def repeated(self) -> MeasureRules:
         """Return the rules of the second process: a third of the time and of the calls, and no energy."""
         return replace(
-            self,
-            warmup_max_s=self.warmup_max_s / 3,
-            min_s=self.min_s / 3,
-            min_calls=math.ceil(self.min_calls / 3),
-            max_s=self.max_s / 3,
-            idle_s=0.0,
-            energy_s=0.0,
-        )
+            self, warmup_max_s=self.warmup_max_s / 3, min_s=self.min_s / 3, min_calls=math.ceil(self.min_calls / 3),
+            max_s=self.max_s / 3, idle_s=0.0, energy_s=0.0,
+        )  # fmt: skip
 
     @classmethod
     def strict(cls) -> MeasureRules:

@@ -18,27 +18,18 @@ from edgeformer.artifacts.units import csv_cell
 
 TableRow = Mapping[str, object]
 
-FORMATS = ("jsonl", "csv", "parquet", "npy")
-"""File formats, which are also their suffixes."""
-ERROR = "error"
-"""Column with the error of rows that have no result."""
+FORMATS = ("jsonl", "csv", "parquet", "npy")  # file formats, which are also their suffixes
+ERROR = "error"  # column with the error of rows that have no result
 
 
 @dataclass(frozen=True)
 class TableStyle:
-    """Style of a table that repeats columns of an input table.
+    """Style of a table that repeats columns of an input table."""
 
-    Attributes:
-        columns: names of those columns, which come first.
-        delimiter: delimiter of CSV.
-        bom: whether CSV begins with a byte order mark, by which spreadsheets recognise UTF-8.
-        types: column → pyarrow type; the default is text.
-    """
-
-    columns: Sequence[str] = ()
-    delimiter: str = ","
-    bom: bool = False
-    types: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = ()  # names of those columns, which come first
+    delimiter: str = ","  # of CSV
+    bom: bool = False  # whether CSV begins with a byte order mark, by which spreadsheets recognise UTF-8
+    types: Mapping[str, Any] = field(default_factory=dict)  # column → pyarrow type; the default is text
 
 
 def writer_for(name: str, stream: BinaryIO, example: TableRow, style: TableStyle) -> RowWriter:

@@ -51,8 +51,7 @@ class Score(Recognised):
         return None
 
 
-AnyScore = Annotated[SerializeAsAny[Score], BeforeValidator(Score.recognise)]
-"""Score of any task, for manifests."""
+AnyScore = Annotated[SerializeAsAny[Score], BeforeValidator(Score.recognise)]  # score of any task, for manifests
 
 
 class EvaluationRow(Frozen):

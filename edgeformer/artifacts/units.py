@@ -91,11 +91,9 @@ def _reading(parse: Callable[[str], float]) -> BeforeValidator:
     )
 
 
-Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]
-"""Size in bytes; YAML may have ``5.4GiB``."""
+Bytes = Annotated[int, _reading(parse_bytes), Field(ge=0)]  # size in bytes; YAML may have `5.4GiB`
 
-Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]
-"""Time in milliseconds; YAML may have ``5ms``."""
+Milliseconds = Annotated[float, _reading(parse_milliseconds), Field(ge=0)]  # time in milliseconds; YAML may have `5ms`
 
 
 # Escapes for untrusted text (labels, names, messages of libraries) in output for people. JSON needs none, and HTML is

@@ -64,8 +64,7 @@ def parse_manifest(model: type[M], path: Path, content: bytes) -> M:
         ) from None
 
 
-NEW_RUN = ".new-run."
-"""Name prefix of the temporary folder of a new run, until it is renamed to its final name."""
+NEW_RUN = ".new-run."  # name prefix of the temporary folder of a new run, until it is renamed to its final name
 
 
 def free_folder(

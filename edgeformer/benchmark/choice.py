@@ -22,20 +22,17 @@ from edgeformer.benchmark.limits import UNITS, Limit, Requirements, compare, fig
 from edgeformer.benchmark.verdict import artifact_checks, judged_rows
 from edgeformer.measurement.artifact import absent_figures
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
 from edgeformer.tasks.texts import TextTask
 from edgeformer.tasks.tokens import TokenTask
 
-CONFIDENCE = 0.95
-"""Of the interval of a score."""
-NOISE = 0.025
-"""Memory, energy and estimates that differ by less are the same: the variation above which a row warns."""
-CLOSE = 0.15
-"""Measured times that differ by less are the same: processes that run minutes apart differ by as much."""
-INSTANT_MS = 0.1
-"""Measured times that differ by less are the same to whoever waits."""
+CONFIDENCE = 0.95  # of the interval of a score
+NOISE = 0.025  # memory, energy and estimates that differ by less are the same: the variation above which a row warns
+CLOSE = 0.15  # measured times that differ by less are the same: processes that run minutes apart differ by as much
+INSTANT_MS = 0.1  # measured times that differ by less are the same to whoever waits
 
 
 @dataclass(frozen=True)
@@ -73,30 +70,26 @@ def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
 
 def choose(
     manifest: BundleManifest,
-    rows: Sequence[Row],
-    device_rows: Sequence[Row],
+    rows: Sequence[Row],  # of the artifacts that may be picked, host and device
+    device_rows: Sequence[Row],  # of them, those on the device, measured there or estimated for it
     requirements: Requirements,
     minimize: Literal["latency", "size", "memory", "energy"] = "latency",
-    records: Mapping[str, TargetRecord] = MappingProxyType({}),
+    records: Mapping[str, TargetRecord] = MappingProxyType({}),  # artifact that export did not compare → its target's
 ) -> Choice:
     """Name the artifact to deploy among those that were profiled.
 
     The pick is the least of ``minimize`` among those that break no limit. Candidates that are known to keep every limit
     go before those with a limit that cannot be decided. Candidates whose costs differ by less than noise (measured
-    times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied: the smaller file wins.
-
-    Args:
-        manifest: of the bundle, whose order is that of the candidates.
-        rows: of the artifacts that may be picked, host and device.
-        device_rows: of them, those on the device, measured there or estimated for it.
-        requirements: what the device's budget and the command allow.
-        records: artifact that export did not compare → what its target measured.
+    times 15%, other quantities 2.5%) or are estimates with overlapping ranges are tied: the smaller file wins. The
+    candidates are in the order of the bundle.
     """
+    # 1. Whose times rank the candidates: the device's, else this host's.
     metric, shape = get_task(manifest.task).metric, requirements.compared_shape
     bound, statuses = limit_of(requirements.limits, "score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:
         basis = "estimated" if "estimated" in statuses else "measured"
+    # 2. A candidate for every artifact, runtime and number of threads.
     scored_manifest = completed(manifest, records)
     candidates: list[Candidate] = []
     for artifact in {entry.id: entry for entry in scored_manifest.artifacts}.values():
@@ -114,7 +107,7 @@ def choose(
             if row.latency_ms.status != "unavailable" and row.phase == phase
         ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
-        why_absent = next(filter(None, reasons), f"there is no measurement or estimate at {shape[0]}×{shape[1]}")
+        why_absent = next(filter(None, reasons), note("no figure", shape=f"{shape[0]}×{shape[1]}"))
         absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
         for row in usable or [absent]:
             judged = [other for other in on_device if (other.provider, other.threads) == (row.provider, row.threads)]
@@ -125,20 +118,12 @@ def choose(
             checks = artifact_checks(judged or [absent], requirements, is_whole_text)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
-    candidates = mark_front(candidates, metric)
+    # 3. Pick one.
     choice = Choice(
-        metric=metric.name,
-        bound=bound,
-        minimize=minimize,
-        candidates=tuple(candidates),
-        pick=None,
-        reason="",
-        basis=basis,
-        not_in_bundle=absent_variants(manifest),
-        batch=shape[0],
-        seq=shape[1],
-    )
-    return _explained(choice, _pick(choice, _eligible(candidates)), metric)
+        metric=metric.name, bound=bound, minimize=minimize, candidates=tuple(mark_front(candidates, metric)),
+        pick=None, reason="", basis=basis, not_in_bundle=absent_variants(manifest), batch=shape[0], seq=shape[1],
+    )  # fmt: skip
+    return _pick(choice, _eligible(candidates), metric)
 
 
 def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidate]:
@@ -157,21 +142,16 @@ def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidat
 
 
 def combine_choices(
-    choices: Mapping[str, Choice],
-    limits: Sequence[Limit],
+    choices: Mapping[str, Choice],  # model → its choice, without limits of its own; at least one
+    limits: Sequence[Limit],  # of size, latency and score, beside those of the device's budget
     minimize: Literal["latency", "size"],
-    refused: Mapping[str, str] = MappingProxyType({}),
+    refused: Mapping[str, str] = MappingProxyType({}),  # model that is not recommended → the reason
 ) -> Choice:
     """Return one choice among the candidates of several models, whose artifacts are then called ``model/artifact``.
 
     The models answer the same task on the same validation rows. A candidate that its own choice refused stays refused.
     An estimated latency keeps a limit only with its whole range. Without a limit of the score, the pick is among the
     artifacts of the model with the best score, of which it may lose one standard error.
-
-    Args:
-        choices: model → its choice, without limits of its own; at least one.
-        limits: of size, latency and score, beside those of the device's budget.
-        refused: model that is not recommended → the reason.
     """
     first = next(iter(choices.values()))
     metric = next(task.metric for task in all_tasks() if task.metric.name == first.metric)
@@ -206,23 +186,18 @@ def combine_choices(
             changes = {
                 "artifact": f"{model}/{candidate.artifact}",
                 "bound_inside": _holds(candidate.score_low, candidate.score_high, bound),
-                "feasible": candidate.feasible and not objections,
-                "reason": "; ".join(objections) or None,
+                "feasible": candidate.feasible and not objections, "reason": "; ".join(objections) or None,
                 "unknown": tuple(unknown),
-            }
+            }  # fmt: skip
             candidates.append(candidate.model_copy(update=changes))
     # 2. Pick among them; without a limit of the score among those of the best model.
     bases = {choice.basis for choice in choices.values()}
-    combined = first.model_copy(
-        update={
-            "bound": bound,
-            "minimize": minimize,
-            "candidates": tuple(mark_front(candidates, metric)),
-            "pick": None,
-            "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
-            "not_in_bundle": (),
-        }
-    )
+    update: dict[str, Any] = {
+        "bound": bound, "minimize": minimize, "candidates": tuple(mark_front(candidates, metric)), "pick": None,
+        "basis": "host" if "host" in bases else "estimated" if "estimated" in bases else "measured",
+        "not_in_bundle": (),
+    }  # fmt: skip
+    combined = first.model_copy(update=update)
     positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
 
     def rank(position: int) -> float:
@@ -236,26 +211,25 @@ def combine_choices(
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
         best_models = {models[position] for position in positions if rank(position) == rank(best)}
         positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
-        decision = _pick(combined, positions)._replace(best_score=score, score_loss=error)
-        return _explained(combined, decision, metric)
-    picked = _explained(combined, _pick(combined, positions), metric)
+        return _pick(combined, positions, metric, best_score=score, score_loss=error)
+    picked = _pick(combined, positions, metric)
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
 
 
 def _score_of(
     artifact: ArtifactManifest, provider: str, manifest: BundleManifest, metric: Metric, record: TargetRecord | None
-) -> tuple[float, int, dict[str, Any]] | str:
-    """Return score, its number of rows and the candidate's facts on who scored it; or the reason why there is none.
+) -> dict[str, Any] | str:
+    """Return the candidate's facts on its score, or the reason why there is none.
 
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
     """
-    unscored = sentences.NO_SCORE["engine"].format(REMEASURE)
+    unscored = note("no score: engine", remedy=REMEASURE)
     if record is not None:
         detail = f" ({record.unscored})" if record.unscored else ""
-        unscored = sentences.NO_SCORE["target"].format(record.device, detail)
+        unscored = note("no score: target", device=record.device, detail=detail)
     if artifact.status != "built":  # it failed on its target
-        return artifact.reason or "it was not built"
+        return artifact.reason or note("not built")
     has_split = any(entry.validation is not None for entry in manifest.artifacts)
     same_answers = [artifact]
     if artifact.role in ("decode", "step"):
@@ -279,89 +253,67 @@ def _score_of(
         if score is not None:
             value = metric.of(score)
             if value is None or not isfinite(value):
-                return sentences.NO_SCORE["metric"].format(metric.name)
-            scored_as = entry.id if entry is not artifact else None
-            return value, score.n, {"scored_as": scored_as, "scored_on": record.device if record is not None else None}
+                return note("no score: metric", metric=metric.name)
+            facts = {"score": value, "scored_as": entry.id if entry is not artifact else None}
+            facts["scored_on"] = record.device if record is not None else None
+            if score.n and metric.is_share:
+                low, high = share_interval(round(value * score.n), score.n, (1 - CONFIDENCE) / 2)
+                facts |= {"score_rows": score.n, "score_low": low, "score_high": high}
+            return facts
     if rounds_to is not None:
-        return sentences.NO_SCORE["rounded"].format(rounds_to)
+        return note("no score: rounded", precision=rounds_to)
     if not artifact.is_graph:
         return unscored
-    return sentences.NO_SCORE["split" if has_split else "any"]
+    return note("no score: split" if has_split else "no score")
 
 
 def _candidate(
     artifact: ArtifactManifest,
     row: Row,
     checks: Sequence[Check],
-    score: tuple[float, int, dict[str, Any]] | str,
+    score: dict[str, Any] | str,
     metric: Metric,
     bound: float | None,
     minimize: str,
 ) -> Candidate:
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
+    # 1. Objections: no score, no time, or a limit that is not kept.
     figures = figures_of(row)
     latency, memory, cost = figures["latency"], figures["memory"], figures[minimize]
     facts: dict[str, Any] = {"score": None}
-    interval: tuple[float, float] | None = None
     objections: list[str] = []
     if isinstance(score, str):
         objections.append(score)
     else:
-        value, count, scored = score
-        facts = {"score": value, **scored}
-        if count and metric.is_share:
-            low, high = share_interval(round(value * count), count, (1 - CONFIDENCE) / 2)
-            is_inside = _holds(low, high, bound)
-            facts |= {"score_rows": count, "score_low": low, "score_high": high, "bound_inside": is_inside}
-            interval = (low, high) if is_inside else None
-        if bound is not None and compare(Figure(value), bound, at_least=metric.higher_is_better) == "fail":
-            objections.append(sentences.score_objection(value, bound, metric, interval))
+        low, high = score.get("score_low"), score.get("score_high")
+        facts = {**score, "bound_inside": _holds(low, high, bound)}
+        if bound is not None and compare(Figure(score["score"]), bound, at_least=metric.higher_is_better) == "fail":
+            interval = (low or 0.0, high or 0.0) if facts["bound_inside"] else None
+            objections.append(sentences.score_objection(score["score"], bound, metric, interval))
     if latency.value is None:
-        objections.append(sentences.unknown_objection("latency", latency.reason))
+        objections.append(note("unknown figure", figure="latency", reason=latency.reason or sentences.NO_REASON))
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
     for check in checks:
         if check.status == "fail":
             shape = (check.batch, check.seq) if has_shapes and check.batch and check.seq else None
             objections.append(sentences.limit_objection(check.name, check.value, check.limit, check.unit, shape))
     if cost.value is None and not objections:
-        objections.append(sentences.unknown_objection(minimize, cost.reason))
+        objections.append(note("unknown figure", figure=minimize, reason=cost.reason or sentences.NO_REASON))
+    # 2. Its figures.
     return Candidate(
-        artifact=artifact.id,
-        precision=artifact.precision,
-        exit=artifact.exit,
-        trimmed=artifact.trimmed,
-        provider=row.provider,
-        threads=row.threads,
-        **facts,
-        latency_ms=latency.value,
-        latency_status=latency.basis,
-        size_bytes=row.size_bytes,
-        memory_bytes=None if memory.value is None else round(memory.value),
-        energy_mj=figures["energy"].value,
-        feasible=not objections,
-        on_front=False,
-        reason="; ".join(objections) or None,
-        low_ms=latency.low,
-        high_ms=latency.high,
+        artifact=artifact.id, precision=artifact.precision, exit=artifact.exit, trimmed=artifact.trimmed,
+        provider=row.provider, threads=row.threads, **facts, latency_ms=latency.value, latency_status=latency.basis,
+        size_bytes=row.size_bytes, memory_bytes=None if memory.value is None else round(memory.value),
+        energy_mj=figures["energy"].value, feasible=not objections, on_front=False,
+        reason="; ".join(objections) or None, low_ms=latency.low, high_ms=latency.high,
         unknown=tuple(dict.fromkeys(check.name for check in checks if check.status == "unknown")),
-        stable=row.latency_ms.stable,
-        row=row,
-        checks=tuple(checks),
-    )
+        stable=row.latency_ms.stable, row=row, checks=tuple(checks),
+    )  # fmt: skip
 
 
 def _holds(low: float | None, high: float | None, bound: float | None) -> bool | None:
     """Return whether an interval holds a limit; None: there is no interval or no limit."""
     return None if low is None or high is None or bound is None else low <= bound <= high
-
-
-def _cost(candidate: Candidate, quantity: str) -> Figure:
-    """Return the quantity to minimize. A candidate that was read from a file has no row, but size and latency."""
-    if candidate.row is not None:
-        return figures_of(candidate.row)[quantity]
-    if quantity == "size":
-        return Figure(candidate.size_bytes)
-    return Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
 
 
 def _eligible(candidates: Sequence[Candidate]) -> list[int]:
@@ -370,18 +322,28 @@ def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
-    """Decide which of the candidates at ``positions`` is picked; none if there are no positions."""
-    candidates, minimize = choice.candidates, choice.minimize
-    costs = [_cost(candidate, minimize) for candidate in candidates]
-    decision = sentences.Decision(tuple(positions), costs, UNITS[minimize])
-    if not positions:
-        return decision
-    values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
-    cheapest = min(positions, key=values.__getitem__)
+def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: float) -> Choice:
+    """Return the choice with its pick among the candidates at ``positions``, and the reason.
 
+    ``best``: of the decision, if only artifacts of the model with the best score are at ``positions``.
+    """
+    # 1. The cost of every candidate.
+    candidates, minimize = choice.candidates, choice.minimize
+    costs: list[Figure] = []
+    for candidate in candidates:
+        if candidate.row is not None:
+            costs.append(figures_of(candidate.row)[minimize])
+        elif minimize == "size":  # read from a file
+            costs.append(Figure(candidate.size_bytes))
+        else:
+            costs.append(candidate.latency)
+    values = [inf if cost.value is None else cost.value for cost in costs]  # a feasible candidate has one
+    cheapest = min(positions, key=values.__getitem__, default=None)
+
+    # 2. Among those that cost no more than the cheapest, the smallest.
     def tie_of(position: int) -> sentences.Tie | None:
         """Return why the cost of a candidate is no different from the least; None: it is different."""
+        assert cheapest is not None
         cost, value, least = costs[position], values[position], costs[cheapest]
         is_estimate = cost.basis == "estimated"
         if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
@@ -399,21 +361,16 @@ def _pick(choice: Choice, positions: Sequence[int]) -> sentences.Decision:
         return candidate.size_bytes, *((threads, latency) if minimize == "latency" else (latency, threads))
 
     tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
-    pick = min(tied, key=order)
-    rest = [position for position in positions if position not in (pick, cheapest)]
-    return decision._replace(
-        pick=pick,
-        cheapest=cheapest,
-        tie=tie_of(pick) if pick != cheapest else None,
-        runner_up=min(rest, key=values.__getitem__) if rest else None,
-    )
-
-
-def _explained(choice: Choice, decision: sentences.Decision, metric: Metric) -> Choice:
-    """Return the choice with its pick and the reason."""
-    labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in choice.candidates}
+    pick = min(tied, key=order, default=None)
+    # 3. The decision in words.
+    decision = sentences.Decision(
+        eligible=tuple(positions), costs=costs, unit=UNITS[minimize], pick=pick, cheapest=cheapest,
+        tie=tie_of(pick) if pick is not None and pick != cheapest else None,
+        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None), **best,
+    )  # fmt: skip
+    labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in candidates}
     reason = sentences.pick_reason(choice, decision, metric, labels)
-    return choice.model_copy(update={"pick": decision.pick, "reason": reason})
+    return choice.model_copy(update={"pick": pick, "reason": reason})
 
 
 def cheapest_artifact(report: Report) -> dict[str, Any] | None:
@@ -460,7 +417,5 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
         options["decoding with caches"] = "--exit all"
     if isinstance(task, TextTask) and not any(artifact.trimmed for artifact in artifacts):
         options["trimmed vocabulary"] = "--vocab-trim"
-    lines = [f"{variant}: add them with edgeformer export {option}" for variant, option in options.items()]
-    unbuilt = {artifact.id: artifact for artifact in artifacts if artifact.status != "built"}
-    lines += [f"{id_}: {entry.status}: {entry.reason or 'no reason is recorded'}" for id_, entry in unbuilt.items()]
-    return tuple(lines)
+    lines = [note("not exported", variant=variant, option=option) for variant, option in options.items()]
+    return (*lines, *sentences.unbuilt_notes({artifact.id: artifact for artifact in artifacts}.values()))

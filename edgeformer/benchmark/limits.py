@@ -9,11 +9,11 @@ from typing import Literal
 
 from edgeformer.artifacts.report import QUANTILES, CheckStatus, Figure, Row
 from edgeformer.measurement.artifact import Shape
+from edgeformer.report.sentences import note
 
 Quantity = Literal["size", "latency", "memory", "energy", "score"]
 UNITS: dict[str, str] = {"size": "bytes", "latency": "ms", "memory": "bytes", "energy": "mJ"}
-PER_CALL = ("latency", "energy")
-"""Quantities of one call, or of one decoded token."""
+PER_CALL = ("latency", "energy")  # quantities of one call, or of one decoded token
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,14 @@ class Limit:
 class Requirements:
     """All limits of an artifact, and how it is judged by them.
 
-    Attributes:
-        limits: those at the shape of the budget first, then those of the command at its own shapes, from small to
-            large.
-        shape: (batch, seq) of the device's budget.
-        phase: of latency and energy: a whole call, or one decoded token.
-        shape_note: why ``shape`` is not the budget's.
-        profile: name of the device profile.
+    The limits at the shape of the budget are first, then those of the command at its own shapes, from small to large.
     """
 
     limits: tuple[Limit, ...]
-    shape: Shape
-    phase: Literal["steady", "decode"] = "steady"
-    shape_note: str | None = None
-    profile: str | None = None
+    shape: Shape  # of the device's budget
+    phase: Literal["steady", "decode"] = "steady"  # of latency and energy: a whole call, or one decoded token
+    shape_note: str | None = None  # why `shape` is not the budget's
+    profile: str | None = None  # name of the device profile
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -116,6 +110,6 @@ def figures_of(row: Row) -> dict[str, Figure]:
         if latency.stable is False and len(latency.quantiles_ms) == QUANTILES:
             values += (latency.quantiles_ms[QUANTILES // 4], latency.quantiles_ms[-1 - QUANTILES // 4])
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
-        reason = None if latency.stable else "the measurement is unstable"
+        reason = None if latency.stable else note("unstable")
         figures["latency"] = Figure(latency.p50, "measured", low, high, reason)
     return figures

@@ -36,16 +36,13 @@ from edgeformer.measurement.artifact import ALLOWANCE_S, MeasureJob, input_buffe
 from edgeformer.runtimes import on_gpu
 from edgeformer.system.worker import End, Send, Worker
 
-ERROR = 0.05
-"""The chance that any interval of a run ever misses the truth, for all that one gate measures together."""
-FEWEST_ROUNDS, MOST_ROUNDS, EVERY = 6, 60, 2
-"""A look after every second round: one of each order of the two sides."""
+ERROR = 0.05  # the chance that any interval of a run ever misses the truth, for all that one gate measures together
+FEWEST_ROUNDS, MOST_ROUNDS, EVERY = 6, 60, 2  # a look after every second round: one of each order of the two sides
 WARMUP_RULES = replace(MeasureRules(), warmup_max_s=1.5)
 """As for any row, but a process that does not settle continues: the other one runs on the same machine."""
 _PAIRS, _BLOCK_S, _BLOCK_CALLS = 5, 0.05, 3
 """Pairs of blocks in a round, odd so that their median is one of them; duration of a block, and its fewest calls."""
-_UNTIMED_CALLS = 2
-"""Calls at the start of a block: the caches hold the other process's data, and the threads sleep."""
+_UNTIMED_CALLS = 2  # calls at the start of a block: the caches hold the other process's data, and the threads sleep
 _SLOW_MS, _SLOW_PAIRS, _SLOW_UNTIMED_CALLS = 100.0, 3, 1
 """Slower calls vary less, and the first ones are a smaller part of them: fewer of both suffice."""
 _EXTENSION = 4
@@ -74,8 +71,7 @@ class PairJob(MeasureJob):
     repeat: int = Field(1, ge=1, description="calls timed as one, by which a benchmark plants a slowdown")
 
 
-Pair = tuple[PairJob, PairJob]
-"""Baseline and candidate."""
+Pair = tuple[PairJob, PairJob]  # baseline and candidate
 
 
 def work(document: bytes, send: Send) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from edgeformer.artifacts.device import DeviceProfile
@@ -39,7 +39,6 @@ from edgeformer.benchmark.verdict import (
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (
-    Item,
     MeasureJob,
     MeasuringInterrupted,
     absent_figures,
@@ -50,6 +49,7 @@ from edgeformer.measurement.artifact import (
 )
 from edgeformer.measurement.target import DevicePresence, find_target
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.run import Location
 from edgeformer.runtimes import (
     ArtifactFiles,
@@ -78,21 +78,6 @@ def _places(total: int, started_s: float) -> Iterator[str]:
         yield f" ({begun + 1} of {total}{text})" if total > 1 else ""
 
 
-@dataclass(frozen=True)
-class _Profiling:
-    """A bundle, the device that it is profiled for, and what is measured and noted so far."""
-
-    bundle: Bundle
-    device: DeviceProfile
-    target: DevicePresence
-    options: ProfileOptions
-    request: Request
-    progress: Progress
-    places: Iterator[str]  # of the measuring jobs, of which there may be fewer
-    notes: list[str] = field(default_factory=list)
-    host_rows: list[Row] = field(default_factory=list)
-
-
 class ProfileInterrupted(KeyboardInterrupt):
     """Ctrl-C while a bundle was profiled; ``report`` has the rows measured before it, of which nothing was judged."""
 
@@ -118,96 +103,87 @@ def profile_bundle(
     """
     # 1. What is measured, and on which device.
     bundle = location.open_bundle()
-    request = resolve(options, device, bundle.manifest, location.artifact)
-    items = {
-        artifact.id: items_of(artifact, bundle.task, request.shapes, request.phase) for artifact in request.artifacts
-    }
-    measured_artifacts = [artifact for artifact in request.artifacts if items[artifact.id]]
+    request, target = resolve(options, device, bundle.manifest, location.artifact), find_target(device)
+    if target.present and options.no_host:
+        raise InputError(f"--no-host: {device.title} is this host, so nothing would be left; leave the option out")
+    all_items = {a.id: items_of(a, bundle.task, request.shapes, options.phase) for a in request.artifacts}
+    measured_artifacts = [artifact for artifact in request.artifacts if all_items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
     jobs = len(request.threads) * sum(cannot_run(*pair) is None for pair in providers)
     places = _places(jobs, time.monotonic())
-    profiling = _Profiling(bundle, device, find_target(device), options, request, progress, places)
-    target, notes = profiling.target, profiling.notes
-    if target.present and options.no_host:
-        raise InputError(f"--no-host: {device.title} is this host, so nothing would be left; leave the option out")
+    notes: list[str] = []
+    host_rows: list[Row] = []
+
+    def estimate_rows(artifact: ArtifactManifest) -> list[Row]:
+        with bar(progress, f"Estimating {artifact.id} on {device.name}", None):
+            estimated_for = estimated_providers(artifact, device.kind, request.runtime)
+            return estimate(bundle, artifact, device, all_items[artifact.id], estimated_for)
+
+    def measure_rows(files: ArtifactFiles) -> list[Row]:
+        """Measure one artifact with every runtime and every number of threads; add the rows to ``host_rows``."""
+        artifact, first_row = files.artifact, len(host_rows)
+        providers = request.providers(artifact)
+        if not providers:
+            notes.append(note("not opened", artifact=artifact.id, runtime=request.runtime))
+        for provider in providers:
+            refusal = cannot_run(artifact, provider)
+            if refusal is not None:
+                progress.message(f"{artifact.id}: not measured: {refusal}")
+                name = opener_of(artifact, provider).provider(artifact, provider)
+                host_rows.extend(
+                    row_of(artifact, ("steady", *shape), name, "host", refusal) for shape in request.shapes
+                )
+                continue
+            for threads in request.threads:
+                job = MeasureJob(
+                    files=files, provider=provider, threads=threads, items=all_items[artifact.id], rules=request.rules,
+                    gpu_uuid=target.gpu_uuid,
+                )  # fmt: skip
+                try:
+                    measured = measure_artifact(job, progress, next(places))
+                except MeasuringInterrupted as error:
+                    host_rows.extend(error.rows)
+                    raise
+                host_rows.extend(measured)
+                if any(on_gpu(row.provider) for row in measured):
+                    break  # CPU threads make no difference there
+        return host_rows[first_row:]
+
     try:
         # 2. Check all files; estimate an absent device, and judge it before anything is measured.
         checked = [check_artifact(bundle, artifact) for artifact in measured_artifacts]
         estimated: dict[str, list[Row]] = {}
         if not target.present:
-            for files in checked:
-                estimated[files.artifact.id] = _estimate(profiling, files.artifact, items[files.artifact.id])
-            every = [row for rows_of_one in estimated.values() for row in rows_of_one]
-            report = _report(profiling, every, every)
+            estimated = {files.artifact.id: estimate_rows(files.artifact) for files in checked}
+            every = [*chain(*estimated.values())]
+            report = _report(bundle, request, target, notes, every, every)
             if options.no_host:
                 return report
             on_estimates(report)
-            notes.clear()
         # 3. Measure; what this host cannot measure of the device is estimated.
         rows: list[Row] = []
         device_rows: list[Row] = []
         for files in checked:
-            artifact = files.artifact
-            measured = _measure(profiling, files, items[artifact.id])
+            artifact, measured = files.artifact, measure_rows(files)
             rows += measured
             artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else estimated[artifact.id]
             if target.present and not artifact_device_rows:
                 reason = next((row.latency_ms.reason for row in measured if row.latency_ms.reason), "not measured")
                 provider = next((row.provider for row in measured if row.latency_ms.status == "measured"), None)
                 if provider is not None:
-                    reason = f"{target.reason}, but {provider} measured the rows, and this device needs "
-                    reason += f"{default_provider(device.kind)}"
-                notes.append(f"{artifact.id}: {reason}; its figures for the device are estimated instead")
-                artifact_device_rows = _estimate(profiling, artifact, items[artifact.id])
+                    needed = default_provider(device.kind)
+                    reason = note("other provider", reason=target.reason, provider=provider, needed=needed)
+                notes.append(note("estimated instead", artifact=artifact.id, reason=reason))
+                artifact_device_rows = estimate_rows(artifact)
             if not target.present or artifact_device_rows[0].where == "device":
                 rows += artifact_device_rows
             device_rows += artifact_device_rows
         notes += card_notes(device, target, rows)
-        return _report(profiling, rows, device_rows)
+        return _report(bundle, request, target, notes, rows, device_rows)
     except KeyboardInterrupt:
-        rows = profiling.host_rows
-        notes.append(
-            f"interrupted after {len(rows)} rows of {len({row.artifact for row in rows})} of "
-            f"{len(request.artifacts)} artifacts; there is no verdict"
-        )
-        raise ProfileInterrupted(_report(profiling, rows, None)) from None
-
-
-def _estimate(profiling: _Profiling, artifact: ArtifactManifest, items: tuple[Item, ...]) -> list[Row]:
-    """Return the rows of one artifact that are estimated for the device."""
-    with bar(profiling.progress, f"Estimating {artifact.id} on {profiling.device.name}", None):
-        providers = estimated_providers(artifact, profiling.device.kind, profiling.request.runtime)
-        return estimate(profiling.bundle, artifact, profiling.device, items, providers)
-
-
-def _measure(profiling: _Profiling, files: ArtifactFiles, items: tuple[Item, ...]) -> list[Row]:
-    """Return the host's rows of one artifact, for every runtime and every number of threads."""
-    request, artifact, first_row = profiling.request, files.artifact, len(profiling.host_rows)
-    rows = profiling.host_rows
-    providers = request.providers(artifact)
-    if not providers:
-        profiling.notes.append(f"{artifact.id}: left out, because {request.runtime} does not open it")
-    for provider in providers:
-        refusal = cannot_run(artifact, provider)
-        if refusal is not None:
-            profiling.progress.message(f"{artifact.id}: not measured: {refusal}")
-            name = opener_of(artifact, provider).provider(artifact, provider)
-            rows += [row_of(artifact, ("steady", *shape), name, "host", refusal) for shape in request.shapes]
-            continue
-        for threads in request.threads:
-            job = MeasureJob(
-                files=files, provider=provider, threads=threads, items=items, rules=request.rules,
-                gpu_uuid=profiling.target.gpu_uuid,
-            )  # fmt: skip
-            try:
-                measured = measure_artifact(job, profiling.progress, next(profiling.places))
-            except MeasuringInterrupted as error:
-                rows += error.rows
-                raise
-            rows += measured
-            if any(on_gpu(row.provider) for row in measured):
-                break  # CPU threads make no difference there
-    return rows[first_row:]
+        count, measured_count = len(host_rows), len({row.artifact for row in host_rows})
+        notes.append(note("interrupted", rows=count, measured=measured_count, artifacts=len(request.artifacts)))
+        raise ProfileInterrupted(_report(bundle, request, target, notes, host_rows, None)) from None
 
 
 def rows_of_kind(rows: Sequence[Row], kind: Kind) -> list[Row]:
@@ -227,16 +203,22 @@ def card_notes(device: DeviceProfile, target: DevicePresence, rows: Sequence[Row
     on_cpu = list(dict.fromkeys(row.artifact for row in measured if row.artifact not in on_card))
     if not target.present or device.kind != "cuda" or not on_cpu:
         return []
-    note = f"measured on the card: {', '.join(on_card) or 'nothing'}; measured on the processor: {', '.join(on_cpu)}"
-    return [f"{note}; edgeformer doctor says how to run ONNX graphs on the card"]
+    return [note("card", on_card=", ".join(on_card) or "nothing", on_cpu=", ".join(on_cpu))]
 
 
-def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Row] | None) -> Report:
+def _report(
+    bundle: Bundle,
+    request: Request,
+    target: DevicePresence,
+    measuring_notes: Sequence[str],
+    rows: Sequence[Row],
+    device_rows: Sequence[Row] | None,
+) -> Report:
     """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
-    bundle, device, target, request = profiling.bundle, profiling.device, profiling.target, profiling.request
-    manifest, requirements, options = bundle.manifest, request.requirements, profiling.options
+    manifest, device, options, requirements = bundle.manifest, request.device, request.options, request.requirements
     is_interrupted = device_rows is None
     choice: Choice | None = None
+    notes = [*request.notes, *measuring_notes]
     # 1. No such device runs these artifacts, so they say nothing about a model on it.
     refusals = {artifact.id: never_runs(artifact, device) for artifact in request.artifacts}
     left_out = {name: reason for name, reason in refusals.items() if reason is not None}
@@ -249,14 +231,13 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
 
     # 2. Judge the rows of the device.
     if is_interrupted:
-        verdict = Verdict(
-            status="unknown", not_judged=tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
-        )
+        not_judged = tuple(NotJudged(name=name, reason="interrupted") for name in EXPECTED_CHECKS)
+        verdict = Verdict(status="unknown", not_judged=not_judged)
     elif options.choose is None:
         verdict = check_budget(judged, requirements, whole_texts)
     else:
         records = bundle.records
-        profiling.notes.extend(filter(None, (record.why_refused(manifest) for record in records.records)))
+        notes += filter(None, (record.why_refused(manifest) for record in records.records))
         eligible = [row for row in rows if row.artifact not in left_out]
         completing = records.completing(manifest, device.match)
         choice = choose(manifest, eligible, judged, requirements, options.choose.minimize, completing)
@@ -266,59 +247,47 @@ def _report(profiling: _Profiling, rows: Sequence[Row], device_rows: Sequence[Ro
             verdict = verdict_of(choice.candidates[choice.pick].checks, requirements)
 
     # 3. Notes.
-    unused = shape_notes(requirements) if is_interrupted else []
-    notes = [note for note in (*request.notes, *profiling.notes) if note not in unused]
+    if is_interrupted:  # nothing was judged
+        unused = shape_notes(requirements)
+        notes = [text for text in notes if text not in unused]
     if not target.present:
-        estimates = "nothing was estimated" if is_interrupted else "the figures for the device are estimates"
-        measured = "nothing was measured" if options.no_host else "the measured times are those of this host"
-        notes.append(f"{target.reason}: {measured}, {estimates}")
+        measured = note("no measurement" if options.no_host else "host times")
+        estimated = note("no estimate" if is_interrupted else "estimates")
+        notes.append(note("absent device", reason=target.reason, measured=measured, estimated=estimated))
     for reason in dict.fromkeys(left_out.values()):
         names = ", ".join(name for name, refusal in left_out.items() if refusal == reason)
-        notes.append(f"left out of the verdict, because no {device.title} can run it: {names}: {reason}")
+        notes.append(note("left out", device=device.title, artifacts=names, reason=reason))
     if left_out and not judged and not is_interrupted:
-        notes.append("nothing was judged, because no artifact can run on this device")
+        notes.append(note("nothing can run"))
     elif not is_interrupted:  # the note of the interruption says that nothing was judged
         notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
-    if manifest.synthetic:
-        notes.append("the model was trained on synthetic text, so its scores say nothing about real text")
-    if manifest.proof is not None:
-        notes.append(sentences.import_proof(manifest.proof))
-    for artifact in request.artifacts:
-        if artifact.guarantee is not None:
-            notes.append(f"{artifact.id} with early exit: {sentences.exit_guarantee(artifact.guarantee)}")
+    notes += [note("synthetic")] if manifest.synthetic else []
+    notes += [sentences.import_proof(manifest.proof)] if manifest.proof is not None else []
+    notes += [
+        note("early exit", artifact=artifact.id, guarantee=sentences.exit_guarantee(artifact.guarantee))
+        for artifact in request.artifacts
+        if artifact.guarantee is not None
+    ]
 
     # 4. The report.
-    estimated = {row.precision for row in rows if row.latency_ms.status == "estimated"}
+    precisions = {row.precision for row in rows if row.latency_ms.status == "estimated"}
     report = Report(
-        device=device.name,
-        device_title=device.title,
+        device=device.name, device_title=device.title,
         host={
             **describe_host(),
             "gpu": target.gpu.name if target.gpu is not None else None,
             "threads": max(request.threads),
             "versions": library_versions(),
         },
-        on_target=target.present,
-        run=manifest.run,
-        bundle=str(bundle.folder),
-        created=now(),
-        synthetic=manifest.synthetic,
-        leaks=manifest.leaks,
-        proof=manifest.proof,
-        parameters=manifest.parameters,
-        rows=tuple(rows),
-        verdict=verdict,
-        notes=tuple(notes),
-        estimated_for=device.kind if estimated else None,
-        estimate_error=options.estimate_error if estimated else None,
-        estimate_evidence=estimate_evidence(device, options.estimate_error, estimated),
-        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes),
-        search=choice,
-        left_out=left_out,
-        question=request.question,
-        profile=device,
+        on_target=target.present, run=manifest.run, bundle=str(bundle.folder), created=now(),
+        synthetic=manifest.synthetic, leaks=manifest.leaks, proof=manifest.proof, parameters=manifest.parameters,
+        rows=tuple(rows), verdict=verdict, notes=tuple(notes), estimated_for=device.kind if precisions else None,
+        estimate_error=options.estimate_error if precisions else None,
+        estimate_evidence=estimate_evidence(device, options.estimate_error, precisions),
+        sizes=tuple(SizeParts.of(artifact) for artifact in request.artifacts if artifact.size_bytes), search=choice,
+        left_out=left_out, question=request.question, profile=device,
         subject=Subject.of(manifest, request.artifacts),
-    )
+    )  # fmt: skip
     return seal_report(report)
 
 
@@ -376,11 +345,10 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
             judged += of_kind
             continue
         shapes, (batch, seq) = dict.fromkeys(f"{row.batch}×{row.seq}" for row in of_kind), requirements.shape
-        reason = f"the report has no row at {batch}×{seq}, but at {', '.join(shapes)}"
+        reason = note("no such row", shape=f"{batch}×{seq}", shapes=", ".join(shapes))
         if not of_kind:
             labels = ", ".join(dict.fromkeys(provider_facts(row.provider).label for row in warm))
-            kind = "a GPU" if device.kind == "cuda" else "a CPU"
-            reason = f"measured with {labels} only, and the device is {kind}"
+            reason = note("other kind", labels=labels, kind="a GPU" if device.kind == "cuda" else "a CPU")
         judged += [row.model_copy(update=absent_figures(reason)) for row in rows if row.artifact == name]
     # A report from elsewhere may state several sizes of one artifact: the largest counts.
     sizes: dict[str, int] = {}
@@ -389,18 +357,12 @@ def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bun
     judged = [row.model_copy(update={"size_bytes": sizes[row.artifact]}) for row in judged]
     # 3. Judge them.
     verdict = check_budget(judged, requirements, whole_texts)
-    notes = [f"{path.name} is taken as measured on {device.title}; edgeformer cannot check where it was measured"]
+    notes = [note("judged", file=path.name, device=device.title)]
     notes += checksum_notes(path, report, bundle.manifest if bundle is not None else None)
     notes += shape_notes(requirements)
     notes += sentences.verdict_notes(verdict, exempt_from_latency(judged, requirements, whole_texts))
     update = {
-        "device": device.name,
-        "device_title": device.title,
-        "rows": rows,
-        "verdict": verdict,
-        "search": None,
-        "notes": (*report.notes, *notes),
-        "profile": device,
-        "judged_from": str(path),
-    }
+        "device": device.name, "device_title": device.title, "rows": rows, "verdict": verdict, "search": None,
+        "notes": (*report.notes, *notes), "profile": device, "judged_from": str(path),
+    }  # fmt: skip
     return seal_report(report.model_copy(update=update))

@@ -20,6 +20,7 @@ from edgeformer.benchmark.choice import ChoiceOptions, check_options
 from edgeformer.benchmark.limits import Limit, Quantity, Requirements, limit_of
 from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
 from edgeformer.tasks import Task, get_task, unknown_tasks
@@ -78,6 +79,8 @@ class ProfileOptions:
 class Request:
     """The options, resolved against one bundle and one device."""
 
+    options: ProfileOptions
+    device: DeviceProfile
     shapes: tuple[Shape, ...]  # from small to large
     requirements: Requirements
     rules: MeasureRules
@@ -87,7 +90,6 @@ class Request:
     notes: tuple[str, ...]
     runtime: str | None = None  # requested by name, see :func:`edgeformer.runtimes.requested_providers`
     question: str = ""  # see :func:`question_of`
-    phase: Phase | None = None  # of the rows; None: all that an artifact has
 
     def providers(self, artifact: ArtifactManifest) -> tuple[str | None, ...]:
         """Return the providers to measure an artifact with; empty: the requested runtime does not open it."""
@@ -141,11 +143,7 @@ def resolve(
         raise InputError(f"the bundle of {manifest.run!r} has no artifacts; export the run again")
     requested = [by_id[name] for name in dict.fromkeys(requested_ids)]
     artifacts = tuple(entry for entry in requested if entry.status == "built")
-    unbuilt = [
-        f"{entry.id}: {entry.status}: {entry.reason or 'no reason is recorded'}"
-        for entry in requested
-        if entry.status != "built"
-    ]
+    unbuilt = sentences.unbuilt_notes(requested)
     if not artifacts:
         raise NotBuiltError(f"{manifest.run!r} has no artifact to profile: {'; '.join(unbuilt)}")
     runtime = options.runtime or (ALL_RUNTIMES if options.choose is not None and options.provider is None else None)
@@ -161,67 +159,54 @@ def resolve(
 
     # 4. Notes.
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
-    if manifest.leaks:
-        notes.append("leaks future tokens: the model sees the tokens that it predicts, so its scores are void")
+    notes += [note("leaks")] if manifest.leaks else []
     if device.budget(*task.budgets) == Budget():
-        note = f"the profile {device.name} has no latency, size, memory or energy budget for a {task.noun}"
-        memory_bytes = limit_of(requirements.limits, "memory")
-        if memory_bytes is not None and options.max_memory_bytes is None:
-            note += f"; the memory limit is the usable memory of the device, {format_bytes(memory_bytes)}"
-        notes.append(note)
-    notes += [
-        f"the profile {device.name} has a budget for {name!r}, which is no task"
-        for name in unknown_tasks(device.budgets)
-    ]
+        memory_bytes = limit_of(requirements.limits, "memory") if options.max_memory_bytes is None else None
+        kind = "no budget" if memory_bytes is None else "memory budget"
+        notes.append(note(kind, profile=device.name, task=task.noun, memory=format_bytes(memory_bytes)))
+    notes += [note("unknown budget", profile=device.name, task=name) for name in unknown_tasks(device.budgets)]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
-        notes.append(f"measured with other stopping rules than usual: {rules}")
+        notes.append(note("other rules", rules=rules))
     return Request(
-        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))),
-        requirements=requirements,
-        rules=rules,
-        threads=tuple(sorted({*options.threads})) or (default_threads(),),
+        options=options, device=device,
+        shapes=tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))), requirements=requirements,
+        rules=rules, threads=tuple(sorted({*options.threads})) or (default_threads(),),
         provider=options.provider or (default_provider("cpu") if device.kind == "cpu" else None),
-        artifacts=artifacts,
-        notes=(*notes, *unbuilt),
-        runtime=runtime,
-        question=question_of(options, artifact),
-        phase=options.phase,
-    )
+        artifacts=artifacts, notes=(*notes, *unbuilt), runtime=runtime, question=question_of(options, artifact),
+    )  # fmt: skip
 
 
 def requirements_of(
     options: ProfileOptions,
     device: DeviceProfile,
     task: Task,
-    longest: int | None,
-    data: DataSection | None,
+    longest: int | None,  # tokens of the model's longest call; None: any number
+    data: DataSection | None,  # of the model's bundle; None: not available
     *,
-    is_other_host: bool = False,
+    is_other_host: bool = False,  # the rows were measured on another machine, whose memory is not this one's
 ) -> Requirements:
     """Return the limits of a model: the device's budget, overridden by the options.
 
     Limits of the options are judged at the shapes that the options name, if they name any.
-
-    Args:
-        longest: tokens of the model's longest call; None: any number.
-        data: of the model's bundle; None: not available.
-        is_other_host: the rows were measured on another machine, whose memory is not this one's.
     """
+    # 1. Shapes: of the budget, cut to what the model takes, and of the command.
     budget = device.budget(*task.budgets)
     shape = budget.batch, min(budget.seq, longest or budget.seq)
     is_cut = shape[1] < budget.seq
-    shape_note = sentences.cut_shape((budget.batch, budget.seq), shape[1]) if is_cut else None
+    budget_shape = f"{budget.batch}×{budget.seq}"
+    shape_note = note("cut shape", shape=budget_shape, tokens=shape[1]) if is_cut else None
     if data is not None:
         shape = task.fit_shape(data, *shape)
+    named_shapes = product(options.batches or (shape[0],), options.seqs or (shape[1],))
+    fitted_shapes = {named if data is None else task.fit_shape(data, *named) for named in named_shapes}
+    command_shapes = sorted(fitted_shapes, key=lambda named: (named[0] * named[1], named))
+    # 2. Limits: the memory of the device limits a model without a budget, too.
     memory_bytes = budget.memory_bytes
     if memory_bytes is None:
         usable = device.usable_memory_bytes or device.memory_bytes
         is_host = not is_other_host and device.kind == "cpu" and device.match is None
         memory_bytes = usable.value if usable else psutil.virtual_memory().total if is_host else None
-    named_shapes = product(options.batches or (shape[0],), options.seqs or (shape[1],))
-    fitted_shapes = {named if data is None else task.fit_shape(data, *named) for named in named_shapes}
-    command_shapes = sorted(fitted_shapes, key=lambda named: (named[0] * named[1], named))
     values: tuple[tuple[Quantity, float | None, float | None], ...] = (
         ("size", budget.size_bytes, options.max_size_bytes),
         ("latency", budget.latency_p50_ms, options.max_latency_ms),
@@ -237,6 +222,7 @@ def requirements_of(
             limits.append(Limit(quantity, of_budget, None if quantity == "size" else shape, "profile"))
     if options.choose is not None and options.choose.min_score is not None:
         limits.append(Limit("score", options.choose.min_score))
+    # 3. First the limits at the shape of the budget.
     if command_shapes != [shape]:
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
@@ -246,10 +232,13 @@ def requirements_of(
 
 def shape_notes(requirements: Requirements) -> list[str]:
     """Return notes on the shapes at which limits are judged."""
-    has_budget = any(limit.origin == "profile" and limit.shape is not None for limit in requirements.limits)
-    return sentences.shape_notes(
-        requirements.shape, requirements.shape_note, requirements.command_shapes, has_budget=has_budget
-    )
+    shape = f"{requirements.shape[0]}×{requirements.shape[1]}"
+    notes = [note("shape", shape=shape, reason=requirements.shape_note)] if requirements.shape_note else []
+    if requirements.command_shapes not in ((), (requirements.shape,)):
+        shapes = ", ".join(f"{batch}×{seq}" for batch, seq in requirements.command_shapes)
+        has_budget = any(limit.origin == "profile" and limit.shape is not None for limit in requirements.limits)
+        notes.append(note("all shapes" if has_budget else "command shapes", shapes=shapes, shape=shape))
+    return notes
 
 
 def question_of(options: ProfileOptions, artifact: str | None) -> str:

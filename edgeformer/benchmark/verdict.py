@@ -14,6 +14,7 @@ from edgeformer.artifacts.report import Check, CheckStatus, MeasurementStatus, N
 from edgeformer.benchmark.limits import PER_CALL, UNITS, Limit, Requirements, compare, figures_of
 from edgeformer.measurement.artifact import Shape, absent_figures
 from edgeformer.report import sentences
+from edgeformer.report.sentences import note
 from edgeformer.runtimes import provider_facts
 
 _WORST_FIRST: tuple[CheckStatus, ...] = ("fail", "unknown", "pass")
@@ -121,8 +122,9 @@ def _check(
     if name != "size" and (row is None or (is_other_phase and name in PER_CALL)):
         nearest = sorted(rows, key=lambda other: (other.batch, other.seq) != shape)
         reasons = (other.latency_ms.reason for other in nearest if other.latency_ms.status == "unavailable")
-        measured = [(other.batch, other.seq) for other in rows] if row is None else None
-        reason = next(filter(None, reasons), sentences.absent_shape(shape, measured))
+        shapes = ", ".join(dict.fromkeys(f"{other.batch}×{other.seq}" for other in rows))
+        absent = note("no decode row" if row else "no row", shape=f"{shape[0]}×{shape[1]}", shapes=shapes)
+        reason = next(filter(None, reasons), absent)
         figure = figures_of(rows[0].model_copy(update=absent_figures(reason)))[name]
     call = sentences.Call(shape)
     if row is not None:
@@ -140,16 +142,8 @@ def _check(
     status = compare(figure, limit.limit)
     unit = UNITS[name]
     return Check(
-        name=name,
-        artifact=rows[0].artifact,
-        limit=float(limit.limit),
-        value=figure.value,
-        unit=unit,
-        status=status,
-        basis=figure.basis,
-        low=figure.low,
-        high=figure.high,
+        name=name, artifact=rows[0].artifact, limit=float(limit.limit), value=figure.value, unit=unit,
+        status=status, basis=figure.basis, low=figure.low, high=figure.high,
         reason=sentences.check_reason(name, unit, figure, call, is_undecided=status == "unknown"),
-        batch=limit.shape[0] if limit.shape else None,
-        seq=limit.shape[1] if limit.shape else None,
-    )
+        batch=limit.shape[0] if limit.shape else None, seq=limit.shape[1] if limit.shape else None,
+    )  # fmt: skip

@@ -37,14 +37,11 @@ from edgeformer.system.memory import release_heap
 from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import Task, get_task
 
-Shape = tuple[int, int]
-"""(batch, seq)"""
+Shape = tuple[int, int]  # (batch, seq)
 
-Item = tuple[Phase, int, int]
-"""(phase, batch, seq): what gets one row."""
+Item = tuple[Phase, int, int]  # (phase, batch, seq): what gets one row
 
-ALLOWANCE_S = 120.0
-"""Silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call."""
+ALLOWANCE_S = 120.0  # silence of a worker beyond the bound of its loops: opening a large artifact, and a slow last call
 _DEVICE_CALLS = 100
 _SPEED_PROBES = 5  # a single one may be disturbed
 _BUFFERS, _FEWEST_BUFFERS, _BUFFER_BYTES = 8, 2, 256 << 20
@@ -81,14 +78,11 @@ def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactFiles:
     facts: dict[str, Any] = {"score": None, "validation": None, "rounded": {}}
     size_bytes = artifact.size_bytes or files.file.stat().st_size
     return replace(
-        files,
-        artifact=artifact.model_copy(update={**facts, "size_bytes": size_bytes}),
-        file=files.file.resolve(),
+        files, artifact=artifact.model_copy(update={**facts, "size_bytes": size_bytes}), file=files.file.resolve(),
         parts={name: path.resolve() for name, path in files.parts.items()},
-        golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(),
-        task=bundle.task.name,
+        golden=(bundle.folder / artifact.companions / GOLDEN_FILE).resolve(), task=bundle.task.name,
         axes=dict(bundle.task.axes(bundle.data)),
-    )
+    )  # fmt: skip
 
 
 def golden_calls(files: ArtifactFiles, shape: Shape, count: int) -> list[dict[str, Array]]:
@@ -217,6 +211,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
     Returns:
         A row per item and a cold row before that of the first one; and whether Ctrl-C ended it, with fewer rows.
     """
+    # 1. Messages of the workers.
     rows: dict[Item, Row] = {}
     refusals: dict[Item, str] = {}
     cold: tuple[Item | None, Row] | None = None  # the first worker's first call, and the item it was measured with
@@ -236,6 +231,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
         elif cold is None:  # a worker that continues has a first call, too
             cold = current, message
 
+    # 2. Start workers for the items that are left.
     fruitless_workers, unanswered = 0, job.items
     try:
         longest = format_duration(job.rules.longest_s)
@@ -257,6 +253,7 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
                     unanswered = tuple(item for item in unanswered if item != fatal)
     except KeyboardInterrupt:
         return [*([cold[1]] if cold is not None else []), *rows.values()], True
+    # 3. Put the rows in the order of the items.
     ordered: list[Row] = []
     for item in job.items:
         if cold is not None and cold[0] == item:
@@ -369,6 +366,7 @@ def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
 
 def work(document: bytes, send: Send) -> None:
     """Measure the items of a MeasureJob. An item that the artifact refuses does not stop the others."""
+    # 1. Prepare the runtime, the inputs and the meters.
     job = MeasureJob.model_validate_json(document, strict=False)
     files, provider = job.files, load_runtime(job.files, job.provider)
     is_gpu, gpu_uuid = on_gpu(provider), job.gpu_uuid
@@ -379,6 +377,7 @@ def work(document: bytes, send: Send) -> None:
     resident_before = own_memory(files) if psutil.LINUX else None
     meter, baseline_bytes = trackers.PeakMeter(), trackers.resident_bytes()
 
+    # 2. Functions that measure a row.
     def read_memory(workload: Workload, since_reset: bool) -> tuple[Memory, dict[str, Any]]:
         """Return the row's memory, and other memory figures for the row's conditions."""
         resident = trackers.memory_above(meter, baseline_bytes, since_reset)
@@ -399,7 +398,7 @@ def work(document: bytes, send: Send) -> None:
         figures |= {"latency_ms": latency, "throughput_per_s": throughput, "threads": threads, "size_bytes": size_bytes}
         return row_of(files.artifact, item, provider, "host", **figures)
 
-    def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any]) -> Row:
+    def measure_item(item: Item, workload: Workload, since_reset: bool, facts: dict[str, Any], start_s: float) -> Row:
         # A provider with threads of its own may use any number of them.
         threads = job.threads if provider_facts(provider).counts_threads else None
         pools = max(1, len(files.parts))
@@ -435,9 +434,11 @@ def work(document: bytes, send: Send) -> None:
         except EdgeformerError as error:
             facts["no_device_ms"] = str(error)
         latency = trackers.summarise(sample.samples_ms, stable, warnings, sample.reason)
+        facts["measuring_s"] = round(time.perf_counter() - start_s, 3)
         figures = {"memory_bytes": memory, "energy_mj": energy, "device_ms": device_ms}
         return make_row(item, latency, conditions=Conditions(**facts), **figures)
 
+    # 3. Measure the items; the first call of all becomes a row of its own.
     try:
         for position, item in enumerate(job.items):
             send(Start(item=item, provider=provider))
@@ -465,10 +466,7 @@ def work(document: bytes, send: Send) -> None:
                     facts |= workload.facts
                     if item[0] != "steady":
                         facts["read_context_ms"] = round(first_ms, 3)
-                    row = measure_item(item, workload, since_reset, facts)
-                    measuring_s = round(time.perf_counter() - start_s, 3)
-                    described = row.conditions.model_copy(update={"measuring_s": measuring_s})
-                    send(row.model_copy(update={"conditions": described}))
+                    send(measure_item(item, workload, since_reset, facts, start_s))
             except EdgeformerError as error:
                 send(Refusal(item=item, reason=str(error)))
             # So that one shape's memory is not counted with the next one's.

@@ -129,13 +129,12 @@ def used_between(first: CpuReading, second: CpuReading) -> CpuUse:
     busy_cores = max(_BUSY_CORES, _BUSY_SHARE * max(threads.values(), default=0.0))
     threads.pop(threading.get_native_id(), None)
     return CpuUse(
-        own_cores=own_cores,
-        foreign_cores=foreign_cores,
+        own_cores=own_cores, foreign_cores=foreign_cores,
         stolen_cores=max(0.0, (second.stolen_s - first.stolen_s) / elapsed_s),
         throttled=None not in (first.throttled, second.throttled) and first.throttled != second.throttled,
         busy_threads={number: cores for number, cores in threads.items() if cores > busy_cores},
         clock_fall=max(0.0, 1 - second.mhz / first.mhz) if first.mhz and second.mhz else 0.0,
-    )
+    )  # fmt: skip
 
 
 def describe(threads: int, gpu_uuid: str | None) -> dict[str, Any]:

@@ -32,11 +32,7 @@ from edgeformer.system.child import end_with_parent, exit_text
 from edgeformer.system.worker import Send, WorkerJob, run_job
 from edgeformer.tasks import get_task
 
-TOKENS = 16
-"""Of the one text of the call: few, because its activations are counted with the weights."""
-
-
-NO_RESULT = "the process sent no result"
+TOKENS = 16  # of the one text of the call: few, because its activations are counted with the weights
 
 
 class Resident(Frozen):
@@ -90,7 +86,9 @@ def measure_resident(
         end = run_job(ResidentJob(threads=1, files=files, provider=provider), messages.append)
         by_index = {message.index: message for message in messages}
         for index, artifact in enumerate(group):
-            results[artifact.id] = by_index.get(index, Resident(index=index, reason=end.reason or NO_RESULT))
+            results[artifact.id] = by_index.get(
+                index, Resident(index=index, reason=end.reason or "the process sent no result")
+            )
     return results
 
 
@@ -106,21 +104,15 @@ def work(document: bytes, send: Send) -> None:
             continue
         end_with_parent(worker)
         try:
-            send(_open(index, files, provider))
+            item = items_of(files.artifact, get_task(str(files.task)), [(1, TOKENS)])[0]
+            buffers, before = input_buffers(files, item[1:]), own_memory(files)
+            with closing(open_workload(files, item, provider, 1, buffers)) as workload:
+                workload.first()
+                anonymous, mapped = grown(before, own_memory(files))
+            send(Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped))
         except EdgeformerError as error:
             send(Resident(index=index, provider=provider, reason=str(error)))
         os._exit(0)
-
-
-def _open(index: int, files: ArtifactFiles, provider: str) -> Resident:
-    task = get_task(str(files.task))
-    item = items_of(files.artifact, task, [(1, TOKENS)])[0]
-    buffers = input_buffers(files, item[1:])
-    before = own_memory(files)
-    with closing(open_workload(files, item, provider, 1, buffers)) as workload:
-        workload.first()
-        anonymous, mapped = grown(before, own_memory(files))
-    return Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped)
 
 
 def add_resident(bundle: Bundle, manifest: BundleManifest) -> BundleManifest:

@@ -76,8 +76,7 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> DevicePresence
     return DevicePresence(False, f"this host has no {device.title} ({present})", next(iter(cards), None))
 
 
-AUTO = "auto"
-"""Device name of the profile that names this machine."""
+AUTO = "auto"  # device name of the profile that names this machine
 
 
 def resolve_device(name: str | None, own: Path, note: Callable[[str], None] | None = None) -> DeviceProfile:

@@ -24,13 +24,10 @@ INK, FAINT, PAPER = "#1b1f24", "#e4e6ea", "#ffffff"
 """Text and marks; grids; what is drawn on a bar. A page replaces these and the colours above by its own."""
 
 _TITLE_POINTS, _LINE_HEIGHT, _POINTS_PER_INCH = 11, 1.2, 72
-_CHARACTER_WIDTH = 0.64
-"""Of the title's font, as a share of its size."""
-_MAX_NAME = 32
-"""Characters of a name in a picture; longer names would leave too little space for the data."""
+_CHARACTER_WIDTH = 0.64  # of the title's font, as a share of its size
+_MAX_NAME = 32  # characters of a name in a picture; longer names would leave too little space for the data
 
-NO_PICTURE = f"matplotlib is not installed: {install_hint('plots')}"
-"""Reason why there is no picture."""
+NO_PICTURE = f"matplotlib is not installed: {install_hint('plots')}"  # reason why there is no picture
 
 
 def can_draw() -> bool:

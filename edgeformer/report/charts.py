@@ -9,31 +9,25 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
+from edgeformer.report.columns import ABOUT
 from edgeformer.report.context import (
-    ABOUT,
     RankedCandidate,
     metric_named,
     ranked_candidates,
     shape_text,
-    split_sizes,
 )
 from edgeformer.runtimes import provider_facts
 
-MAX_ROWS = 24
-"""Rows of a chart of times; the tables have all rows."""
-_LOG_SCALE_SPREAD = 12.0
-"""Ratio of the longest to the shortest time from which the time axis is logarithmic."""
-_MINOR_LABELS_SPREAD = 100.0
-"""Ratio up to which a logarithmic time axis has space for labels between the powers of ten."""
-_FAR_LIMIT = 4.0
-"""A limit this many times beyond the largest value is named at the edge instead of drawn."""
+MAX_ROWS = 24  # rows of a chart of times; the tables have all rows
+_LOG_SCALE_SPREAD = 12.0  # ratio of the longest to the shortest time from which the time axis is logarithmic
+_MINOR_LABELS_SPREAD = 100.0  # ratio up to which a logarithmic time axis has space for labels between the powers of ten
+_FAR_LIMIT = 4.0  # a limit this many times beyond the largest value is named at the edge instead of drawn
 _MIB = 2**20
 _WIDTH = 4.7
 """Inches. The page scales charts to its columns; on a phone their text must stay readable."""
@@ -46,15 +40,20 @@ _VALUE_LABEL: dict[str, Any] = {
 _PARTS = ("embeddings", "block", "heads", "other")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One chart of the page; ``name`` is unique in the page, ``missing`` says why there is no ``svg``."""
+class Picture(NamedTuple):
+    """One chart of the page; ``name`` is unique in the page, ``missing`` says why there is no ``svg``.
+
+    ``height`` in inches grows with every entry that ``draw`` shows.
+    """
 
     name: str
     title: str
     caption: str
+    missing: str
+    height: float
+    height_per_entry: float
+    draw: Callable[..., None]
     svg: str | None = None
-    missing: str | None = None
 
 
 def draw_pictures(report: Report) -> list[Picture]:
@@ -97,17 +96,17 @@ def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
 
 def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int | None = None) -> Picture:
     """Draw ``content``, which shows ``entries``; ``heights``: number of entries that take height, if not all do."""
-    chart, svg = CHARTS[name], None
-    caption, missing = chart.caption, None if entries else chart.missing
-    if chart.draw is _draw_times and len(entries) > MAX_ROWS:
-        caption += f" These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+    picture = PICTURES[name]
+    if picture.draw is _draw_times and len(entries) > MAX_ROWS:
         heights = MAX_ROWS
+        caption = f"{picture.caption} These are {MAX_ROWS} of {len(entries)} rows; the tables have all."
+        picture = picture._replace(caption=caption)
     if not canvas.can_draw():
-        missing = f"{canvas.NO_PICTURE}; the tables hold the same figures"
-    elif entries:
-        height = chart.height + chart.height_per_entry * (len(entries) if heights is None else heights)
-        svg = _draw_svg(name, height, chart.draw, *content)
-    return Picture(name, chart.title, caption, svg, missing)
+        return picture._replace(missing=f"{canvas.NO_PICTURE}; the tables hold the same figures")
+    if not entries:
+        return picture
+    height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
+    return picture._replace(svg=_draw_svg(name, height, picture.draw, *content))
 
 
 def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
@@ -211,7 +210,7 @@ def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]])
 def _draw_sizes(axis: Any, report: Report, names: Sequence[str]) -> None:
     """Draw the file size of each artifact, split by what its bytes are for if the bundle says so."""
     sizes = {row.artifact: row.size_bytes for row in report.rows}
-    parts = {part.artifact: part for part in split_sizes(report)}
+    parts = report.split_sizes
     in_legend: set[str] = set()
     for y, (name, size) in enumerate(sizes.items()):
         offset = 0.0
@@ -336,42 +335,31 @@ def _label_rows(axis: Any, names: Sequence[str], ends: Sequence[float] | None) -
     axis.grid(axis="x", color=FAINT, linewidth=0.8)
 
 
-class Chart(NamedTuple):
-    """A chart: why there may be none, and its height in inches, which grows with what it draws."""
-
-    title: str
-    caption: str
-    missing: str
-    height: float
-    height_per_entry: float
-    draw: Callable[..., None]
-
-
-CHARTS = {
-    "latency": Chart(
-        "Latency",
+PICTURES = {
+    "latency": Picture(
+        "latency", "Latency",
         "Times of single calls. Line: minimum to maximum; pale bar: 5th to 95th percentile; solid bar: quartiles; gap: "
         "median.",
         "no time was measured", 0.9, 0.27, _draw_times,
     ),
-    "estimates": Chart(
-        "Estimated latency",
+    "estimates": Picture(
+        "estimates", "Estimated latency",
         "Not measured. Bar: the range of the estimate; mark: its middle.",
         "nothing was estimated", 1.0, 0.27, _draw_times,
     ),
-    "memory": Chart(
-        "Memory against the budget",
+    "memory": Picture(
+        "memory", "Memory against the budget",
         "Peak memory that an artifact adds to a process, at its largest shape. Solid: measured on this host; hatched: "
         "estimated for the device.",
         "no memory was measured or estimated", 1.1, 0.3, _draw_memory,
     ),
-    "sizes": Chart(
-        "Parts of the files",
+    "sizes": Picture(
+        "sizes", "Parts of the files",
         "Bytes of embeddings, layers (a shared block once), heads and the rest.",
         "the report has no artifacts", 1.1, 0.3, _draw_sizes,
     ),
-    "search": Chart(
-        "Score against latency",
+    "search": Picture(
+        "search", "Score against latency",
         "Bubble: size of the file; bars: range of an estimated or unstable time, 95% interval of the score; dotted "
         "line: Pareto front; numbers: see the list below.",
         "no candidate has a score and a time", 3.7, 0.16, _draw_candidates,

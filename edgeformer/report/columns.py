@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeformer.artifacts import units
+from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.units import format_bytes, format_milliseconds
 
-R = TypeVar("R")
-"""Type of a row."""
-Record = dict[str, Any]
-"""A row whose figures have names only."""
+R = TypeVar("R")  # type of a row
+Record = dict[str, Any]  # a row whose figures have names only
 
 DASH = "–"
+ABOUT = "≈"  # prefix of every estimated figure
 _STATUS_COLOURS = {
     **dict.fromkeys(("pass", "built", "available", "verified", "yes", "finished", "exported", "confirmed"), "green"),
     **dict.fromkeys(("fail", "rejected", "failed", "damaged", "contradicted"), "red"),
@@ -52,6 +52,20 @@ def format_value(value: Any, unit: Unit = "") -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
+    """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
+    if figure.value is None or figure.basis != "estimated":
+        return Text(format_value(figure.value, unit))
+    if figure.low is None or figure.high is None:
+        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
+    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
+    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
+        first = first.rpartition(" ")[0]
+        if not range_only:
+            last = last.rpartition(" ")[0]
+    return Text(f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})", "italic")
+
+
 def coloured(status: str) -> Text:
     """Return a status word in its colour."""
     return Text(status, _STATUS_COLOURS.get(status, "yellow"))
@@ -59,36 +73,21 @@ def coloured(status: str) -> Text:
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """One figure of every row.
+    """One figure of every row. In order, a text for people is of ``figure``, ``text``, or the value with its unit."""
 
-    Attributes:
-        name: name in scripts, without the unit.
-        cell: row → bare value in ``unit``, or a key or the path of an attribute of the row; empty: ``name``.
-        unit: unit of the value; a suffix of the column's name in CSV, except for shares and errors.
-        heading: heading for people; None: the name.
-        text: row → text for people, where it differs from the value with its unit. Only the terminal shows the
-            colours of a ``Text``.
-        layout: format string of the value for people, e.g. ``{:.2f}``.
-        number: align right, as columns with a unit or a layout are.
-        mark: a status word, shown in its colour.
-        dash: text of a missing value.
-        narrow: row → shorter text for a terminal that is too narrow for ``text``.
-        flows: long text that the terminal and HTML may break between words.
-        leaves: order in which the terminal drops columns that do not fit: 1 first; 0 never.
-    """
-
-    name: str
-    cell: Callable[[R], object] | str = ""
-    unit: Unit = ""
-    heading: str | None = None
-    text: Callable[[R], str | Text] | None = None
-    layout: str = ""
-    number: bool = False
-    mark: bool = False
-    narrow: Callable[[R], str | Text] | None = None
-    flows: bool = False
-    leaves: int = 0
-    dash: str = DASH
+    name: str  # in scripts, without the unit
+    cell: Callable[[R], object] | str = ""  # row → bare value, or a key or path of attributes; empty: `name`
+    unit: Unit = ""  # of the value; a suffix of the column's name in CSV, except for shares and errors
+    heading: str | None = None  # for people; None: the name
+    text: Callable[[R], str | Text] | None = None  # only the terminal shows the colours of a `Text`
+    layout: str = ""  # format string of the value for people, e.g. {:.2f}
+    number: bool = False  # align right, as columns with a unit or a layout are
+    mark: bool = False  # a status word, shown in its colour
+    narrow: Callable[[R], str | Text] | None = None  # shorter text for a terminal that is too narrow for `text`
+    figure: Callable[[R], Figure] | None = None  # in a narrow terminal, an estimate is its range alone
+    flows: bool = False  # long text that the terminal and HTML may break between words
+    leaves: int = 0  # order in which the terminal drops columns that do not fit: 1 first; 0 never
+    dash: str = DASH  # text of a missing value
 
     @property
     def title(self) -> str:
@@ -113,6 +112,8 @@ class Column(Generic[R]):
 
     def render(self, row: R, *, narrow: bool = False) -> Text:
         """Return a row's cell for people; with ``narrow`` the shorter text."""
+        if self.figure is not None:
+            return figure_text(self.figure(row), self.unit, range_only=narrow)
         render_text = self.narrow if narrow and self.narrow is not None else self.text
         if render_text is not None:
             text = render_text(row)
@@ -174,24 +175,26 @@ class HtmlTable(NamedTuple):
 class TableColumns(Generic[R]):
     """Columns of one kind of row, in order."""
 
-    def __init__(self, columns: Iterable[Column[R]]) -> None:
-        self._columns = tuple(columns)
+    def __init__(self, *columns: Column[R]) -> None:
+        self._columns = columns
 
     def pick(self, *names: str) -> TableColumns[R]:
         """Return the named columns, in this order."""
         by_name = {column.name: column for column in self._columns}
-        return TableColumns(by_name[name] for name in names)
+        return TableColumns(*(by_name[name] for name in names))
 
     def omit(self, *names: str) -> TableColumns[R]:
         """Return the columns without the named ones."""
-        return TableColumns(column for column in self._columns if column.name not in names)
+        return TableColumns(*(column for column in self._columns if column.name not in names))
 
     def drop_empty(self, rows: Sequence[R], *optional: str) -> TableColumns[R]:
         """Drop the columns in ``optional`` that have no value in any row."""
         return TableColumns(
-            column
-            for column in self._columns
-            if column.name not in optional or any(column.value(row) is not None for row in rows)
+            *(
+                column
+                for column in self._columns
+                if column.name not in optional or any(column.value(row) is not None for row in rows)
+            )
         )
 
     def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> TerminalTable[R]:

@@ -14,18 +14,16 @@ from edgeformer.artifacts.manifest import LEAKS, RunManifest
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
-from edgeformer.report.columns import DASH, Column, Record, TableColumns
-from edgeformer.report.context import latency_text, names_of_rows
+from edgeformer.report.columns import DASH, Column, Record, TableColumns, figure_text
+from edgeformer.report.context import names_of_rows
 from edgeformer.run import Location, read_run
 from edgeformer.runtimes import default_provider, provider_facts, provider_of
 from edgeformer.tasks import get_task
 
 Style = Literal["plain", "markdown", "csv"]
 
-RUN_TO_RUN = 0.10
-"""Two runs of the same measurement may differ by this much; rows called stable keep to it."""
-_MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)
-"""Half the 95% interval of a median, in standard deviations / √n."""
+RUN_TO_RUN = 0.10  # two runs of the same measurement may differ by this much; rows called stable keep to it
+_MEDIAN_INTERVAL = 1.96 * math.sqrt(math.pi / 2)  # half the 95% interval of a median, in standard deviations / √n
 
 
 def report_of(location: Location, device: str) -> Report:
@@ -47,6 +45,7 @@ def compare_reports(first: Report, second: Report) -> Record:
     ``a`` and ``b`` (the reports), ``notes``, and ``rows``: the shape, ``a_ms`` and ``b_ms`` (p50), ``ratio`` b/a,
     ``noise`` (smallest significant relative difference), ``mark`` (b is slower…) and ``status`` of both.
     """
+    # 1. The rows of both.
     names = names_of_rows((first.rows, second.rows), "artifact", "where", "phase", "batch", "seq")
     shape_of = attrgetter(*names)
     rows_a, rows_b = ({shape_of(row): row.latency_ms for row in report.rows} for report in (first, second))
@@ -54,17 +53,15 @@ def compare_reports(first: Report, second: Report) -> Record:
     for shape in {**rows_a, **rows_b}:
         sides = {"a": rows_a.get(shape), "b": rows_b.get(shape)}
         ratio, noise, mark = _compare_latency(sides["a"], sides["b"])
-        rows.append(
-            {
-                **dict(zip(names, shape, strict=True)),
-                **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
-                **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
-                "ratio": ratio,
-                "noise": noise,
-                "mark": mark,
-                **{f"{side}_shown": str(latency_text(latency)) if latency else DASH for side, latency in sides.items()},
-            }
-        )
+        shown = {side: str(figure_text(x.figure, "ms")) if x is not None else DASH for side, x in sides.items()}
+        rows.append({
+            **dict(zip(names, shape, strict=True)),
+            **{f"{side}_status": latency.status if latency else None for side, latency in sides.items()},
+            **{f"{side}_ms": latency.p50 if latency else None for side, latency in sides.items()},
+            "ratio": ratio, "noise": noise, "mark": mark,
+            **{f"{side}_shown": text for side, text in shown.items()},
+        })  # fmt: skip
+    # 2. Other differences between the reports.
     identities: list[Record] = []
     conditions: list[Record] = []  # what should be equal in both, by the note for when it is not
     for report in (first, second):
@@ -76,17 +73,14 @@ def compare_reports(first: Report, second: Report) -> Record:
         providers = {provider_facts(row.provider).label for row in report.rows if row.latency_ms.status == "measured"}
         identity = {"run": report.run, "device": report.device, "measured_on": host, "created": report.created}
         identities.append(identity)
-        conditions.append(
-            {
-                "measured on different machines": report.host.get("cpu"),
-                "judged for different devices": report.device,
-                "measured with different threads": report.host.get("threads"),
-                "measured with different versions of ONNX Runtime": versions.get(
-                    "onnxruntime-web", versions.get("onnxruntime")
-                ),
-                "computed by different providers": " and ".join(sorted(providers)) or "nothing",
-            }
-        )
+        conditions.append({
+            "measured on different machines": report.host.get("cpu"),
+            "judged for different devices": report.device,
+            "measured with different threads": report.host.get("threads"),
+            "measured with different versions of ONNX Runtime":
+                versions.get("onnxruntime-web", versions.get("onnxruntime")),
+            "computed by different providers": " and ".join(sorted(providers)) or "nothing",
+        })  # fmt: skip
     facts = [(note, fact, conditions[1][note]) for note, fact in conditions[0].items()]
     notes = [f"{note}: {fact} and {other}" for note, fact, other in facts if fact != other]
     return {"a": identities[0], "b": identities[1], "rows": rows, "notes": notes}
@@ -116,16 +110,14 @@ def _compare_latency(a: Latency | None, b: Latency | None) -> tuple[float | None
 
 
 _PAIRS: TableColumns[Record] = TableColumns(
-    [
-        Column("row", heading=""),
-        Column("where"),
-        Column("phase"),
-        Column("a", "a_shown", heading="A, p50", number=True),
-        Column("b", "b_shown", heading="B, p50", number=True),
-        Column("ratio", heading="B / A", layout="{:.2f}"),
-        Column("noise", layout="±{:.0%}"),
-        Column("mark", heading="B is"),
-    ]
+    Column("row", heading=""),
+    Column("where"),
+    Column("phase"),
+    Column("a", "a_shown", heading="A, p50", number=True),
+    Column("b", "b_shown", heading="B, p50", number=True),
+    Column("ratio", heading="B / A", layout="{:.2f}"),
+    Column("noise", layout="±{:.0%}"),
+    Column("mark", heading="B is"),
 )
 
 
@@ -134,7 +126,7 @@ def format_pairs(compared: Record, style: Style) -> str:
     rows, is_markdown = compared["rows"], style == "markdown"
     if style == "csv":
         names = dict.fromkeys(name for row in rows for name in row if name not in ("a_shown", "b_shown"))
-        return TableColumns(map(Column, names)).csv(rows).rstrip("\n")
+        return TableColumns(*map(Column, names)).csv(rows).rstrip("\n")
     lines = [
         f"{side.upper()}: {report['run']} for {report['device']}, measured on {report['measured_on']}, "
         f"{format_time(report['created'])}"
@@ -246,7 +238,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
     figures = list(dict.fromkeys(key for row in rows for key in row if key != "run"))
     figures.sort(key=lambda figure: figure != "caution")
     if style == "csv":
-        names: TableColumns[Record] = TableColumns(map(Column, ["run", *figures]))
+        names: TableColumns[Record] = TableColumns(*map(Column, ["run", *figures]))
         return names.csv(rows).rstrip("\n")
 
     lines: list[Record] = []
@@ -263,9 +255,7 @@ def format_comparison(rows: Sequence[Record], style: Style) -> str:
             line[str(index)] = value
         lines.append(line)
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("figure", heading=""),
-            *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),
-        ]
+        Column("figure", heading=""),
+        *(Column("run", str(i), heading=str(row["run"]), number=True) for i, row in enumerate(rows)),
     )
     return columns.markdown(lines) if style == "markdown" else columns.plain(lines)

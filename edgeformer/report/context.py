@@ -23,62 +23,30 @@ from edgeformer.artifacts.report import (
     Choice,
     EstimateCheck,
     Figure,
-    Latency,
     PublishedTime,
     Report,
     Row,
     SizeParts,
 )
 from edgeformer.artifacts.units import format_bytes, format_threads, format_time
-from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, Unit, format_value
-from edgeformer.report.sentences import (
-    NO_REASON,
-    badge_text,
-    checks_sentence,
-    estimate_note,
-    names_by_reason,
-    verdict_sentence,
-    verdict_status,
-)
+from edgeformer.report import sentences
+from edgeformer.report.columns import CHECK_UNITS, Column, TableColumns, figure_text, format_value
+from edgeformer.report.sentences import NO_REASON, names_by_reason
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks
 
-ABOUT = "≈"
-"""Prefix of every estimated figure."""
-_REASON_WIDTH = 80
-"""Characters of a reason in a terminal table; the files hold the full text."""
+_REASON_WIDTH = 80  # characters of a reason in a terminal table; the files hold the full text
 _PHASES = {"prefill": " prompt", "decode": " per token"}
 UNSTABLE = (
     "unstable: the times changed during the measurement or differ in a second process; close other programs and "
     "measure again"
 )
-_MAX_WARNING_LINES = 2
-"""Rows with warnings that get a line each in the terminal; more are counted in one line."""
-
-
-def figure_text(figure: Figure, unit: Unit, *, range_only: bool = False) -> Text:
-    """Format a figure for people: ``1.23 ms``, an estimate with its ends ``≈ 1.23 ms (0.80 to 1.90)`` in italics."""
-    if figure.value is None or figure.basis != "estimated":
-        return Text(format_value(figure.value, unit))
-    if figure.low is None or figure.high is None:
-        return Text(f"{ABOUT} {format_value(figure.value, unit)}", "italic")
-    first, middle, last = (format_value(value, unit) for value in (figure.low, figure.value, figure.high))
-    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:  # the same unit
-        first = first.rpartition(" ")[0]
-        if not range_only:
-            last = last.rpartition(" ")[0]
-    return Text(f"{ABOUT} {first} to {last}" if range_only else f"{ABOUT} {middle} ({first} to {last})", "italic")
-
-
-def latency_text(latency: Latency, *, range_only: bool = False) -> Text:
-    """Format the p50, as :func:`figure_text`."""
-    return figure_text(Figure(latency.p50, latency.status, latency.low, latency.high), "ms", range_only=range_only)
+_MAX_WARNING_LINES = 2  # rows with warnings that get a line each in the terminal; more are counted in one line
 
 
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
-    figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
-    return figure_text(figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
+    return figure_text(check.figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -121,31 +89,16 @@ its ``status`` and ``reason`` are the latency's."""
 
 def measurement_columns(report: Report) -> TableColumns[Row]:
     """Return a column for every figure of a row; each document picks the columns that it has space for."""
-    first: dict[int, Row] = {}  # a process's first call, by the first row that the process measured
-    cold: dict[tuple[str, str, int | None], Row] = {}
-    for row in sorted(report.rows, key=lambda row: row.phase != "cold"):
-        process = row.artifact, row.provider, row.threads
-        if row.where == "host" and row.phase == "cold":
-            cold[process] = row
-        elif row.where == "host" and process in cold:
-            first[id(row)] = cold.pop(process)
 
-    def first_call(row: Row, unit: str) -> Any:
-        """Return the time of the process's first call, or its memory behind that call."""
-        cold_row = first.get(id(row))
-        if cold_row is None:
-            return None
-        return cold_row.latency_ms.p50 if unit == "ms" else cold_row.conditions.resident_bytes
+    # 1. Texts of figures.
+    def first_call(row: Row, figure: str) -> Any:
+        cold_row = report.cold_row_of(row)
+        return attrgetter(figure)(cold_row) if cold_row is not None else None
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
             return "unavailable"
-        return f"{latency_text(row.latency_ms)}{' (unstable)' if row.latency_ms.stable is False else ''}"
-
-    def memory(row: Row, *, range_only: bool = False) -> Text:
-        memory = row.memory_bytes
-        figure = Figure(memory.peak, memory.status, memory.low, memory.high)
-        return figure_text(figure, "bytes", range_only=range_only)
+        return f"{figure_text(row.latency_ms.figure, 'ms')}{' (unstable)' if row.latency_ms.stable is False else ''}"
 
     def throughput(row: Row) -> str:
         tokens = " tokens" if row.phase in _PHASES and row.throughput_per_s is not None else ""
@@ -155,66 +108,60 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         words = {"unavailable": "not measured, see below", "estimated": "estimated"}
         return Text(words.get(row.latency_ms.status, "unstable" if row.latency_ms.stable is False else ""), "yellow")
 
+    # 2. The columns.
     return TableColumns(
-        [
-            *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
-            Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
-            Column("shape", lambda row: shape_text(row, report), number=True,
-                   heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
-            Column("status", "latency_ms.status"),
-            Column("first_call", lambda row: first_call(row, "ms"), "ms", leaves=2, dash=""),
-            Column("resident", lambda row: first_call(row, "bytes"), "bytes", "opened", leaves=3, dash=""),
-            Column("p50", "latency_ms.p50", "ms", "typical (p50)", lambda row: latency_text(row.latency_ms),
-                   narrow=lambda row: latency_text(row.latency_ms, range_only=True)),
-            Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
-            Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
-            *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
-            Column("cv", "latency_ms.cv", "share"),
-            Column("n", "latency_ms.n", heading="calls", number=True),
-            Column("stable", "latency_ms.stable"),
-            Column("device", "device_ms", "ms", "on the card"),
-            Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
-            Column("memory_status", "memory_bytes.status"),
-            Column("memory_peak", "memory_bytes.peak", "bytes", "memory", memory,
-                   narrow=lambda row: memory(row, range_only=True)),
-            *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
-            Column("energy", "energy_mj.value", "mj"),
-            Column("size", "size_bytes", "bytes", leaves=3),
-            Column("reason", "latency_ms.reason"),
-            Column("why_unavailable", heading="", flows=True, text=lambda row: (
-                (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else "")),
-            Column("state", heading="", text=state, flows=True),
-        ]
+        *map(Column, ("artifact", "precision", "where", "phase", "batch", "seq", "threads")),
+        Column("provider", heading="runtime", text=lambda row: provider_facts(row.provider).label, leaves=5),
+        Column("shape", lambda row: shape_text(row, report), number=True,
+               heading="largest input" if any(row.inputs for row in report.rows) else "batch × tokens"),
+        Column("status", "latency_ms.status"),
+        Column("first_call", lambda row: first_call(row, "latency_ms.p50"), "ms", leaves=2, dash=""),
+        Column("resident", lambda row: first_call(row, "conditions.resident_bytes"), "bytes", "opened", leaves=3,
+               dash=""),
+        Column("p50", "latency_ms.p50", "ms", "typical (p50)", figure=lambda row: row.latency_ms.figure),
+        Column("p50_status", "latency_ms.p50", "ms", "typical (p50)", latency_with_status),
+        Column("p90", "latency_ms.p90", "ms", "slow (p90)", leaves=4),
+        *(Column(name, f"latency_ms.{name}", "ms") for name in ("low", "high", "p95", "p99", "mean")),
+        Column("cv", "latency_ms.cv", "share"),
+        Column("n", "latency_ms.n", heading="calls", number=True),
+        Column("stable", "latency_ms.stable"),
+        Column("device", "device_ms", "ms", "on the card"),
+        Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
+        Column("memory_status", "memory_bytes.status"),
+        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", figure=lambda row: row.memory_bytes.figure),
+        *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
+        Column("energy", "energy_mj.value", "mj"),
+        Column("size", "size_bytes", "bytes", leaves=3),
+        Column("reason", "latency_ms.reason"),
+        Column("why_unavailable", heading="", flows=True, text=lambda row: (
+            (row.latency_ms.reason or NO_REASON) if row.latency_ms.status == "unavailable" else "")),
+        Column("state", heading="", text=state, flows=True),
     )  # fmt: skip
 
 
 CHECKS: TableColumns[Check] = TableColumns(
-    [
-        Column("check", "name"),
-        Column("result", "status", mark=True),
-        Column("artifact"),
-        Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
-        Column("limit", number=True, text=lambda check: format_value(check.limit, CHECK_UNITS.get(check.unit, ""))),
-        Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
-        Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
-        Column("why", "reason", flows=True, dash=""),
-    ]
+    Column("check", "name"),
+    Column("result", "status", mark=True),
+    Column("artifact"),
+    Column("value", text=check_text, number=True, narrow=lambda check: check_text(check, range_only=True)),
+    Column("limit", number=True, text=lambda check: format_value(check.limit, CHECK_UNITS.get(check.unit, ""))),
+    Column("at", lambda check: f"{check.batch} × {check.seq}" if check.batch is not None else None, dash=""),
+    Column("known_by", lambda check: check.basis if check.value is not None else None, leaves=1),
+    Column("why", "reason", flows=True, dash=""),
 )
 """Each budget limit of the device with the value that it is compared with."""
 
 SIZES: TableColumns[SizeParts] = TableColumns(
-    [
-        Column("artifact"),
-        Column("embeddings", unit="bytes"),
-        Column("block", unit="bytes", heading="layers or shared block"),
-        Column("heads", unit="bytes"),
-        Column("other", unit="bytes"),
-    ]
+    Column("artifact"),
+    Column("embeddings", unit="bytes"),
+    Column("block", unit="bytes", heading="layers or shared block"),
+    Column("heads", unit="bytes"),
+    Column("other", unit="bytes"),
 )
 
 
 FACTS: TableColumns[dict[str, Any]] = TableColumns(
-    [Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)]
+    Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)
 )
 """Facts of the device profile, as it was used."""
 
@@ -261,10 +208,8 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         return f"{text} ({metric.text(candidate.score_low)} to {metric.text(candidate.score_high)})"
 
     def latency(row: RankedCandidate) -> str:
-        candidate = row.candidate
-        figure = Figure(candidate.latency_ms, candidate.latency_status, candidate.low_ms, candidate.high_ms)
-        is_shaky = candidate.stable is False and figure.basis == "measured"
-        return f"{figure_text(figure, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
+        is_shaky = row.candidate.stable is False and row.candidate.latency_status == "measured"
+        return f"{figure_text(row.candidate.latency, 'ms', range_only=True)}{' (unstable)' if is_shaky else ''}"
 
     def verdict(row: RankedCandidate) -> Text:
         candidate = row.candidate
@@ -275,7 +220,7 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         remarks += [f"scored on {candidate.scored_on}"] if candidate.scored_on else []
         return Text("; ".join(remarks), "yellow") if remarks else Text("feasible", "green")
 
-    columns: TableColumns[RankedCandidate] = TableColumns([
+    columns: TableColumns[RankedCandidate] = TableColumns(
         Column("number", heading="",
                text=lambda row: Text(f"▶ {row.number}", "green") if row.is_pick else Text(f"  {row.number}")),
         Column("artifact", "candidate.artifact"),
@@ -292,35 +237,31 @@ def candidate_columns(choice: Choice, *omitted: str) -> TableColumns[RankedCandi
         Column("energy", "candidate.energy_mj", "mj", leaves=1),
         Column("front", "candidate.on_front", text=lambda row: "●" if row.candidate.on_front else "", leaves=3),
         Column("verdict", "candidate.reason", heading="", text=verdict, flows=True),
-    ])  # fmt: skip
+    )  # fmt: skip
     return columns.omit(*omitted).drop_empty(ranked_candidates(choice), "runtime", "threads", "energy")
 
 
 ESTIMATE_CHECKS: TableColumns[EstimateCheck] = TableColumns(
-    [
-        Column("artifact"),
-        Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
-        Column("phase"),
-        Column("measured", "measured_ms", "ms"),
-        Column("estimated", number=True, text=lambda check: figure_text(
-            Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms), "ms")),
-        Column("error", layout="{:+.0%}"),
-        Column("inside", "is_inside", heading="inside the range"),
-    ]
+    Column("artifact"),
+    Column("shape", lambda check: f"{check.batch} × {check.seq}", heading="batch × tokens", number=True),
+    Column("phase"),
+    Column("measured", "measured_ms", "ms"),
+    Column("estimated", "estimated_ms", "ms",
+           figure=lambda check: Figure(check.estimated_ms, "estimated", check.low_ms, check.high_ms)),
+    Column("error", layout="{:+.0%}"),
+    Column("inside", "is_inside", heading="inside the range"),
 )  # fmt: skip
 """Estimates beside measurements on the device."""
 
 
 PUBLISHED: TableColumns[PublishedTime] = TableColumns(
-    [
-        Column("model"),
-        Column("runtime"),
-        Column("precision"),
-        Column("shape", lambda time: f"{time.batch} × {time.size}", heading="batch × tokens or pixels", number=True),
-        Column("phase"),
-        Column("published", "ms", "ms"),
-        Column("source", flows=True),
-    ]
+    Column("model"),
+    Column("runtime"),
+    Column("precision"),
+    Column("shape", lambda time: f"{time.batch} × {time.size}", heading="batch × tokens or pixels", number=True),
+    Column("phase"),
+    Column("published", "ms", "ms"),
+    Column("source", flows=True),
 )
 """Published times of the device."""
 
@@ -329,11 +270,6 @@ def nearest_published(report: Report) -> list[PublishedTime]:
     """Return the published times that are most similar to the estimated rows."""
     checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
     return list(dict.fromkeys(time for check in checks for time in check.nearest))
-
-
-def split_sizes(report: Report) -> list[SizeParts]:
-    """Return the sizes of the artifacts for which the bundle says what their bytes are for."""
-    return [part for part in report.sizes if part.embeddings or part.block or part.heads]
 
 
 def missing_measurements(report: Report) -> list[tuple[str, str]]:
@@ -354,8 +290,7 @@ def missing_measurements(report: Report) -> list[tuple[str, str]]:
             for kind, figure in (("memory", row.memory_bytes), ("energy", row.energy_mj)):
                 if figure.status == "unavailable":
                     gaps.append((f"{kind} of {name}", figure.reason or NO_REASON))
-    split = {part.artifact for part in split_sizes(report)}
-    unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in split)
+    unsplit = dict.fromkeys(row.artifact for row in report.rows if row.artifact not in report.split_sizes)
     reason = "bundle.json does not record it for engines, imported ONNX files and exports of earlier versions"
     gaps += [(f"parts of the size of {artifact}", reason) for artifact in unsplit]
     unknown = [check for check in report.verdict.checks if check.status == "unknown"]
@@ -425,10 +360,11 @@ class ReportContext:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.status, self.badge, self.sentence = verdict_status(report), badge_text(report), verdict_sentence(report)
+        self.status, self.sentence = sentences.verdict_status(report), sentences.verdict_sentence(report)
+        self.badge = sentences.badge_text(report)
         self.parameters = f"{report.parameters:,}"
         self.mark = "partial" if report.verdict.is_partial else report.verdict.status
-        self.cautions, self.estimates = cautions(report), estimate_note(report)
+        self.cautions, self.estimates = cautions(report), sentences.estimate_note(report)
         self.host = f"{report.host.get('cpu')}, {report.host.get('cores')} cores, {report.host.get('system')}"
         self.host_rows = [row for row in report.rows if row.where == "host"]
         self.device_rows = [row for row in report.rows if row.where == "device"]
@@ -459,7 +395,7 @@ class ReportContext:
 
     def terminal_notes(self, *, has_files: bool) -> list[str]:
         """Return the lines below the terminal's tables; without report files also why checks are unknown."""
-        report, notes = self.report, [*self.report.notes, *filter(None, [checks_sentence(self.report)])]
+        report, notes = self.report, [*self.report.notes, *filter(None, [sentences.checks_sentence(self.report)])]
         if not has_files:
             unknown = [check for check in report.verdict.checks if check.status == "unknown"]
             reasons = names_by_reason((f"{c.name} of {c.artifact}", c.reason or NO_REASON) for c in unknown)

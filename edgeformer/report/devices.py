@@ -32,17 +32,13 @@ def name_reports(paths: Sequence[Path]) -> dict[str, Report]:
 
 
 def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | None = None) -> Record:
-    """Compare measured rows of several devices.
+    """Compare measured rows of several devices; ``errors``: name of a device → why there is no report.
 
-    Args:
-        reports: name of the device → its report.
-        errors: name → why there is no report.
-
-    Returns:
-        ``devices``: name, machine, profile, verdict and ``choice``, the artifact that costs least within the limits.
-        ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
-        and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
+    Return ``devices``: name, machine, profile, verdict and ``choice``, the artifact that costs least within the limits;
+    and ``rows``: artifact, phase, batch, seq, provider and threads (null if they do not distinguish rows of a device),
+    and ``devices``: name → status, ``p50_ms``, ``stable``, and ``ratio`` to the fastest device.
     """
+    # 1. The rows that were measured, each with its time on every device.
     measured = {
         name: [row for row in report.rows if row.where == "host" and row.phase != "cold"]
         for name, report in reports.items()
@@ -65,21 +61,15 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
         shape = shape_text(row.model_copy(update={"threads": None}), report)
         identity = {"provider": None, "threads": None, **dict(zip(names, key, strict=True))}
         rows.append({**identity, "shape": shape, "devices": cells})
-    devices = [
-        {
-            "name": name,
-            "machine": " with ".join(str(report.host[part]) for part in ("cpu", "gpu") if report.host.get(part)),
-            "cores": report.host.get("cores"),
-            "threads": report.host.get("threads"),
-            "profile": report.device,
-            "verdict": report.verdict.status,
-            "verdict_text": verdict_status(report),
-            "sentence": verdict_sentence(report),
-            "choice": cheapest_artifact(report),
-            "error": None,
-        }
-        for name, report in reports.items()
-    ]
+    # 2. The devices, and those without a report.
+    devices: list[Record] = []
+    for name, report in reports.items():
+        machine = " with ".join(str(report.host[part]) for part in ("cpu", "gpu") if report.host.get(part))
+        devices.append({
+            "name": name, "machine": machine, "cores": report.host.get("cores"), "threads": report.host.get("threads"),
+            "profile": report.device, "verdict": report.verdict.status, "verdict_text": verdict_status(report),
+            "sentence": verdict_sentence(report), "choice": cheapest_artifact(report), "error": None,
+        })  # fmt: skip
     missing = dict.fromkeys(devices[0] if devices else (), None)
     devices += [{**missing, "name": name, "error": error} for name, error in (errors or {}).items()]
     run = next((report.run for report in reports.values()), None)
@@ -90,17 +80,15 @@ def compare_devices(reports: Mapping[str, Report], errors: Mapping[str, str] | N
 
 
 _DEVICES: TableColumns[Record] = TableColumns(
-    [
-        Column("name", heading="device"),
-        Column("verdict", mark=True),
-        Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
-        Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
-        Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
-        Column("machine", leaves=2),
-        Column("threads", number=True, leaves=3),
-        Column("profile", leaves=1),
-        Column("error", flows=True, dash=""),
-    ]
+    Column("name", heading="device"),
+    Column("verdict", mark=True),
+    Column("choice", lambda device: (device["choice"] or {}).get("artifact"), heading="cheapest artifact"),
+    Column("p50", lambda device: (device["choice"] or {}).get("p50_ms"), "ms", heading="typical (p50)"),
+    Column("size", lambda device: (device["choice"] or {}).get("size_bytes"), "bytes"),
+    Column("machine", leaves=2),
+    Column("threads", number=True, leaves=3),
+    Column("profile", leaves=1),
+    Column("error", flows=True, dash=""),
 )
 
 
@@ -118,13 +106,11 @@ def _row_columns(comparison: Record) -> TableColumns[Record]:
     """Return the columns of the rows: a column per device."""
     names = [device["name"] for device in comparison["devices"] if device["error"] is None]
     return TableColumns(
-        [
-            Column("artifact"),
-            Column("shape", heading="batch × tokens", number=True),
-            Column("runtime", lambda row: row["provider"] and provider_facts(row["provider"]).label),
-            Column("threads", number=True),
-            *(Column(name, text=lambda row, name=name: _cell_text(row, name), number=True) for name in names),  # type: ignore[misc]
-        ]
+        Column("artifact"),
+        Column("shape", heading="batch × tokens", number=True),
+        Column("runtime", lambda row: row["provider"] and provider_facts(row["provider"]).label),
+        Column("threads", number=True),
+        *(Column(name, text=lambda row, name=name: _cell_text(row, name), number=True) for name in names),  # type: ignore[misc]
     ).drop_empty(comparison["rows"], "runtime", "threads")
 
 
@@ -152,7 +138,7 @@ def csv_comparison(comparison: Record) -> str:
     """Return a line per row and device."""
     cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
     keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
-    columns: TableColumns[Record] = TableColumns(map(Column, ("device", *keys)))
+    columns: TableColumns[Record] = TableColumns(*map(Column, ("device", *keys)))
     return columns.csv(cells).rstrip("\n")
 
 
@@ -162,15 +148,8 @@ def write_comparison(comparison: Record, path: Path) -> None:
     slowest = max(
         (cell["p50_ms"] or 0.0 for row in comparison["rows"] for cell in row["devices"].values()), default=0.0
     )
-    devices = _DEVICES.omit("error")  # it is among the verdicts
-    write_text(
-        path,
-        render_template(
-            "devices.html",
-            comparison=comparison,
-            names=names,
-            devices=devices.html(comparison["devices"]),
-            cell_text=_cell_text,
-            slowest=slowest,
-        ),
-    )
+    page = render_template(
+        "devices.html", comparison=comparison, names=names, cell_text=_cell_text, slowest=slowest,
+        devices=_DEVICES.omit("error").html(comparison["devices"]),  # errors are among the verdicts
+    )  # fmt: skip
+    write_text(path, page)

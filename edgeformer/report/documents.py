@@ -24,9 +24,8 @@ from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_threads, markdown, markdown_line, visible
 from edgeformer.report.canvas import NO_PICTURE, can_draw
 from edgeformer.report.charts import draw_pictures
-from edgeformer.report.columns import coloured
+from edgeformer.report.columns import ABOUT, coloured
 from edgeformer.report.context import (
-    ABOUT,
     CHECKS,
     ESTIMATE_CHECKS,
     FACTS,
@@ -37,15 +36,13 @@ from edgeformer.report.context import (
     candidate_style,
     metric_named,
     nearest_published,
-    split_sizes,
 )
 from edgeformer.report.sentences import badge_markdown, checks_sentence
 from edgeformer.run import Location
 
 _BADGE_COLOURS = {"pass": "#2e7d46", "fail": "#b3372f", "unknown": "#69707a", "partial": "#8a6a12"}
 _CHARACTER_WIDTH, _BADGE_PADDING = 6.6, 12
-_STALE_AFTER_S = 3600.0
-"""No process takes longer between creating a temporary report file and renaming it."""
+_STALE_AFTER_S = 3600.0  # no process takes longer between creating a temporary report file and renaming it
 _BASES = {
     "measured": "times measured on the device",
     "estimated": "times with ≈ are estimates for the device",
@@ -91,25 +88,16 @@ def as_csv(context: ReportContext) -> str:
 
 def as_markdown(context: ReportContext) -> str:
     """Return GitHub-flavoured Markdown, with the badge and the verdict first. The template escapes all text."""
-
-    def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) else markdown(str(value))
-
     report, candidates = context.report, ""
     if report.search is not None:
         rows = [row for row in context.candidates if row.candidate.on_front or row.is_pick]
         columns = candidate_columns(report.search, "front", "verdict")
         candidates = columns.markdown(rows, attrgetter("is_pick"))
-    return _render(
-        "report.md",
-        {"finalize": finalize},
-        context=context,
-        report=report,
-        badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
+    return render_template(
+        "report.md", context=context, report=report, badge=Markup(badge_markdown(report, f"{report.stem}.svg")),
         checks=Markup(CHECKS.markdown(report.verdict.checks)),
-        measurements=Markup(context.columns("markdown").markdown(report.rows)),
-        candidates=Markup(candidates),
-    )
+        measurements=Markup(context.columns("markdown").markdown(report.rows)), candidates=Markup(candidates),
+    )  # fmt: skip
 
 
 def as_html(context: ReportContext) -> str:
@@ -123,52 +111,40 @@ def as_html(context: ReportContext) -> str:
         columns = candidate_columns(report.search, "verdict")
         candidates = columns.html(context.candidates, map(candidate_style, context.candidates))
     return render_template(
-        "report.html",
-        context=context,
-        report=report,
-        pictures=draw_pictures(report),
-        checks=CHECKS.html(checks, check_classes),
-        candidates=candidates,
+        "report.html", context=context, report=report, pictures=draw_pictures(report),
+        checks=CHECKS.html(checks, check_classes), candidates=candidates,
         measured=host_columns.html(host_rows, [row.latency_ms.status for row in host_rows]),
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
-        sizes=SIZES.html(split_sizes(report)),
-        facts=FACTS.html(context.facts),
-        estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks),
-        checks_sentence=checks_sentence(report),
+        sizes=SIZES.html([*report.split_sizes.values()]), facts=FACTS.html(context.facts),
+        estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks), checks_sentence=checks_sentence(report),
         published=PUBLISHED.html(nearest_published(report)),
-    )
+    )  # fmt: skip
 
 
 def badge_svg(context: ReportContext) -> str:
     """Return a self-contained SVG, 20 pixels high, whose text has a fixed length in every font."""
-    labels = ("edgeformer", visible(context.badge))
+    labels = "edgeformer", visible(context.badge)
     widths = [round(len(label) * _CHARACTER_WIDTH) + _BADGE_PADDING for label in labels]
     centres = (f"{widths[0] / 2:g}", f"{widths[0] + widths[1] / 2:g}")
     lengths = [width - _BADGE_PADDING for width in widths]
-    return _render(
-        "badge.svg",
-        {"autoescape": True},
-        title=" ".join(labels),
-        width=sum(widths),
-        widths=widths,
-        labels=list(zip(labels, centres, lengths, strict=True)),
-        colour=_BADGE_COLOURS[context.mark],
-    )
+    return render_template(
+        "badge.svg", title=" ".join(labels), width=sum(widths), widths=widths,
+        labels=list(zip(labels, centres, lengths, strict=True)), colour=_BADGE_COLOURS[context.mark],
+    )  # fmt: skip
 
 
 def render_template(template: str, **content: Any) -> str:
-    """Return an HTML page of the folder ``templates``, with all text escaped."""
+    """Return a document of the folder ``templates``: Markdown, HTML or SVG, with all text escaped."""
+    is_markdown = template.endswith(".md")
 
     def finalize(value: Any) -> Any:
-        return visible(value) if type(value) is str else value  # Markup is a subclass of str and stays unchanged
+        if isinstance(value, Markup):
+            return value
+        return markdown(str(value)) if is_markdown else visible(value) if isinstance(value, str) else value
 
-    return _render(template, {"finalize": finalize, "autoescape": True}, **content)
-
-
-def _render(template: str, options: dict[str, Any], **content: Any) -> str:
     environment = Environment(
         loader=PackageLoader("edgeformer.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, **options,
+        keep_trailing_newline=True, autoescape=not is_markdown, finalize=finalize,
     )  # fmt: skip
     environment.filters["line"] = lambda text: Markup(markdown_line(text))
     return environment.get_template(template).render(**content)

@@ -21,15 +21,13 @@ _MEANINGS = {
     "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
 }
 _COLUMNS: TableColumns[Record] = TableColumns(
-    [
-        Column("result", mark=True),
-        Column("check"),
-        Column("artifact"),
-        Column("at", leaves=3),
-        Column("with", lambda record: record["with"] or None, leaves=4, dash=""),
-        *(Column(name, number=True, leaves=2) for name in ("before", "now")),
-        *(Column(name, number=True) for name in ("change", "range", "allowed")),
-    ]
+    Column("result", mark=True),
+    Column("check"),
+    Column("artifact"),
+    Column("at", leaves=3),
+    Column("with", lambda record: record["with"] or None, leaves=4, dash=""),
+    *(Column(name, number=True, leaves=2) for name in ("before", "now")),
+    *(Column(name, number=True) for name in ("change", "range", "allowed")),
 )
 
 
@@ -53,22 +51,15 @@ def _records(gate: Gate) -> list[Record]:
         ends = (check.low, check.high)
         has_range = None not in ends and check.high != inf
         limit = -check.limit if check.name == "score" and check.limit is not None else check.limit
-        records.append(
-            {
-                "result": check.status,
-                "check": check.name,
-                "artifact": check.artifact,
-                "at": "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}",
-                "with": "" if check.provider is None else provider_facts(check.provider).label,
-                "before": before,
-                "now": now,
-                "change": _change(check.change, check),
-                "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
-                "allowed": _change(limit, check),
-                "found": "faster or slower is undecided" if check.found == "not known" else check.found or "",
-                "reason": check.reason,
-            }
-        )
+        records.append({
+            "result": check.status, "check": check.name, "artifact": check.artifact,
+            "at": "" if check.batch is None else f"{check.batch} × {check.seq}{per_token}",
+            "with": "" if check.provider is None else provider_facts(check.provider).label,
+            "before": before, "now": now, "change": _change(check.change, check),
+            "range": " to ".join(_change(end, check) for end in ends) if has_range else "",
+            "allowed": _change(limit, check), "reason": check.reason,
+            "found": "faster or slower is undecided" if check.found == "not known" else check.found or "",
+        })  # fmt: skip
     return records
 
 

@@ -42,13 +42,11 @@ def runtime_records() -> list[Record]:
 def runtime_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the runtimes."""
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("name"),
-            Column("status"),
-            Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
-            Column("export", lambda row: ", ".join(row["export"]), flows=True),
-            Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
-        ]
+        Column("name"),
+        Column("status"),
+        Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
+        Column("export", lambda row: ", ".join(row["export"]), flows=True),
+        Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
     )
     return columns.terminal("runtimes", rows)
 
@@ -61,7 +59,7 @@ def recipe_records() -> list[Record]:
 
 def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the recipes."""
-    columns: TableColumns[Record] = TableColumns(map(Column, rows[0]))
+    columns: TableColumns[Record] = TableColumns(*map(Column, rows[0]))
     return columns.terminal("recipes", rows)
 
 
@@ -83,20 +81,15 @@ def device_records(artifacts: Path) -> list[Record]:
         facts |= {f"{name}_ops_per_s": getattr(profile.peaks, name) for name in ("fp32", "fp16", "int8")}
         power, calibration = profile.power, profile.calibration
         published = published_record().devices.get(profile.name)
-        rows.append(
-            {
-                "name": profile.name,
-                "device": profile.title,
-                "kind": profile.kind,
-                "address": profile.address,
-                **{key: fact.value if fact is not None else None for key, fact in facts.items()},
-                "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
-                "calibrated": calibration.created if calibration is not None else None,
-                "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
-                "published_times": published.rows if published is not None else 0,
-                "published_median_error": published.median_error if published is not None else None,
-            }
-        )
+        rows.append({
+            "name": profile.name, "device": profile.title, "kind": profile.kind, "address": profile.address,
+            **{key: fact.value if fact is not None else None for key, fact in facts.items()},
+            "power_w": [power.value.low_w, power.value.high_w] if power is not None else None,
+            "calibrated": calibration.created if calibration is not None else None,
+            "median_log2_error": calibration.error.median_log2 if calibration and calibration.error else None,
+            "published_times": published.rows if published is not None else 0,
+            "published_median_error": published.median_error if published is not None else None,
+        })  # fmt: skip
     return rows
 
 
@@ -115,17 +108,15 @@ def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         problem = None if "kind" in row else row["device"]
         lines.append({"kind": None, **row, "W": power, "estimates": estimates, "problem": problem})
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("name"),
-            Column("address"),
-            Column("kind"),
-            Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
-            Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
-            Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
-            Column("W", number=True),
-            Column("estimates", heading="estimates checked by"),
-            Column("problem", flows=True),
-        ]
+        Column("name"),
+        Column("address"),
+        Column("kind"),
+        Column("memory", lambda row: _scaled(row.get("usable_memory_bytes"), 2**30, " GiB"), number=True),
+        Column("GB/s", lambda row: _scaled(row.get("bandwidth_bytes_per_s"), 1e9), number=True),
+        Column("FP16 TFLOP/s", lambda row: _scaled(row.get("fp16_ops_per_s"), 1e12), number=True),
+        Column("W", number=True),
+        Column("estimates", heading="estimates checked by"),
+        Column("problem", flows=True),
     )
     return columns.drop_empty(lines, "address", "problem").terminal("devices", lines)
 
@@ -146,22 +137,15 @@ def run_records(artifacts: Path) -> list[Record]:
         metric = get_task(manifest.task).metric
         value = metric.of(test)
         can_leak = manifest.leaks or (test is not None and bool(test.by_exit))
-        rows.append(
-            {
-                "run": folder.name,  # commands take this name, whatever the run was trained as
-                "status": run.status,
-                "started": manifest.started,
-                "steps": manifest.steps,
-                "split": manifest.data.split,
-                "synthetic": manifest.data.synthetic,
-                "parameters": manifest.parameters,
-                "metric": metric.name,
-                **{name: getattr(test, name, None) for name in ("accuracy", "f1")},
-                **({metric.name: value} if value is not None else {}),
-                **({"leaks": manifest.leaks} if can_leak else {}),
-                "bundle": find_bundle(folder) is not None,
-            }
-        )
+        rows.append({
+            "run": folder.name,  # commands take this name, whatever the run was trained as
+            "status": run.status, "started": manifest.started, "steps": manifest.steps, "split": manifest.data.split,
+            "synthetic": manifest.data.synthetic, "parameters": manifest.parameters, "metric": metric.name,
+            **{name: getattr(test, name, None) for name in ("accuracy", "f1")},
+            **({metric.name: value} if value is not None else {}),
+            **({"leaks": manifest.leaks} if can_leak else {}),
+            "bundle": find_bundle(folder) is not None,
+        })  # fmt: skip
     return rows
 
 
@@ -178,13 +162,11 @@ def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
         started = row["started"][:10] if "started" in row else None
         lines.append({**row, "status": status, "started": started, "score": score})
     columns: TableColumns[Record] = TableColumns(
-        [
-            Column("run"),
-            Column("status", mark=True),
-            Column("started"),
-            Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
-            Column("score"),
-        ]
+        Column("run"),
+        Column("status", mark=True),
+        Column("started"),
+        Column("params", lambda row: _scaled(row.get("parameters"), 1e6, " M"), number=True),
+        Column("score"),
     )
     problems = [row["status"] for row in rows if "started" not in row]
     return columns.terminal("runs", lines, Text("\n".join(problems)) if problems else None)

@@ -39,7 +39,7 @@ def model_columns(result: ModelSearch) -> TableColumns[SearchedModel]:
         text = model.status if model.reason is None else f"{model.status}: {model.reason}"
         return Text(text, {"measured": "green", "failed": "red"}.get(model.status, "yellow"))
 
-    return TableColumns([
+    return TableColumns(
         Column("model", "name"),
         Column("description", flows=True, leaves=2),
         Column("parameters", text=lambda model: f"{model.parameters:,}" if model.parameters else DASH, number=True),
@@ -49,7 +49,7 @@ def model_columns(result: ModelSearch) -> TableColumns[SearchedModel]:
         Column("score", layout="{:.4f}"),
         Column("size_bytes", smallest, "bytes", heading="smallest file"),
         Column("status", text=status, flows=True),
-    ])  # fmt: skip
+    )  # fmt: skip
 
 
 def recommendation(result: ModelSearch) -> str:
@@ -103,15 +103,10 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
         candidates = candidate_columns(result.search).html(ranked, map(candidate_style, ranked))
     page = folder / PAGE_FILE
     html = render_template(
-        "search.html",
-        result=result,
-        created=format_time(result.created),
-        recommendation=recommendation(result),
-        test=test_text(result),
-        picture=draw_model_search(result.search) if result.search is not None else None,
-        models=model_columns(result).html(result.models),
-        candidates=candidates,
+        "search.html", result=result, created=format_time(result.created), recommendation=recommendation(result),
+        test=test_text(result), picture=draw_model_search(result.search) if result.search is not None else None,
+        models=model_columns(result).html(result.models), candidates=candidates,
         basis=_BASIS[result.search.basis] if result.search is not None else "",
-    )
+    )  # fmt: skip
     write_text(page, html)
     return page

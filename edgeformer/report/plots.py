@@ -16,8 +16,7 @@ from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import get_task
 
-_DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")
-"""Colours of exits: the deeper, the darker."""
+_DEPTHS = ("#a9c7e8", "#6f9fd0", "#2f6fb3", "#174a80", "#0b2c4f")  # colours of exits: the deeper, the darker
 
 
 def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
@@ -82,6 +81,7 @@ def draw_learning_curve(run: Path) -> Path | None:
     """
     if not can_draw():
         return None
+    # 1. Read the metrics of steps and epochs.
     manifest, log = read_run(run), run / "metrics.jsonl"
     try:
         records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -94,6 +94,7 @@ def draw_learning_curve(run: Path) -> Path | None:
     for record in records:
         for key in keys - {"kind"}:
             (steps if record["kind"] == "step" else epochs)[key].append(record.get(key, float("nan")))
+    # 2. Draw the losses.
     score, metric = manifest.validation, get_task(manifest.task).metric
     parts = (f"{manifest.parameters:,} parameters", f"split {manifest.data.split}", *cautions(manifest))
     title = " · ".join((manifest.run, *parts))
@@ -114,6 +115,7 @@ def draw_learning_curve(run: Path) -> Path | None:
             if score is not None:
                 _draw_exits(panels, score, metric.name)
             return path
+        # 3. Draw the metric, the kept weights and the learning rate.
         scores, rates = panels
         values = epochs[f"val_{metric.name}"]
         scores.plot(epochs["epoch"], values, "o-", color=ORANGE, label="validation")

@@ -12,60 +12,42 @@ from edgeformer.artifacts.row_files import ERROR, TableRow
 from edgeformer.inference.rank import Ranking, Similarities
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable
 
-MAX_TEXT = 200
-"""Characters of a text in a table; JSON has the full text."""
-MAX_MATRIX = 10
-"""Texts of a similarity matrix; more texts are shown each with its nearest neighbour."""
+MAX_TEXT = 200  # characters of a text in a table; JSON has the full text
+MAX_MATRIX = 10  # texts of a similarity matrix; more texts are shown each with its nearest neighbour
 
 
 def prediction_table(name: str, artifact: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
     """Return label and probability per text, or of each span in it; ``name`` is the run's or bundle's."""
-    if any("spans" in prediction for prediction in predictions):
-        return _span_table(f"{name} · {artifact}", predictions)
+    has_spans = any("spans" in prediction for prediction in predictions)
+    rows: list[dict[str, Any]] = [{**prediction} for prediction in predictions]
+    if has_spans:  # a line for each span; a text without spans has a line, too
+        rows = []
+        for prediction in predictions:
+            spans: Any = prediction.get("spans") or [{}]
+            for number, span in enumerate(spans):
+                place = f"{span['start']}–{span['end']}" if span else None
+                rows.append({**span, "span": span.get("text"), "characters": place, ERROR: prediction.get(ERROR)})
+                rows[-1]["text"] = "" if number else prediction["text"]
 
-    def text(prediction: TableRow) -> Text:
-        line = " ⁄ ".join(str(prediction[key]) for key in ("text", "pair") if key in prediction)
-        return Text.assemble(
-            _shortened(line),
-            (" (cut: the model reads only the beginning)" if prediction.get("truncated") else "", "yellow"),
-        )
+    def text(row: TableRow) -> Text:
+        line = " ⁄ ".join(str(row[key]) for key in ("text", "pair") if key in row)
+        is_cut = " (cut: the model reads only the beginning)" if row.get("truncated") else ""
+        return Text.assemble(_shortened(line), (is_cut, "yellow"))
 
+    columns: TableColumns[TableRow] = TableColumns(
+        Column("score", layout="{:.4f}"),
+        Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
+        Column("span"),
+        Column("characters", number=True),
+        Column("probability", layout="{:.3f}"),
+        Column("loops", number=True),
+        Column("text", text=text),
+        Column(ERROR, text=lambda row: Text(str(row.get(ERROR) or ""), "red")),
+    )
     has_scores = any("score" in row for row in predictions)
-    columns: TableColumns[TableRow] = TableColumns(
-        [
-            Column("score", layout="{:.4f}"),
-            Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
-            Column("probability", layout="{:.3f}"),
-            Column("loops", number=True),
-            Column("text", text=text),
-            Column(ERROR, text=lambda row: Text(str(row.get(ERROR, "")), "red")),
-        ]
-    )
-    columns = columns.omit("label", "probability") if has_scores else columns.omit("score")
-    return columns.drop_empty(predictions, "loops", ERROR).terminal(f"{name} · {artifact}", predictions)
-
-
-def _span_table(title: str, predictions: Sequence[TableRow]) -> TerminalTable[TableRow]:
-    """Return the spans of texts, a line for each; a text without spans has a line, too."""
-    rows: list[dict[str, Any]] = []
-    for prediction in predictions:
-        spans: Any = prediction.get("spans") or [{}]
-        shown = _shortened(str(prediction["text"]))
-        for number, span in enumerate(spans):
-            place = f"{span['start']}–{span['end']}" if span else None
-            rows.append({**span, "span": span.get("text"), "characters": place, "in": "" if number else shown})
-            rows[-1][ERROR] = prediction.get(ERROR)
-    columns: TableColumns[TableRow] = TableColumns(
-        [
-            Column("label", text=lambda row: Text(str(row.get("label") or DASH), "bold")),
-            Column("span"),
-            Column("characters", number=True),
-            Column("probability", layout="{:.3f}"),
-            Column("in", heading="text"),
-            Column(ERROR, text=lambda row: Text(str(row.get(ERROR) or ""), "red")),
-        ]
-    )
-    return columns.drop_empty(rows, ERROR).terminal(title, rows)
+    columns = columns.omit(*(("label", "probability") if has_scores else ("score",)))
+    columns = columns.omit(*(("loops",) if has_spans else ("span", "characters")))
+    return columns.drop_empty(rows, "loops", ERROR).terminal(f"{name} · {artifact}", rows)
 
 
 def ranking_table(title: str, rankings: Sequence[Ranking], caption: str | None) -> TerminalTable[Any]:
@@ -76,13 +58,11 @@ def ranking_table(title: str, rankings: Sequence[Ranking], caption: str | None) 
         for document in ranking.documents
     ]
     columns: TableColumns[dict[str, Any]] = TableColumns(
-        [
-            *([Column("query")] if len(rankings) > 1 else []),
-            Column("rank", number=True),
-            Column("score", layout="{:.4f}"),
-            Column("row", number=True),
-            Column("text", text=lambda row: _shortened(row["text"])),
-        ]
+        *([Column("query")] if len(rankings) > 1 else []),
+        Column("rank", number=True),
+        Column("score", layout="{:.4f}"),
+        Column("row", number=True),
+        Column("text", text=lambda row: _shortened(row["text"])),
     )
     return columns.terminal(title, rows, Text(caption) if caption is not None else None)
 
@@ -101,16 +81,16 @@ def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any
         numbers = ", ".join(f"{number:.4f}" for number in vector[:5]) + ", …"
         rows = [{"dimensions": len(vector), "vector": numbers, "text": texts[0]}]
         caption = Text("--json prints the whole vector; give a second text, or --query TEXT --file FILE, to compare")
-        columns = TableColumns([Column("dimensions", number=True), Column("vector"), Column("text")])
+        columns = TableColumns(Column("dimensions", number=True), Column("vector"), Column("text"))
         return columns.terminal(title, rows, caption)
     if len(texts) <= MAX_MATRIX:
         for number, (text, values) in enumerate(zip(texts, pairs, strict=True), start=1):
             cells = {str(index): "" if index == number else f"{value:.4f}" for index, value in enumerate(values, 1)}
             rows.append({"": number, **cells, "text": text})
-        columns = TableColumns(Column(key, number=key != "text") for key in rows[0])
+        columns = TableColumns(*(Column(key, number=key != "text") for key in rows[0]))
         return columns.terminal(title, rows)
     for row, values in enumerate(pairs):
         closest = max((index for index in range(len(texts)) if index != row), key=values.__getitem__)
         rows.append({"text": texts[row], similarities.measure: values[closest], "nearest": texts[closest]})
-    columns = TableColumns([Column("text"), Column(similarities.measure, layout="{:.4f}"), Column("nearest")])
+    columns = TableColumns(Column("text"), Column(similarities.measure, layout="{:.4f}"), Column("nearest"))
     return columns.terminal(title, rows)

@@ -43,19 +43,13 @@ def published_rows(report: Report, bundle: Bundle) -> Iterator[dict[str, Any]]:
             "profile": report.device if report.on_target and report.device != "host" else "",
             "device": report.host.get("gpu" if on_gpu(row.provider) else "cpu"),
             "runtime": provider_facts(row.provider).label,
-            "version": versions.get(next(iter(opener.distributions), ""), ""),
-            "input": f"sequence {row.seq}",
-            "precision": row.precision.upper(),
-            "batch": row.batch,
-            "threads": row.threads or "",
-            "statistic": _STATISTICS[row.phase],
-            "value": row.latency_ms.p50,
-            "unit": "ms",
-            "confidence": "high",
+            "version": versions.get(next(iter(opener.distributions), ""), ""), "input": f"sequence {row.seq}",
+            "precision": row.precision.upper(), "batch": row.batch, "threads": row.threads or "",
+            "statistic": _STATISTICS[row.phase], "value": row.latency_ms.p50, "unit": "ms", "confidence": "high",
             "date": report.created[:10],
             "source": f"edgeformer {versions.get('edgeformer', manifest.code_version)}",
             "note": f"{row.latency_ms.n} calls",
-        }
+        }  # fmt: skip
 
 
 def append_published(report: Report, bundle: Bundle, path: Path) -> int:

@@ -14,12 +14,78 @@ from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads, markdown
 
 if TYPE_CHECKING:
-    from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime, ImportProof, Lengths, Portability
+    from edgeformer.artifacts.manifest import (
+        ArtifactManifest,
+        ExitGuarantee,
+        ExitTime,
+        ImportProof,
+        Lengths,
+        Portability,
+    )
     from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
     from edgeformer.tasks import Metric
 
 NO_REASON = "no reason is recorded"
 Shape = tuple[int, int]
+
+NOTES = {
+    # of a profile
+    "not opened": "{artifact}: left out, because {runtime} does not open it",
+    "other provider": "{reason}, but {provider} measured the rows, and this device needs {needed}",
+    "estimated instead": "{artifact}: {reason}; its figures for the device are estimated instead",
+    "card": "measured on the card: {on_card}; measured on the processor: {on_cpu}; edgeformer doctor says how to run "
+    "ONNX graphs on the card",
+    "interrupted": "interrupted after {rows} rows of {measured} of {artifacts} artifacts; there is no verdict",
+    "absent device": "{reason}: {measured}, {estimated}",
+    "no measurement": "nothing was measured",
+    "host times": "the measured times are those of this host",
+    "no estimate": "nothing was estimated",
+    "estimates": "the figures for the device are estimates",
+    "unstable": "the measurement is unstable",
+    "left out": "left out of the verdict, because no {device} can run it: {artifacts}: {reason}",
+    "nothing can run": "nothing was judged, because no artifact can run on this device",
+    "synthetic": "the model was trained on synthetic text, so its scores say nothing about real text",
+    "leaks": "leaks future tokens: the model sees the tokens that it predicts, so its scores are void",
+    "early exit": "{artifact} with early exit: {guarantee}",
+    "no budget": "the profile {profile} has no latency, size, memory or energy budget for a {task}",
+    "memory budget": "the profile {profile} has no latency, size, memory or energy budget for a {task}; the memory "
+    "limit is the usable memory of the device, {memory}",
+    "unknown budget": "the profile {profile} has a budget for {task!r}, which is no task",
+    "other rules": "measured with other stopping rules than usual: {rules}",
+    "cut shape": "the shape of the budget is {shape}, but the model reads at most {tokens} tokens of a text",
+    "shape": "judged at {shape}: {reason}",
+    "command shapes": "the limits of the command line are judged at {shapes}",
+    "all shapes": "the limits of the command line are judged at {shapes}, those of the profile at {shape}",
+    "unbuilt": "{artifact}: {status}: {reason}",
+    # of a report that is judged again
+    "judged": "{file} is taken as measured on {device}; edgeformer cannot check where it was measured",
+    "no row": "there is no row at {shape}, but at {shapes}",
+    "no decode row": "decoding at {shape} was not measured",
+    "no such row": "the report has no row at {shape}, but at {shapes}",
+    "other kind": "measured with {labels} only, and the device is {kind}",
+    # of the candidates of a choice
+    "no figure": "there is no measurement or estimate at {shape}",
+    "unknown figure": "its {figure} is unknown: {reason}",
+    "not exported": "{variant}: add them with edgeformer export {option}",
+    "not built": "it was not built",
+    "no score": "it has no score",
+    "no score: engine": "it has no score, because an engine runs only on its target: {remedy}",
+    "no score: target": "{device} compared its outputs but did not score it on the validation split{detail}",
+    "no score: metric": "it has no {metric}",
+    "no score: rounded": "it has no score in {precision}; export on a machine that computes in {precision}",
+    "no score: split": "it has no score on the validation split",
+}
+
+
+def note(kind: str, /, **facts: object) -> str:
+    """Return the note or reason of a kind in :data:`NOTES` with its facts."""
+    return NOTES[kind].format(**facts)
+
+
+def unbuilt_notes(artifacts: Iterable[ArtifactManifest]) -> list[str]:
+    """Return why some of the artifacts were not built."""
+    unbuilt = (entry for entry in artifacts if entry.status != "built")
+    return [note("unbuilt", artifact=e.id, status=e.status, reason=e.reason or NO_REASON) for e in unbuilt]
 
 
 def shown(value: float | None, unit: str) -> str:
@@ -78,14 +144,6 @@ def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_und
     return f"{reason}; the limit lies within the range {shown(figure.low, unit)} to {shown(figure.high, unit)}"
 
 
-def absent_shape(shape: Shape, measured: Iterable[Shape] | None) -> str:
-    """Return why a shape has no figure; ``measured``: the shapes with a row, None: it has one, of whole calls."""
-    place = f"{shape[0]}×{shape[1]}"
-    if measured is None:
-        return f"decoding at {place} was not measured"
-    return f"there is no row at {place}, but at {', '.join(dict.fromkeys(f'{b}×{s}' for b, s in measured))}"
-
-
 def not_judged_reason(check: Check | None, profile: str | None, *, has_rows: bool) -> str:
     """Return why a kind of check was not judged; ``check``: one that is unknown."""
     if check is not None:
@@ -114,23 +172,6 @@ def verdict_notes(verdict: Verdict, exempt: Sequence[str]) -> list[str]:
         notes.append(f"not judged: {' and '.join(missing)}; set a limit with {options}")
     if exempt:
         notes.append(f"latency per token is judged for the artifacts that decode only, not for {', '.join(exempt)}")
-    return notes
-
-
-def cut_shape(shape: Shape, tokens: int) -> str:
-    """Return why a model is not judged at the shape of the budget."""
-    return f"the shape of the budget is {shape[0]}×{shape[1]}, but the model reads at most {tokens} tokens of a text"
-
-
-def shape_notes(
-    shape: Shape, shape_note: str | None, command_shapes: Sequence[Shape], *, has_budget: bool
-) -> list[str]:
-    """Return notes on the shapes at which limits are judged; ``has_budget``: some are of the profile."""
-    notes = [f"judged at {shape[0]}×{shape[1]}: {shape_note}"] if shape_note else []
-    if command_shapes and [*command_shapes] != [shape]:
-        shapes = ", ".join(f"{batch}×{seq}" for batch, seq in command_shapes)
-        budget = f", those of the profile at {shape[0]}×{shape[1]}" if has_budget else ""
-        notes.append(f"the limits of the command line are judged at {shapes}{budget}")
     return notes
 
 
@@ -253,22 +294,6 @@ def limit_objection(name: str, value: float | None, limit: float, unit: str, sha
     return f"{name} {shown(value, unit)}{place} is over {shown(limit, unit)}"
 
 
-def unknown_objection(name: str, reason: str | None) -> str:
-    """Return that a figure is not known."""
-    return f"its {name} is unknown: {reason or NO_REASON}"
-
-
-NO_SCORE = {
-    "engine": "it has no score, because an engine runs only on its target: {}",
-    "target": "{} compared its outputs but did not score it on the validation split{}",
-    "metric": "it has no {}",
-    "rounded": "it has no score in {0}; export on a machine that computes in {0}",
-    "split": "it has no score on the validation split",
-    "any": "it has no score",
-}
-"""Why a candidate has no score, with the remedy, device, metric or precision."""
-
-
 class Tie(NamedTuple):
     """Why two costs are no different: overlapping ranges of estimates, or values that differ by less than noise."""
 
@@ -308,8 +333,17 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
         demands = f"come from the model with the best {metric.name} ({metric.text(decision.best_score)}) and {loss}"
     if bound is not None:
         demands = f"have {metric.name} {'≥' if metric.higher_is_better else '≤'} {bound:g} and {demands}"
+    # 1. No pick: the best score says how far the limit is away.
     if decision.pick is None or decision.cheapest is None:
-        return _why_no_pick(choice, metric, demands)
+        if not candidates:
+            return "nothing was profiled"
+        reason = f"none of {len(candidates)} candidates is known to {demands}"
+        scores = [(c.score, c.artifact) for c in candidates if c.score is not None]
+        if bound is None or not scores:
+            return reason
+        score, artifact = max(scores) if metric.higher_is_better else min(scores)
+        misses = score < bound if metric.higher_is_better else score > bound
+        return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
 
     def cost_text(position: int) -> str:
         cost = decision.costs[position]
@@ -326,6 +360,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
             text += f" with {format_threads(candidate.threads)}"
         return text
 
+    # 2. The costs of the pick, and of the next candidate.
     pick, cheapest = decision.pick, decision.cheapest
     picked = candidates[pick]
     among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
@@ -343,6 +378,7 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
         reason = f"{label(pick)}: {among} ({minimize} {cost_text(pick)})"
     if decision.runner_up is not None:
         reason += f"; next: {label(decision.runner_up)}, {cost_text(decision.runner_up)}"
+    # 3. The uncertainty of its figures.
     unstable = sum(candidates[position].stable is False for position in positions)
     if unstable and minimize in ("latency", "energy"):
         reason += f". {unstable} of the {len(positions)} measurements are unstable: measure again on an idle machine"
@@ -359,18 +395,6 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
     elif picked.latency_status == "estimated":
         reason += ". Its time is an estimate"
     return reason
-
-
-def _why_no_pick(choice: Choice, metric: Metric, demands: str) -> str:
-    if not choice.candidates:
-        return "nothing was profiled"
-    reason = f"none of {len(choice.candidates)} candidates is known to {demands}"
-    scores = [(c.score, c.artifact) for c in choice.candidates if c.score is not None]
-    if choice.bound is None or not scores:
-        return reason
-    score, artifact = max(scores) if metric.higher_is_better else min(scores)
-    misses = score < choice.bound if metric.higher_is_better else score > choice.bound
-    return f"{reason}; best {metric.name}: {score:.4f} ({artifact})" if misses else reason
 
 
 # Gates
@@ -443,8 +467,7 @@ SCORE_DOUBT = {
 
 # Artifacts, data and imports
 
-_MANY = 1e-4
-"""Share of denormal numbers above which a note is written."""
+_MANY = 1e-4  # share of denormal numbers above which a note is written
 
 
 def portability_notes(audit: Portability) -> list[str]:

@@ -30,12 +30,10 @@ from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
 from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
 from edgeformer.inference.verification import ArtifactCheck, Verification
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
-from edgeformer.report.context import figure_text
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import ScoreColumn, Task, all_tasks, get_task
 
-_EXAMPLE_WIDTH = 40
-"""Characters of an example from a data file."""
+_EXAMPLE_WIDTH = 40  # characters of an example from a data file
 
 
 def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambda row: row) -> Column[Any]:
@@ -65,23 +63,24 @@ def run_table(manifest: RunManifest) -> RenderableType:
     task, data = get_task(manifest.task), manifest.data
     metric = task.metric
 
-    early_scores = {}
-    for name, score in rows:
-        if (early := score.leaving_early) is not None:
-            early_scores[name] = f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+    def early_exit(row: tuple[str, Score]) -> str | None:
+        early = row[1].leaving_early
+        if early is None:
+            return None
+        return f"{metric.text(getattr(early, metric.name, None))} ({early.mean_loops:.2f} loops)"
+
     columns: list[Column[tuple[str, Score]]] = [Column("set", itemgetter(0))]
     columns += [_score_column(column, itemgetter(1)) for column in task.columns]
     for loop in sorted({loop for _, score in rows for loop in list(score.by_exit)[:-1]}):
         column = ScoreColumn(metric.name, f"exit {loop}", metric.places)
         columns.append(_score_column(column, lambda row, loop=loop: row[1].by_exit.get(loop)))  # type: ignore[misc]
-    if early_scores:
-        columns.append(Column("early exit", lambda row: early_scores.get(row[0]), number=True))
+    columns.append(Column("early exit", early_exit, number=True))
 
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
         accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
         caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
-    scores = TableColumns(columns).drop_empty(rows, *(column.key for column in task.columns))
+    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.key for column in task.columns))
     return scores.terminal(title, rows, caption)
 
 
@@ -114,25 +113,22 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
 
-    stored = {
-        artifact.id: f"{artifact.sharing.stored_parameters:,} of {artifact.sharing.unique_parameters:,}"
-        for artifact in bundle.artifacts
-        if artifact.sharing is not None
-    }
+    def stored(artifact: ArtifactManifest) -> str | None:
+        sharing = artifact.sharing
+        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing is not None else None
+
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: TableColumns[ArtifactManifest] = TableColumns(
-        [
-            Column("artifact", "id"),
-            Column("file", leaves=2),
-            Column("size", "size_bytes", "bytes"),
-            Column("parameters stored", lambda a: stored.get(a.id), number=True, leaves=1),
-            Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
-            Column("max_error", "parity.max_abs_error", "error", heading),
-            Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),
-            _score_column(score_column, lambda artifact: scores.get(artifact.id)),
-            Column("status", mark=True),
-        ]
+        Column("artifact", "id"),
+        Column("file", leaves=2),
+        Column("size", "size_bytes", "bytes"),
+        Column("parameters stored", stored, number=True, leaves=1),
+        Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
+        Column("max_error", "parity.max_abs_error", "error", heading),
+        Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),
+        _score_column(score_column, lambda artifact: scores.get(artifact.id)),
+        Column("status", mark=True),
     )
     synthetic = " (trained on SYNTHETIC data)" if bundle.synthetic else ""
     title = f"{bundle.run}: bundle{synthetic}{f' · {LEAKS}' if bundle.leaks else ''}"
@@ -155,7 +151,7 @@ def evaluation_table(name: str, task: Task, rows: Sequence[EvaluationRow]) -> Te
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    selected = TableColumns(columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
+    selected = TableColumns(*columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
     selected = selected.omit(*([] if len(providers) > 1 else ["computed by"]))
     return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 
@@ -172,17 +168,15 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
         return f"{row.threshold:g}" if row.rule == "confidence" else f"{row.rule} {row.threshold:g}"
 
     columns: TableColumns[EarlyExitRow] = TableColumns(
-        [
-            Column("artifact"),
-            Column("computed by", "provider"),
-            Column("set", "split"),
-            Column("threshold", threshold, number=True),
-            Column("mean_loops", layout="{:.2f}"),
-            _score_column(metric),
-            Column("loss", number=True),
-            Column("share", heading="exit after loop",
-                   text=lambda row: ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)),
-        ]
+        Column("artifact"),
+        Column("computed by", "provider"),
+        Column("set", "split"),
+        Column("threshold", threshold, number=True),
+        Column("mean_loops", layout="{:.2f}"),
+        _score_column(metric),
+        Column("loss", number=True),
+        Column("share", heading="exit after loop",
+               text=lambda row: ", ".join(f"{loop}: {share:.1%}" for loop, share in row.share.items() if share)),
     )  # fmt: skip
     has_providers = len({(row.artifact, row.provider) for row in rows}) > len({row.artifact for row in rows})
     selected = columns.omit(*([] if has_providers else ["computed by"]))
@@ -192,18 +186,16 @@ def early_exit_table(name: str, rows: Sequence[EarlyExitRow]) -> TerminalTable[E
 def guarantee_table(name: str, guarantees: Mapping[str, ExitGuarantee]) -> TerminalTable[tuple[str, ExitGuarantee]]:
     """Return a line per step artifact: allowed and observed score drop of early exit, and its times."""
     columns: TableColumns[tuple[str, ExitGuarantee]] = TableColumns(
-        [
-            Column("artifact", itemgetter(0)),
-            Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
-            Column("thresholds", lambda row: ", ".join(f"{loop}: {p:g}" for loop, p in row[1].thresholds.items())),
-            Column("allowed drop", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
-            Column("observed drop", lambda row: 100 * (row[1].lost - row[1].won) / row[1].rows, layout="{:.2f}"),
-            Column("p", lambda row: row[1].p_value, layout="{:.3f}"),
-            Column("mean loops", lambda row: row[1].mean_loops, layout="{:.2f}"),
-            Column("early exit", lambda row: row[1].time.early_ms.get("mean"), "ms"),
-            Column("all loops", lambda row: row[1].time.full_ms.get("mean"), "ms"),
-            Column("full graph", lambda row: row[1].time.full_graph_ms.get("mean"), "ms"),
-        ]
+        Column("artifact", itemgetter(0)),
+        Column("held-out", lambda row: f"{row[1].rows:,} of {row[1].split}"),
+        Column("thresholds", lambda row: ", ".join(f"{loop}: {p:g}" for loop, p in row[1].thresholds.items())),
+        Column("allowed drop", lambda row: 100 * row[1].max_drop, layout="{:g} points"),
+        Column("observed drop", lambda row: 100 * (row[1].lost - row[1].won) / row[1].rows, layout="{:.2f}"),
+        Column("p", lambda row: row[1].p_value, layout="{:.3f}"),
+        Column("mean loops", lambda row: row[1].mean_loops, layout="{:.2f}"),
+        Column("early exit", lambda row: row[1].time.early_ms.get("mean"), "ms"),
+        Column("all loops", lambda row: row[1].time.full_ms.get("mean"), "ms"),
+        Column("full graph", lambda row: row[1].time.full_graph_ms.get("mean"), "ms"),
     )
     caption = Text("times: mean of single texts; drop: points of accuracy")
     return columns.terminal(f"{name}: early exit with a guarantee", guarantees.items(), caption)
@@ -220,13 +212,11 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
         return line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…"
 
     columns: TableColumns[ColumnFacts] = TableColumns(
-        [
-            Column("column", "name"),
-            Column("read as", lambda column: roles.get(column.name)),
-            Column("filled", number=True),
-            Column("different values", lambda column: len(column.values) if column.values else "many", number=True),
-            Column("first", "example", text=example),
-        ]
+        Column("column", "name"),
+        Column("read as", lambda column: roles.get(column.name)),
+        Column("filled", number=True),
+        Column("different values", lambda column: len(column.values) if column.values else "many", number=True),
+        Column("first", "example", text=example),
     )
     delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
     delimiter = f", separated by {delimiters[source.delimiter]}" if source.delimiter else ""
@@ -243,12 +233,10 @@ def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
     parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
     rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
     columns: TableColumns[tuple[str, int, float]] = TableColumns(
-        [
-            Column("memory at the peak (predicted)", itemgetter(0)),
-            Column("size", itemgetter(1), "bytes"),
-            Column("of the budget", itemgetter(2), "share",
-                   text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
-        ]
+        Column("memory at the peak (predicted)", itemgetter(0)),
+        Column("size", itemgetter(1), "bytes"),
+        Column("of the budget", itemgetter(2), "share",
+               text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
     )  # fmt: skip
     title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
     source = (f"\nbudget: {plan.budget_source}", "dim")
@@ -281,12 +269,10 @@ def larger_batch_text(plan: Plan) -> str:
 def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
     """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
     columns: TableColumns[Suggestion] = TableColumns(
-        [
-            Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
-            Column("predicted peak", "peak_bytes", "bytes"),
-            Column("fits", lambda change: format_value(change.fits), mark=True),
-            Column("what it costs", "note"),
-        ]
+        Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
+        Column("predicted peak", "peak_bytes", "bytes"),
+        Column("fits", lambda change: format_value(change.fits), mark=True),
+        Column("what it costs", "note"),
     )
     return columns.terminal("What to change (the first row that fits is the cheapest that was found)", plan.suggestions)
 
@@ -295,14 +281,12 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
     """Return what works on this machine, and the remedy for what does not."""
 
     columns: TableColumns[dict[str, Any]] = TableColumns(
-        [
-            Column("what", "name"),
-            Column("status", mark=True),
-            Column("version", lambda capability: capability["version"] or None),
-            Column("details", "detail", flows=True, text=lambda capability: Text.assemble(
-                capability["detail"], ("\n" if capability["detail"] and capability["remedy"] else ""),
-                (f"→ {capability['remedy']}" if capability["remedy"] else "", "dim"))),
-        ]
+        Column("what", "name"),
+        Column("status", mark=True),
+        Column("version", lambda capability: capability["version"] or None),
+        Column("details", "detail", flows=True, text=lambda capability: Text.assemble(
+            capability["detail"], ("\n" if capability["detail"] and capability["remedy"] else ""),
+            (f"→ {capability['remedy']}" if capability["remedy"] else "", "dim"))),
     )  # fmt: skip
     return columns.terminal("What works on this machine", capabilities)
 
@@ -311,18 +295,16 @@ def print_verification(verification: Verification, task: str, console: Console) 
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
 
     columns: TableColumns[ArtifactCheck] = TableColumns(
-        [
-            Column("artifact"),
-            Column("ran on", "parity.provider", text=lambda check: (
-                provider_facts(check.parity.provider).label if check.parity and check.parity.provider else DASH)),
-            Column("n", "parity.n", number=True),
-            Column("max error", "parity.max_abs_error", "error"),
-            Column("relative", "parity.relative_error", "error"),
-            Column("agreement", "parity.top1_agreement", "share", get_task(task).agreement),
-            Column("tolerance", lambda check: check.tolerance or None),
-            Column("in memory", _memory_text, number=True),
-            Column("status", mark=True),
-        ]
+        Column("artifact"),
+        Column("ran on", "parity.provider", text=lambda check: (
+            provider_facts(check.parity.provider).label if check.parity and check.parity.provider else DASH)),
+        Column("n", "parity.n", number=True),
+        Column("max error", "parity.max_abs_error", "error"),
+        Column("relative", "parity.relative_error", "error"),
+        Column("agreement", "parity.top1_agreement", "share", get_task(task).agreement),
+        Column("tolerance", lambda check: check.tolerance or None),
+        Column("in memory", _memory_text, number=True),
+        Column("status", mark=True),
     )  # fmt: skip
     original = verification.wrapped
     baseline = "torch FP32" if original is None else f"the outputs of {original} in ONNX Runtime"
@@ -361,20 +343,13 @@ def print_calibration(calibration: Calibration, written: Path | None, console: C
     """Print the fitted cases, the cross-validated ones, the checked ones, the error, and the written profile if any."""
 
     columns: TableColumns[dict[str, Any]] = TableColumns(
-        [
-            Column("run"),
-            Column("artifact"),
-            Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
-            Column("measured", "measured_ms", "ms"),
-            Column(
-                "estimated",
-                "estimated_ms",
-                "ms",
-                text=lambda row: figure_text(Figure(row["estimated_ms"], "estimated"), "ms"),
-            ),
-            Column("estimated / measured", "ratio", layout="{:.2f}"),
-            Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
-        ]
+        Column("run"),
+        Column("artifact"),
+        Column("batch × tokens", lambda row: f"{row['batch']} × {row['seq']}", number=True),
+        Column("measured", "measured_ms", "ms"),
+        Column("estimated", "estimated_ms", "ms", figure=lambda row: Figure(row["estimated_ms"], "estimated")),
+        Column("estimated / measured", "ratio", layout="{:.2f}"),
+        Column("log2", lambda row: log2(row["ratio"]) if row["ratio"] else None, layout="{:+.2f}"),
     )
     where = f"{calibration.processor}, {format_threads(calibration.threads)}"
     for title, cases in (

@@ -100,7 +100,7 @@ def test_a_hostile_report_in_every_format(hostile: Report) -> None:
     assert not CONTROL.search(text)
     assert all(row["artifact"].startswith("'=cmd") for row in rows)
     assert any(re.fullmatch(r"[0-9.]+", row["p50_ms"]) for row in rows)
-    table = TableColumns([Column("x", lambda row: row)]).csv([-3.5, "-3.5", "-x"])
+    table = TableColumns(Column("x", lambda row: row)).csv([-3.5, "-3.5", "-x"])
     assert table.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
 
 

@@ -19,12 +19,10 @@ class Item:
 
 
 COLUMNS: TableColumns[Item] = TableColumns(
-    [
-        Column("item", lambda item: item.name),
-        Column("size", lambda item: item.size, "bytes"),
-        Column("time", lambda item: item.time, "ms", "how long"),
-        Column("good", lambda item: item.good),
-    ]
+    Column("item", lambda item: item.name),
+    Column("size", lambda item: item.size, "bytes"),
+    Column("time", lambda item: item.time, "ms", "how long"),
+    Column("good", lambda item: item.good),
 )
 ITEMS = [Item("a", 3 * 2**20, 1.5), Item("b|[red]x[/]\n<i>", None, None, good=False)]
 TERMINAL = rendered(COLUMNS.terminal("[bold]items[/]", ITEMS))
