@@ -25,7 +25,6 @@ from edgeformer.tasks.metric import Array
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
 from edgeformer.tasks.task import Float64s, RowSource, Task
-from edgeformer.tasks.tokens import TokenTask
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
@@ -174,7 +173,7 @@ def score_check(
         figures.append(side_figures)
     # 3. Compare row by row.
     source = rows.source
-    if isinstance(task, TokenTask) and not np.array_equal(lengths[0], lengths[1]):
+    if task.can_write and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
         is_complete = np.ones(len(lengths[0]), dtype=bool)
         for bundle, counts in zip(sides, lengths, strict=True):
@@ -295,7 +294,7 @@ def _compare_recorded(
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
     old, new = task.metric.of(first), task.metric.of(second)
     # Perplexity compares between equal tokenizers only.
-    files = [manifest.files.get(TOKENIZER_FILE) if isinstance(task, TokenTask) else None for manifest in manifests]
+    files = [manifest.files.get(TOKENIZER_FILE) if task.can_write else None for manifest in manifests]
     labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
     fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
     is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels, files))

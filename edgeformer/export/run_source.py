@@ -55,7 +55,6 @@ from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
 from edgeformer.tasks import Answerer, Origin, TextReader, get_task
 from edgeformer.tasks.scoring import Validation, open_validation
-from edgeformer.tasks.tokens import TokenTask
 
 CALIBRATION_ROWS = 300
 """NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
@@ -246,7 +245,7 @@ class RunSource:
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if isinstance(subject.task, TokenTask) else None
+        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.can_write else None
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:

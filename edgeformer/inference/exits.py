@@ -26,7 +26,6 @@ from edgeformer.tasks.risk_control import (
     choose_thresholds,
     rows_needed,
 )
-from edgeformer.tasks.tokens import TokenTask
 
 _TIMED_ROWS = 300
 _MIN_TIMED_ROWS = 64
@@ -72,7 +71,7 @@ def calibrate_exits(
         raise InputError("--split train: a guarantee needs rows that the model was not trained on; use --data FILE")
     bundle = location.open_bundle()
     task, name = bundle.task, location.name
-    if isinstance(task, TokenTask):
+    if task.can_write:
         raise InputError(
             f"{name}: is a {task.noun}, and there is no guarantee for perplexity; compare exits with: edgeformer "
             f"evaluate {location.argument}"

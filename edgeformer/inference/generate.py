@@ -23,7 +23,6 @@ from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
 from edgeformer.tasks import Answerer
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
-from edgeformer.tasks.tokens import TokenTask
 
 if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
@@ -285,7 +284,7 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
         model = location.open_bundle()
-        can_write = isinstance(model.task, TokenTask) and not model.leaks
+        can_write = model.task.can_write and not model.leaks
         decoders = [entry for entry in model.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
         if artifact is None and can_write and not decoders:
             model = None
@@ -295,7 +294,7 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
         raise ArtifactError(f"{location.bundle}: has no graph that writes text; export its run again with: {command}")
     model = model or location.open_run()
     task = model.task
-    if not isinstance(task, TokenTask):
+    if not task.can_write:
         text = " TEXT" if isinstance(task, Answerer) else ""
         raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
     if model.leaks:

@@ -235,8 +235,8 @@ def open_predictor(
 
 
 def predicts_vectors(location: Location) -> bool:
-    """Return whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    return location.open_model().task.name == "embedding"
+    """Return whether its answers are vectors. Raises ArtifactError for a damaged run or bundle."""
+    return location.open_model().task.has_vectors
 
 
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:

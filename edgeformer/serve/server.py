@@ -35,14 +35,13 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
 from edgeformer.inference.generate import GenerateOptions, Writer
 from edgeformer.inference.predict import Predictor
-from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
+from edgeformer.inference.rank import RankedDocument, rank_documents, scoring_inputs
 from edgeformer.run import Location
 from edgeformer.serve.openai import CompletionService
 from edgeformer.serve.queue import BatchingQueue, WritingQueue, open_served_predictor
 from edgeformer.serve.service import Metrics, RefusedError, RequestMessage, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.tokens import TokenTask
 
 
 class PredictRequest(RequestMessage):
@@ -193,7 +192,6 @@ class PredictService(Service):
         rows: list[Text]
         if path == "/rank":
             ranking = read_message(RankRequest, body, 422, most_problems=5)
-            check_can_rank(task, data)
             rows = scoring_inputs(task, data, ranking.query, ranking.documents)
         else:
             content = read_message(PredictRequest, body, 422, most_problems=5)
@@ -368,7 +366,7 @@ class ServeOptions:
 def open_service(location: Location, options: ServeOptions, metrics: Metrics) -> Iterator[Service]:
     """Open the model and start its queue. Raises InputError, ArtifactError."""
     limits = options.limits
-    if isinstance(location.open_model().task, TokenTask):
+    if location.open_model().task.can_write:
         chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
         with (
             closing(Writer(location, chosen)) as writer,

@@ -243,6 +243,7 @@ class Embedding(TextTask):
         ScoreColumn("loss", "loss", 4),
     )
     budget = None
+    has_vectors = True
     agreement = "same nearest text"
     texts_per_row = 2
     row_noun = "pairs"

@@ -181,6 +181,7 @@ class Regression(TextTask):
     name = "regression"
     noun = "regression model"
     recipe_type = RegressionRecipe
+    has_scores = True
     score_type = RegressionScore
     metric = Metric("spearman", "Spearman", 4, lowest=-1.0)
     columns = (

@@ -340,6 +340,10 @@ class Task(Scorer):
     budget: ClassVar[str | None] = None  # task whose budget applies if a device profile has none for this one
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
+    can_write: ClassVar[bool] = False  # predicts the next token, and so continues texts
+    can_trim: ClassVar[bool] = False  # works without the tokens that its training text does not use
+    has_vectors: ClassVar[bool] = False  # answers have a ``vector``, whose similarity to a query's ranks texts
+    has_scores: ClassVar[bool] = False  # answers have a ``score``, which ranks documents in pairs with a query
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
     """Arrays of the golden inputs: graph inputs and targets."""
 

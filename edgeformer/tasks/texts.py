@@ -118,6 +118,7 @@ class TextTask(ReadingTask, Answerer):
     """A model that answers whole texts. The defaults are those of one row of numbers for each labelled text."""
 
     budget: ClassVar[str | None] = "classification"
+    can_trim: ClassVar[bool] = True
     pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
 
     score_rows: Callable[..., Score]

@@ -46,6 +46,7 @@ class TokenTask(ReadingTask):
     budget = "language-modeling"
     unit = "tokens"
     phase = "decode"
+    can_write = True
     confidence = staticmethod(top_probability)
     pipeline_tag = "text-generation"
     use = "generate"
