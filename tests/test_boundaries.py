@@ -27,7 +27,6 @@ FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats}
 """Formats that only runtimes may name; every package may name ONNX, which export writes."""
 CIRCLES = [
     {"data.source_folder", "data.tokenization"},
-    {"tasks.scoring", "tasks.task"},
 ]
 """Files that import each other, some of them inside of functions, and are still to be separated."""
 READERS = {

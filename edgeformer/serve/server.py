@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 import uvicorn
+from jinja2 import Environment, PackageLoader
 from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import models_json_schema
@@ -182,53 +183,48 @@ class PredictService(Service):
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         return {"error": message}
 
-    def _read(self, path: str, body: bytes) -> tuple[RankRequest | None, list[Text]]:
-        """Return the ranking that is requested (None: predictions), and what the model reads for the request.
-
-        Raises InputError for what the limits or the model do not take.
-        """
-        task, data, limits = self._model.answering.task, self._model.answering.data, self._limits
-        ranking: RankRequest | None = None
-        rows: list[Text]
-        if path == "/rank":
-            ranking = read_message(RankRequest, body, 422, most_problems=5)
-            rows = scoring_inputs(task, data, ranking.query, ranking.documents)
-        else:
-            content = read_message(PredictRequest, body, 422, most_problems=5)
-            texts = content.texts or [str(content.text)]
-            pairs = content.pairs if content.pair is None else [content.pair]
-            rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
-            if (mismatch := task.pairs_problem(data, pairs=pairs is not None)) is not None:
-                raise InputError(f"pairs: {mismatch}")
-        if len(rows) > limits.texts:
-            raise InputError(
-                f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
-            )
-        for number, row in enumerate(rows):
-            for part in text_parts(row):
-                if len(part) > limits.characters:
-                    excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
-                    raise InputError(f"texts[{number}]: has {excess}; shorten it")
-                require_unicode(f"texts[{number}]", part)
-        return ranking, rows
-
     async def answer(self, request: Request, body: bytes) -> Response:
         model, limits = self._model, self._limits
+        task, data = model.answering.task, model.answering.data
+        ranking: RankRequest | None = None
+        rows: list[Text]
+        # 1. Read the request
         try:
-            ranking, texts = self._read(request.url.path, body)
+            if request.url.path == "/rank":
+                ranking = read_message(RankRequest, body, 422, most_problems=5)
+                rows = scoring_inputs(task, data, ranking.query, ranking.documents)
+            else:
+                content = read_message(PredictRequest, body, 422, most_problems=5)
+                texts = content.texts or [str(content.text)]
+                pairs = content.pairs if content.pair is None else [content.pair]
+                rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
+                if (mismatch := task.pairs_problem(data, pairs=pairs is not None)) is not None:
+                    raise InputError(f"pairs: {mismatch}")
+            if len(rows) > limits.texts:
+                raise InputError(
+                    f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
+                )
+            for number, row in enumerate(rows):
+                for part in text_parts(row):
+                    if len(part) > limits.characters:
+                        excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
+                        raise InputError(f"texts[{number}]: has {excess}; shorten it")
+                    require_unicode(f"texts[{number}]", part)
         except InputError as error:
             raise RefusedError(422, str(error)) from None
+        # 2. Wait for the answers
         try:
-            answers = await asyncio.wait_for(asyncio.wrap_future(self.queue.submit(texts)), limits.timeout_s)
+            answers = await asyncio.wait_for(asyncio.wrap_future(self.queue.submit(rows)), limits.timeout_s)
         except asyncio.TimeoutError:
             raise RefusedError(504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts") from None
+        # 3. Send them, or the ranking
         self._metrics.texts.inc(len(answers))
         self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
         named = {"run": model.name, "artifact": model.id}
         if ranking is None:
             return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
         try:
-            ranked = rank_documents(ranking.documents, answers, ranking.top, model.answering.data)
+            ranked = rank_documents(ranking.documents, answers, ranking.top, data)
         except InputError as error:  # a text is empty
             raise RefusedError(422, str(error)) from None
         return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
@@ -236,7 +232,7 @@ class PredictService(Service):
 
 _PAGES, _SHARED = files(__package__) / "page", files("edgeformer") / "web" / "site"
 """Pages of servers, and the folder of what they share with the page of ``edgeformer page`` (not imported here)."""
-_PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_PAGE_TYPES = {"css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -312,8 +308,13 @@ def application(
     async def describe(_: Request) -> Response:
         return JSONResponse(openapi(service, limits))
 
-    async def page(request: Request) -> Response:
-        name = request.url.path.lstrip("/") or f"{service.page}.html"
+    async def page(_: Request) -> Response:
+        template = Environment(loader=PackageLoader(__package__, "page"), autoescape=True, keep_trailing_newline=True)
+        html = template.get_template(f"{service.page}.html").render(page=service.page)
+        return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
+
+    async def part_of_page(request: Request) -> Response:
+        name = request.url.path.lstrip("/")
         content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
         return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
@@ -326,7 +327,8 @@ def application(
         Route("/metrics", show_metrics),
         Route("/openapi.json", describe),
         *(Route(path, document) for path in service.documents),
-        *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
+        Route("/", page),
+        *(Route(f"/{name}", part_of_page) for name in ("page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
     if origins:

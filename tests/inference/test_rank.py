@@ -103,21 +103,12 @@ def test_a_task_of_another_package_that_extends_embeddings_ranks(folder: Path, t
         seal(copied.folder, copied.manifest.model_copy(update={"task": "passages"}))
         passages, texts = api.open(copied.folder), [text for text in DOCUMENTS if text]
         assert isinstance(passages, api.Bundle) and passages.task.noun == "passage model"
-        assert passages.rank("A bridge of wood", texts, 4) == bundle(folder, "encoder").rank(
-            "A bridge of wood", texts, 4
-        )
+        ranked, expected = (opened.rank("A bridge", texts, 4) for opened in (passages, bundle(folder, "encoder")))
+        assert ranked == expected
         out = predict(tmp_path, "--run", "passages", "A bridge.", "Some wood.", "--json", code=0)
         assert np.shape(json.loads(out.out)["cosines"]) == (2, 2)
-        ranking = (
-            "--query",
-            "A bridge of wood",
-            "--file",
-            str(folder / "documents.csv"),
-            "--vectors",
-            "int8",
-            "--json",
-        )
-        assert len(json.loads(predict(tmp_path, "passages", *ranking).out)["rankings"][0]["documents"]) == 10
+        options = ("--query", "A bridge", "--file", str(folder / "documents.csv"), "--vectors", "int8", "--json")
+        assert len(json.loads(predict(tmp_path, "passages", *options).out)["rankings"][0]["documents"]) == 10
 
 
 def test_a_reranker_ranks_by_its_score(folder: Path) -> None:
