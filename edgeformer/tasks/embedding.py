@@ -15,19 +15,20 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import PairsConfig, Similarity
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import Float64s, Int64s, Prediction, TextReader
+from edgeformer.tasks.task import Batch, Float64s, Int64s, Prediction, RowNumbers, TextReader
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 
 class EmbeddingRecipe(Recipe):
@@ -295,9 +296,7 @@ class Embedding(TextTask):
         encoded, _ = encode_prompted(reader.tokenizer, texts.texts, data)
         return replace(encoded, labels=texts.labels, empty=texts.empty)
 
-    def trim(
-        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         """Trim to the part ``train``; measure the effect on the other parts, or on every tenth text of ``train``."""
         from edgeformer.data.prepare import read_texts
         from edgeformer.data.streaming import Stream
@@ -316,9 +315,7 @@ class Embedding(TextTask):
             kept = LabelledTexts.unlabelled([*kept.texts, *data.prompts.values()])
         return trim_to_stream(Stream.of_texts(kept), other_texts, tokenizer, data.max_length, keeping=keeping)
 
-    def batch(
-        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: Encoded, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and row numbers, int64 [B]."""
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import Probability, SpanData, Tag, parse_tag
 from edgeformer.artifacts.golden import Golden
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
@@ -28,9 +28,11 @@ from edgeformer.tasks.scoring import NO_NUMBER, NOTHING_LEFT, EncodedTexts, Text
 from edgeformer.tasks.task import (
     MAX_SCORE_DROP,
     Answer,
+    Batch,
     Float64s,
     Int64s,
     Prediction,
+    RowNumbers,
     Run,
     TextReader,
     Unanswered,
@@ -40,7 +42,8 @@ from edgeformer.tasks.texts import TextTask
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 _UNLIMITED = 2**40
 """``max_length`` for a vocabulary that is trimmed: texts are read to their end."""
@@ -255,21 +258,17 @@ class TokenClassification(TextTask):
     ) -> TokenRows:
         return encode_spans(reader.tokenizer, texts, data)
 
-    def trim(
-        self, data: SpanData, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: SpanData, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         return super().trim(data.model_copy(update={"max_length": _UNLIMITED}), tokenizer, trained_on, keeping)
 
-    def batch(
-        self, rows: TokenRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: TokenRows, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, attention_mask and targets int64 [B, S]; rows and texts (first row of each) int64 [B]."""
         numbers = np.asarray(numbers, dtype=np.int64)
         targets = collate(replace(rows, ids=rows.targets.astype(np.int32)), numbers, IGNORED)["input_ids"]
         texts = numbers - rows.labels[numbers]
         return {**collate(rows, numbers, pad), "targets": targets, "rows": numbers, "texts": texts}
 
-    def example(self, recipe: TokenRecipe, rows: int) -> dict[str, Int64s]:
+    def example(self, recipe: TokenRecipe, rows: int) -> Batch:
         names = ("input_ids", "attention_mask", "targets")
         return {name: np.zeros((rows, recipe.data.max_length), dtype=np.int64) for name in names}
 
