@@ -21,10 +21,10 @@ from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.report import sentences
 from edgeformer.report.sentences import MORE_ROWS
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
-from edgeformer.tasks.metric import Array
+from edgeformer.tasks.arrays import Array, Float64s, Int64s
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
-from edgeformer.tasks.task import Float64s, Int64s, Task
+from edgeformer.tasks.task import Task
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""

@@ -21,7 +21,7 @@ from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
 from edgeformer.tasks import Answerer, TextReader
-from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows
 from edgeformer.tasks.task import Answer
 

@@ -21,8 +21,8 @@ from edgeformer.data.rows import Row, format_names
 from edgeformer.data.unlabelled import Unlabelled, windows
 from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switch_threads_often
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.embedding import VectorKind, VectorStore, quantize_vectors
-from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import EncodedTexts
 from edgeformer.tasks.task import Answer, Unanswered
 

@@ -25,6 +25,7 @@ from edgeformer.data.unlabelled import Unlabelled
 from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
+from edgeformer.tasks.arrays import Float64s
 from edgeformer.tasks.embedding import (
     QuantizationLoss,
     VectorKind,
@@ -34,7 +35,7 @@ from edgeformer.tasks.embedding import (
     similarities,
     stored_units,
 )
-from edgeformer.tasks.task import Answer, Float64s, Task, Unanswered
+from edgeformer.tasks.task import Answer, Task, Unanswered
 
 
 @dataclass(frozen=True)

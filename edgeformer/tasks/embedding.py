@@ -21,8 +21,9 @@ from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import Batch, Float64s, Int64s, Prediction, RowNumbers, TextReader
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Floats, Int64s, RowNumbers
+from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation, spearman
+from edgeformer.tasks.task import Prediction, TextReader
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ class EmbeddingScore(Score):
     compared_with: Literal["pairs", "fp32"]
 
 
-def unit_rows(vectors: NDArray[np.floating]) -> Float64s:
+def unit_rows(vectors: Floats) -> Float64s:
     """Scale rows [n, d] to length 1, in float64; rows of zeros stay zero."""
     wide = vectors.astype(np.float64)
     result: Float64s = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return result
 
 
-def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Float64s:
+def row_cosines(first: Floats, second: Floats) -> Float64s:
     """Return the cosine of each row of ``first`` with the same row of ``second``, both [n, d] → [n]."""
     result: Float64s = (unit_rows(first) * unit_rows(second)).sum(axis=1)
     return result
@@ -69,7 +70,7 @@ def measure_of(data: Any) -> Similarity:
     return measure
 
 
-def similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
+def similarities(first: Floats, second: Floats, measure: Similarity) -> Float64s:
     """Compare rows [n, d] with rows [m, d] → [n, m] as sentence-transformers does: a distance is negative."""
     if measure == "cosine":
         return np.asarray(unit_rows(first) @ unit_rows(second).T)
@@ -80,7 +81,7 @@ def similarities(first: NDArray[np.floating], second: NDArray[np.floating], meas
     return -np.stack([np.linalg.norm(first - row, ord=order, axis=1) for row in second], axis=1)
 
 
-def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
+def pair_similarities(vectors: Floats, data: Any) -> Float64s:
     """Return the similarity of rows 2i and 2i + 1 of ``vectors`` [2m, d], [m]."""
     if (measure := measure_of(data)) == "cosine":
         return row_cosines(vectors[::2], vectors[1::2])
@@ -88,16 +89,14 @@ def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
     return np.array([similarities(first, second, measure)[0, 0] for first, second in pairs], dtype=np.float64)
 
 
-def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
+def pairs_score(vectors: Floats, scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
     similar = pair_similarities(vectors, data)
     similarity = rank_correlation(similar, scores[::2]) if np.isfinite(similar).all() else 0.0
     return EmbeddingScore(n=len(similar), similarity=similarity, loss=1 - similarity, compared_with="pairs")
 
 
-def vector_parity(
-    vectors: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
-) -> Parity:
+def vector_parity(vectors: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
     """Compare vectors [n, d] with those of torch FP32.
 
     Top-1 agreement is the share of rows whose nearest other row of the reference stays the same.
@@ -352,9 +351,7 @@ class Embedding(TextTask):
             return None
         return f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32 on {rows}; the limit is {limit:.4f}"
 
-    def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: PairsConfig
-    ) -> list[TextVector]:
+    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: PairsConfig) -> list[TextVector]:
         rows = zip(texts, cut.tolist(), answers["logits"], strict=True)
         return [TextVector(text, truncated, vector) for text, truncated, vector in rows]
 

@@ -17,9 +17,10 @@ from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import SCORE_UNIT, Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation
+from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats, Int64s
+from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
-from edgeformer.tasks.task import Float64s, Int64s, Prediction
+from edgeformer.tasks.task import Prediction
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 Activation = Literal["identity", "sigmoid"]
@@ -84,7 +85,7 @@ class RegressionScore(Score):
     loss: float = Field(description="mean squared error")
 
 
-def scores_of(logits: NDArray[np.floating], activation: Activation) -> Float64s:
+def scores_of(logits: Floats, activation: Activation) -> Float64s:
     """Return the scores float64 [n] of outputs [n, 1]."""
     outputs = logits.reshape(-1).astype(np.float64)
     return probabilities(outputs) if activation == "sigmoid" else outputs
@@ -112,7 +113,7 @@ def ranking_scores(scores: Float64s, relevance: Float64s, queries: Int64s) -> tu
     return np.array(ndcg), np.array(reciprocal_ranks)
 
 
-def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> RegressionScore:
+def score(logits: Floats, labels: Int64s, data: Any) -> RegressionScore:
     """Score outputs [n, 1] against numbers in millionths [n], or [n, 2] with the number of each row's query.
 
     Raises ValueError: n is 0.
@@ -144,9 +145,7 @@ def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> Regression
     )
 
 
-def score_parity(
-    logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
-) -> Parity:
+def score_parity(logits: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
     """Compare outputs [n, 1] with those of torch FP32.
 
     Top-1 agreement is the share of rows that do not rank below the row before them in the reference's order.
@@ -239,7 +238,7 @@ class Regression(TextTask):
         return replace(rows, labels=np.rint(scores_of(logits, data.activation) / SCORE_UNIT).astype(np.int64))
 
     def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: RegressionData
+        self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: RegressionData
     ) -> list[ScorePrediction]:
         scores = scores_of(answers["logits"], data.activation).tolist()
         return [ScorePrediction(*row) for row in zip(texts, cut.tolist(), scores, strict=True)]

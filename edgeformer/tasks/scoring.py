@@ -18,8 +18,9 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, encode_prompted
 from edgeformer.data.rows import Text, Unreadable, text_parts
-from edgeformer.tasks.metric import Arrays, Meter
-from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader, Unanswered
+from edgeformer.tasks.arrays import Arrays, Bools, Int64s
+from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.task import Answer, Origin, Run, Task, TextReader, Unanswered
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -170,7 +171,7 @@ class EncodedTexts:
 
     texts: Sequence[Text]
     encoded: Encoded
-    cut: NDArray[np.bool_]
+    cut: Bools
     places: Int64s
     errors: dict[int, str]
 

@@ -27,8 +27,9 @@ from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.data.tokenization import TextBounds, cuts_left, special_ids
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, measure_parity
+from edgeformer.tasks.metric import Meter, Metric, ScoreColumn, measure_parity
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
 
     Trim = tuple[Trimmed, Vocabulary]
 
-Int64s = NDArray[np.int64]
-RowNumbers = NDArray[np.integer]
-Batch = dict[str, Int64s]
-Float64s = NDArray[np.float64]
 
 Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: the ``run`` method of a session."""
+
+ReadConfig = Callable[[], Mapping[str, Any]]
+"""Reads tokenizer_config.json."""
 
 Axes = Mapping[str, tuple[str, ...]]
 """Input → size of each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
@@ -340,9 +340,7 @@ class RowSource(Task):
         """Return the numbers of at most ``max_rows`` texts, evenly spaced; of running text the first ``max_words``."""
 
     @abstractmethod
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
         """Load a tokenizer file (a path), or the tokenizer of a recipe. Raises DataError.
 
         ``described`` reads its tokenizer_config.json.

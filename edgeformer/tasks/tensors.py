@@ -15,8 +15,9 @@ from edgeformer.artifacts.golden import INPUT, OUTPUT, Golden, GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.tasks.metric import Array, Arrays, Kind, Metric, ScoreColumn
-from edgeformer.tasks.task import Axes, Int64s, Run, Task
+from edgeformer.tasks.arrays import Array, Arrays, Int64s
+from edgeformer.tasks.metric import Kind, Metric, ScoreColumn
+from edgeformer.tasks.task import Axes, Run, Task
 
 Takes = Literal["batch", "seq"]
 """Size of an axis: the rows of a call, or the length of each row."""

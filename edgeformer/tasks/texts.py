@@ -21,17 +21,16 @@ from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text
 from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Array, Arrays, Meter, RowsMeter
+from edgeformer.tasks.metric import Meter, RowsMeter
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import (
     MAX_SCORE_DROP,
     MAX_TRIMMED_SCORE_DROP,
     Answerer,
-    Batch,
-    Int64s,
     Prediction,
-    RowNumbers,
+    ReadConfig,
     RowSource,
     TextReader,
 )
@@ -80,9 +79,7 @@ class TextTask(RowSource, Answerer):
         rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
         return (size * rows[:, None] + np.arange(size, dtype=np.int64)).reshape(-1)
 
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
         loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
@@ -148,9 +145,7 @@ class TextTask(RowSource, Answerer):
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
         return TextPredictor(self, reader, data, max_rows)
 
-    def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
-    ) -> Sequence[Prediction]:
+    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
         """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
 
         ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].

@@ -21,22 +21,12 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
 from edgeformer.data.rows import LabelledTexts, tag_runs
 from edgeformer.data.spans import TokenRows, Windows, decode, encode_spans, encode_windows
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Floats, Int64s, RowNumbers
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, ratio, token_losses
+from edgeformer.tasks.metric import Meter, Metric, RowsMeter, ScoreColumn, ratio, token_losses
 from edgeformer.tasks.scoring import NO_NUMBER, NOTHING_LEFT, EncodedTexts, TextPredictor, unreadable_texts
-from edgeformer.tasks.task import (
-    MAX_SCORE_DROP,
-    Answer,
-    Batch,
-    Float64s,
-    Int64s,
-    Prediction,
-    RowNumbers,
-    Run,
-    TextReader,
-    Unanswered,
-)
+from edgeformer.tasks.task import MAX_SCORE_DROP, Answer, Prediction, Run, TextReader, Unanswered
 from edgeformer.tasks.texts import TextTask
 
 if TYPE_CHECKING:
@@ -102,7 +92,7 @@ def span_counts(predicted: Array, targets: Array, texts: Array, tags: Sequence[T
     return {label: (counts[0][label], counts[1][label], counts[2][label]) for label in counts[1] | counts[2]}
 
 
-def score(logits: NDArray[np.floating], answers: Int64s, data: SpanData) -> SpanScore:
+def score(logits: Floats, answers: Int64s, data: SpanData) -> SpanScore:
     """Score logits [n, C] of tokens whose class and text are ``answers`` [n, 2]. Raises ValueError: n is 0."""
     if not len(answers):
         raise ValueError("cannot score an empty set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from edgeformer.data.batching import IGNORED, TextRows, cut_batches, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import TextBounds, load_language_tokenizer
-from edgeformer.tasks.metric import Array, Arrays, as_parity, perplexity_of, token_losses, top_probability
-from edgeformer.tasks.task import Batch, Float64s, Int64s, RowNumbers, RowSource, TextReader
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Int64s, RowNumbers
+from edgeformer.tasks.metric import as_parity, perplexity_of, token_losses, top_probability
+from edgeformer.tasks.task import ReadConfig, RowSource, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
@@ -79,9 +80,7 @@ class TokenTask(RowSource):
         words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])
         return np.arange(min(len(texts), int(np.searchsorted(words, max_words)) + 1), dtype=np.int64)
 
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None, is_padded=True)
         bounds = TextBounds.of(loaded, described())

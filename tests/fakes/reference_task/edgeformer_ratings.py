@@ -16,10 +16,10 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
+from edgeformer.tasks.arrays import Array, Float64s
 from edgeformer.tasks.classification import Classification
 from edgeformer.tasks.embedding import Embedding
-from edgeformer.tasks.metric import Array, Metric, ScoreColumn, token_losses
-from edgeformer.tasks.task import Float64s
+from edgeformer.tasks.metric import Metric, ScoreColumn, token_losses
 
 
 class RatingTraining(DistilledTraining, TextTraining):
