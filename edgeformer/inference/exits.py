@@ -31,18 +31,14 @@ _WARM_UP_ROWS = 20
 
 @dataclass(frozen=True)
 class GuaranteeOptions:
-    """The guarantee to show, and the rows to show it with.
+    """The guarantee to show, and ``rows`` to show it with: a held-out set or file, and the artifact (None: all steps).
 
-    Attributes:
-        rows: the held-out set or file, and the artifact (None: every step artifact). A guarantee says if it is the
-            validation split, which training has used to select the model.
-        max_drop: ε, the largest drop of accuracy.
-        risk: δ, the probability that the guarantee does not hold.
+    A guarantee says if the set is the validation split, which training has used to select the model.
     """
 
     rows: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(split="validation"))
-    max_drop: float = 0.01
-    risk: float = 0.05
+    max_drop: float = 0.01  # ε, the largest drop of accuracy
+    risk: float = 0.05  # δ, the probability that the guarantee does not hold
 
     def __post_init__(self) -> None:
         for option, value in (("--max-drop", self.max_drop), ("--risk", self.risk)):

@@ -73,30 +73,21 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated text and its cost.
-
-    Attributes:
-        artifact: the artifact's id, or ``torch``.
-        text: the new text, without the prompt.
-        tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
-        loops: the loop that answered, for each of ``tokens``.
-        prompt_seconds, seconds: time until the first and the last new token, without loading the model.
-        tokens_per_s: new tokens after the first one, per second; None where there are none.
-    """
+    """A generated text and its cost."""
 
     run: str
-    artifact: str
+    artifact: str  # its id, or ``torch``
     prompt: str
-    text: str
+    text: str  # without the prompt
     prompt_tokens: int
-    tokens: tuple[int, ...]
-    loops: tuple[int, ...]
+    tokens: tuple[int, ...]  # new ones; the last one ends the text where ``stopped`` is ``boundary``
+    loops: tuple[int, ...]  # the loop that answered, for each of ``tokens``
     mean_loops: float
     stopped: str
     provider: str
-    prompt_seconds: float
-    seconds: float
-    tokens_per_s: float | None
+    prompt_seconds: float  # until the first new token, without loading the model
+    seconds: float  # until the last one
+    tokens_per_s: float | None  # after the first new token; None: there are no more
     notes: tuple[str, ...] = ()
 
 
@@ -146,10 +137,7 @@ class TextPiece(NamedTuple):
 class Writer:
     """A language model that continues prompts, one after the other; length and sampling are those of each text.
 
-    Attributes:
-        artifact: the artifact's id, or ``torch``.
-        ends: tokens that end a text.
-        tokenizer_config: tokenizer_config.json, with the chat template if there is one.
+    ``ends``: tokens that end a text. ``tokenizer_config`` has the chat template if there is one.
 
     Raises:
         InputError: no causal language model, or no such exit, artifact or runtime.
@@ -335,14 +323,10 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
 
 
 class TextStream:
-    """Decodes a growing list of tokens piece by piece, and never returns a part of a character.
+    """Decodes tokens behind a ``prompt`` piece by piece, and never returns a part of a character.
 
-    Args:
-        prompt: tokens before the first new one.
-        stop: texts in front of which the stream ends. What may be the beginning of one is held back.
-
-    Attributes:
-        stopped: whether one of ``stop`` occurred, after which nothing is returned.
+    The stream ends in front of the texts ``stop``; what may be the beginning of one is held back. ``stopped``: one of
+    them occurred, after which nothing is returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:

@@ -118,17 +118,11 @@ def example_row(model: Predictor, *, pairs: bool, vectors: VectorKind | None = N
 
 @dataclass(frozen=True)
 class InputColumns:
-    """Columns of the input that are copied in front of each answer.
+    """Columns of the input that are copied in front of each answer."""
 
-    Attributes:
-        names: column of the input → its name in the output, in the order of the output.
-        answers: keys of an answer.
-        extra_keys: what to do with keys that the first record lacks (JSON Lines).
-    """
-
-    names: Mapping[str, str]
-    answers: frozenset[str]
-    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
+    names: Mapping[str, str]  # column of the input → its name in the output, in the order of the output
+    answers: frozenset[str]  # keys of an answer
+    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"  # that the first record lacks (JSON Lines)
 
     def of(self, row: Row) -> dict[str, object]:
         """Return the values of a row by their output names. Raises DataError for a key that is refused."""

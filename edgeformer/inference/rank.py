@@ -40,19 +40,13 @@ from edgeformer.tasks.task import Answer, Task, Unanswered
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """A document in the ranking of a query.
+    """A document in the ranking of a query."""
 
-    Attributes:
-        rank, row: from 1; the row is its place among the documents, without the header of a table.
-        score: a reranker's score, or the similarity of both vectors: for most models their cosine.
-        values: columns of the document's row.
-    """
-
-    rank: int
-    score: float
-    row: int
+    rank: int  # from 1
+    score: float  # a reranker's, or the similarity of both vectors: for most models their cosine
+    row: int  # from 1, without the header of a table
     text: str
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)  # columns of its row
 
 
 @dataclass(frozen=True)
@@ -74,18 +68,12 @@ class RankedFile:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """Queries, and how documents are ranked for them.
-
-    Attributes:
-        top: documents of each ranking.
-        vectors: numbers of the vectors of an embedding model.
-        columns: columns of the documents' rows in the rankings: ``all``, ``none`` or names; None: all.
-    """
+    """Queries, and how documents are ranked for them."""
 
     queries: Sequence[str]
-    top: int = 10
-    vectors: VectorKind = "float32"
-    columns: str | None = "none"
+    top: int = 10  # documents of each ranking
+    vectors: VectorKind = "float32"  # of an embedding model
+    columns: str | None = "none"  # of the documents' rows in the rankings: ``all``, ``none`` or names; None: all
 
 
 def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool = False) -> None:
@@ -225,17 +213,12 @@ def _rows_with(query: str, documents: Unlabelled) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Similarities:
-    """Vectors of texts as JSON objects, and the similarities of every pair.
-
-    Attributes:
-        cosines: of every pair, [n][n].
-        measure: how the model's vectors are compared; ``similarities``: by it, [n][n].
-    """
+    """Vectors of texts as JSON objects, and cosines and similarities by ``measure`` of every pair, [n][n]."""
 
     artifact: str
     predictions: list[dict[str, object]]
     cosines: list[list[float]]
-    measure: Similarity
+    measure: Similarity  # by which the model's vectors are compared
     similarities: list[list[float]]
 
     @property

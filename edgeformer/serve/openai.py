@@ -188,12 +188,8 @@ class _GenerationTag(jinja2.ext.Extension):
 class ChatTemplate:
     """A chat template of Hugging Face's form (Jinja), which writes a chat as the model's training data did.
 
-    Args:
-        source: the template, which may come from anywhere: it runs in Jinja's sandbox.
-        tokens: special tokens that it can name, as ``bos_token``.
-
-    Raises:
-        InputError: it is no template.
+    ``source`` may come from anywhere: it runs in Jinja's sandbox. It can name the special ``tokens``, as ``bos_token``.
+    Raises InputError: it is no template.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:

@@ -342,25 +342,18 @@ def application(
 class ServeOptions:
     """Address, artifact and limits of a server.
 
-    Attributes:
-        port: 0: a free one.
-        artifact: an id; None: the first that runs here; of a language model as in :class:`GenerateOptions`.
-        runtime: a runtime or one of its providers; None: the usual one.
-        chat_template: of a language model's chats, in Jinja; None: the model's.
-        hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
-            the loopback address accepts any.
-        origins: sites whose pages may read the answers.
-        cosine: of a language model's exits, as in :class:`GenerateOptions`.
+    ``hosts``: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
+    the loopback address accepts any. ``cosine`` is as in :class:`GenerateOptions`.
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    artifact: str | None = None
-    runtime: str | None = None
-    chat_template: str | None = None
+    port: int = 8000  # 0: a free one
+    artifact: str | None = None  # None: the first that runs here; of a language model as in GenerateOptions
+    runtime: str | None = None  # or one of its providers; None: the usual one
+    chat_template: str | None = None  # of a language model's chats, in Jinja; None: the model's
     limits: ServeLimits = field(default_factory=ServeLimits)
     hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()  # sites whose pages may read the answers
     cosine: float | None = None
 
 

@@ -163,19 +163,12 @@ def stored_units(vectors: NDArray[np.float32], kind: VectorKind) -> Float64s:
 
 @dataclass(frozen=True)
 class QuantizationLoss:
-    """Difference of the cosines of quantised vectors from those of the float32 vectors.
-
-    Attributes:
-        kind: of the vectors.
-        texts: texts of which each is compared with all others.
-        rank_correlation: Spearman's, of all cosines; None: there are fewer than three texts.
-        recall_at_10: mean share of the nearest 10 texts that stay among them; None: there are fewer than twelve texts.
-    """
+    """Difference of the cosines of quantised vectors from those of the float32 vectors."""
 
     kind: VectorKind
-    texts: int
-    rank_correlation: float | None
-    recall_at_10: float | None
+    texts: int  # of which each is compared with all others
+    rank_correlation: float | None  # Spearman's, of all cosines; None: there are fewer than three texts
+    recall_at_10: float | None  # mean share of the nearest 10 texts that stay so; None: there are fewer than twelve
 
     def sentence(self) -> str:
         """Describe the loss for people."""

@@ -36,19 +36,13 @@ class ScoreColumn:
 
 @dataclass(frozen=True)
 class Metric(ScoreColumn):
-    """The column by which models of a task are compared.
-
-    Attributes:
-        lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
-        evaluated_on: data on which it is computed.
-        is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
-    """
+    """The column by which models of a task are compared."""
 
     higher_is_better: bool = True
-    lowest: float = 0.0
-    highest: float | None = 1.0
-    evaluated_on: str = "validation"
-    is_share: bool = False
+    lowest: float = 0.0  # range of a limit on the metric (``--min-score``)
+    highest: float | None = 1.0  # None: unlimited
+    evaluated_on: str = "validation"  # data on which it is computed
+    is_share: bool = False  # of rows, so that the binomial distribution gives its interval
 
     @property
     def name(self) -> str:

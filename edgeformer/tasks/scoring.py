@@ -161,19 +161,13 @@ def fit_calls(run: Run, calls: TextCalls) -> Run:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts, and the rows of the m texts that are not empty.
-
-    Attributes:
-        cut: whether each row was truncated, bool [m].
-        places: index of each row's text, int64 [m].
-        errors: index → reason why a text has no row.
-    """
+    """Texts, and the rows of the m texts that are not empty."""
 
     texts: Sequence[Text]
     encoded: Encoded
-    cut: Bools
-    places: Int64s
-    errors: dict[int, str]
+    cut: Bools  # whether each row was truncated, [m]
+    places: Int64s  # index of each row's text, [m]
+    errors: dict[int, str]  # index → reason why a text has no row
 
     def batches(self, max_rows: int = BATCH_ROWS) -> list[Int64s]:
         """Return row numbers of each call: at most ``max_rows`` rows of similar length, longest first."""

@@ -79,9 +79,8 @@ class TensorScore(Score):
 class OutputError:
     """Error of one output against its reference. Figures are None if a number is unexpectedly not finite.
 
-    Attributes:
-        relative_rms, relative_largest: root mean square and largest error over the spread: the standard deviation of
-            the reference, or its root mean square if it is constant, or 1 for integers.
+    Relative figures are over the spread: the standard deviation of the reference, or its root mean square if it is
+    constant, or 1 for integers.
     """
 
     name: str

@@ -75,10 +75,8 @@ def publish(
 ) -> PageManifest:
     """Write the page of a bundle; ``artifact``: named by the RUN argument. An existing page is replaced.
 
-    Raises:
-        InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing, or
-            the model cannot take a shape.
-        ArtifactError: a file of the bundle is missing or changed.
+    Raises InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing,
+    or the model cannot take a shape; ArtifactError: a file of the bundle is missing or changed.
     """
     output = output.resolve()  # "." has no name for temporary folders next to it
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
