@@ -408,6 +408,7 @@ class RowSource(Task):
         return tuple(getattr(data, "labels", ()))
 
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """Return the keys of a run's config.json that belong to the task."""
         config: dict[str, object] = {}
         if labels := self.class_names(recipe.data):
             config["id2label"] = {str(number): label for number, label in enumerate(labels)}
@@ -416,6 +417,7 @@ class RowSource(Task):
         return {**config, **lengths, **self.answer_config(recipe.data)}
 
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """Return tokenizer_config.json in the format of Hugging Face clients."""
         special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -428,6 +430,7 @@ class RowSource(Task):
         }
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
         labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
         facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
         return {**({"labels": labels} if labels else {}), **facts}

@@ -253,10 +253,10 @@ class TokenClassification(TextTask):
 
     def batch(self, rows: TokenRows, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, attention_mask and targets int64 [B, S]; rows and texts (first row of each) int64 [B]."""
-        numbers = np.asarray(numbers, dtype=np.int64)
-        targets = collate(replace(rows, ids=rows.targets.astype(np.int32)), numbers, IGNORED)["input_ids"]
-        texts = numbers - rows.labels[numbers]
-        return {**collate(rows, numbers, pad), "targets": targets, "rows": numbers, "texts": texts}
+        windows = np.asarray(numbers, dtype=np.int64)
+        targets = collate(replace(rows, ids=rows.targets.astype(np.int32)), windows, IGNORED)["input_ids"]
+        texts = windows - rows.labels[windows]
+        return {**collate(rows, windows, pad), "targets": targets, "rows": windows, "texts": texts}
 
     def example(self, recipe: TokenRecipe, rows: int) -> Batch:
         names = ("input_ids", "attention_mask", "targets")
