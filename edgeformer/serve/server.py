@@ -363,10 +363,7 @@ def open_service(location: Location, options: ServeOptions, metrics: Metrics) ->
     limits = options.limits
     if location.open_model().task.can_write:
         chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
-        with (
-            closing(Writer(location, chosen)) as writer,
-            closing(WritingQueue(writer, limits, metrics)) as writing,
-        ):
+        with closing(Writer(location, chosen)) as writer, closing(WritingQueue(writer, limits, metrics)) as writing:
             yield CompletionService(writer, writing, limits, options.chat_template)
         return
     for flag, value in (("--chat-template", options.chat_template), ("--cosine", options.cosine)):

@@ -230,11 +230,7 @@ class Embedding(TextTask):
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
     metric = Metric("similarity", "similarity", 4)
-    columns = (
-        ScoreColumn("n", "pairs", None),
-        metric,
-        ScoreColumn("loss", "loss", 4),
-    )
+    columns = (ScoreColumn("n", "pairs", None), metric, ScoreColumn("loss", "loss", 4))
     budget = None
     has_vectors = True
     agreement = "same nearest text"

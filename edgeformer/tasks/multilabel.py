@@ -138,10 +138,7 @@ def best_thresholds(confidence: Float64s, actual: Bools) -> list[float]:
 
 
 def score(
-    logits: Floats,
-    labels: NDArray[np.integer],
-    names: Sequence[str],
-    thresholds: Mapping[str, float] | None,
+    logits: Floats, labels: NDArray[np.integer], names: Sequence[str], thresholds: Mapping[str, float] | None
 ) -> MultiLabelScore:
     """Compute micro and macro figures and the loss of logits and labels (0 or 1) [n, C]. Raises ValueError: n is 0.
 

@@ -145,11 +145,7 @@ class TensorTask(Task):
     recipe_type = Recipe
     score_type = TensorScore
     metric = Metric("cosine", "cosine with FP32", 4, lowest=-1.0, evaluated_on="golden inputs")
-    columns = (
-        ScoreColumn("n", "calls", None),
-        metric,
-        ScoreColumn("loss", "RMS error", 4),
-    )
+    columns = (ScoreColumn("n", "calls", None), metric, ScoreColumn("loss", "RMS error", 4))
     unit = "calls"
     pipeline_tag = "other"
     use = "profile"
