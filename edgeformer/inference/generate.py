@@ -146,7 +146,8 @@ class Writer:
 
     def __init__(self, location: Location, options: GenerateOptions) -> None:
         artifact, runtime = options.artifact or location.artifact, options.runtime
-        self._model = model = _select_model(location, artifact)
+        # 1. The model, and the loops after which a token may answer
+        model = _select_model(location, artifact)
         if isinstance(model, Run):
             exits, recipe = model.exits, model.recipe
             self._max_positions, self._trained_length = recipe.model.max_positions, recipe.data.tokens_at_once
@@ -166,6 +167,7 @@ class Writer:
         self._cosine = options.cosine
         if self._cosine is not None:
             self._thresholds = {**dict.fromkeys(exits[:-1], self._cosine), exits[-1]: 0.0}
+        # 2. Its tokenizer, and what computes it
         reader = model.reader()
         self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
         self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends

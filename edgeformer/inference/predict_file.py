@@ -40,15 +40,11 @@ def run_ahead(
 ) -> Generator[T]:
     """Yield the same items, produced by a thread that is up to two items ahead of the consumer.
 
-    An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work.
-
-    Args:
-        stopped: set when this generator is closed.
-        taker: set when the consumer stops waiting; the items then end.
-        leave: whether not to wait for the thread at closing, because it may be blocked on input that never comes.
+    An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work, unless
+    ``leave`` says that the thread may be blocked on input that never comes; it sets ``stopped``. The items end if
+    ``taker`` is set, because the consumer stops waiting.
     """
     produced: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()  # an item, an error, or the end
-
     requests: queue.SimpleQueue[None] = queue.SimpleQueue()  # each for another item, until ``closed``
     closed = stopped or threading.Event()
 

@@ -246,6 +246,7 @@ def application(
     origins: Sequence[str],
 ) -> Starlette:  # fmt: skip
     """Return the ASGI application; ``hosts`` (against DNS rebinding) and ``origins`` are as in ``ServeOptions``."""
+    # 1. Requests to the model
     running = 0
 
     async def read_body(request: Request) -> bytes:
@@ -298,6 +299,7 @@ def application(
                 metrics.requests.labels(status).inc()
                 metrics.request_s.observe(time.perf_counter() - started)
 
+    # 2. Health, metrics, documents and the page
     async def health(_: Request) -> Response:
         facts = {"status": "ok" if service.queue.healthy else "stopping", "run": service.name, "artifact": service.id}
         return JSONResponse({**facts, **service.facts}, 200 if service.queue.healthy else 503)
@@ -321,6 +323,7 @@ def application(
     async def document(request: Request) -> Response:
         return JSONResponse(service.documents[request.url.path])
 
+    # 3. Their routes
     routes = [
         *(Route(path, Post(), methods=["POST"]) for path in service.posts),
         Route("/healthz", health),
