@@ -22,7 +22,7 @@ from edgeformer.measurement.artifact import Shape, items_of
 from edgeformer.report import sentences
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
-from edgeformer.tasks import Task, get_task, unknown_tasks
+from edgeformer.tasks import REGISTRY, Task, get_task
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -171,7 +171,8 @@ def resolve(
         notes.append(note)
     notes += [
         f"the profile {device.name} has a budget for {name!r}, which is no task"
-        for name in unknown_tasks(device.budgets)
+        for name in device.budgets
+        if REGISTRY.find(name) is None
     ]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):

@@ -53,7 +53,7 @@ from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.runtime import Calls
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
-from edgeformer.tasks import Answerer, Origin, TextReader, get_task
+from edgeformer.tasks import Origin, TextReader, get_task
 from edgeformer.tasks.scoring import Validation, open_validation
 
 CALIBRATION_ROWS = 300
@@ -384,7 +384,7 @@ class RunSource:
     @property
     def calibration_problem(self) -> str | None:
         """Why there are no texts of the training split to calibrate with; None: they may be read."""
-        if not isinstance(self.subject.task, Answerer):
+        if not self.subject.task.can_answer:
             return f"a {self.subject.task.noun} has no labelled texts"
         is_known = self.run.manifest.data.fingerprints.get("train") is not None
         return None if is_known else "run.json does not record the training set; import the model again with --data DIR"

@@ -20,7 +20,6 @@ from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.inference.sampling import Sampling
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
-from edgeformer.tasks import Answerer
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
 
@@ -285,7 +284,7 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     model = model or location.open_run()
     task = model.task
     if not task.can_write:
-        text = " TEXT" if isinstance(task, Answerer) else ""
+        text = " TEXT" if task.can_answer else ""
         raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
     if model.leaks:
         raise InputError(

@@ -20,7 +20,7 @@ from edgeformer.data.rows import Text, text_parts
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
-from edgeformer.tasks import Answerer, TextReader
+from edgeformer.tasks import TextReader
 from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows
 from edgeformer.tasks.task import Answer
@@ -243,10 +243,10 @@ def check_answerable(location: Location, confidence: Confidence, *, pairs: bool 
     """Raise InputError if the model cannot answer pairs of texts, or single texts (None: not yet known)."""
     owner = location.open_model()
     name, task = location.name, owner.task
-    if not isinstance(task, Answerer):
+    if not task.can_answer:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and task.confidence is None:
         raise InputError(f"--confidence: {name} is a {task.noun}, which gives no single probability; leave it out")
-    problem = None if pairs is None else task.pairs_problem(owner.data, pairs=pairs)
+    problem = None if pairs is None else task.answerer.pairs_problem(owner.data, pairs=pairs)
     if problem is not None:
         raise InputError(f"--pair: {name}: {problem}")

@@ -211,9 +211,7 @@ class LanguageModeling(TokenTask):
         exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.by_exit.items())
         return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
 
-    def evaluation_rows(
-        self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False
-    ) -> list[EvaluationRow]:
+    def evaluation_rows(self, artifact: str, split: str, score: LanguageScore, *, leaks: bool) -> list[EvaluationRow]:
         (full,) = super().evaluation_rows(artifact, split, score, leaks=leaks)
         earlier = list(score.by_exit.items())[:-1]
         changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)

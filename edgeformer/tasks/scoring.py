@@ -169,10 +169,6 @@ class EncodedTexts:
     places: Int64s  # index of each row's text, [m]
     errors: dict[int, str]  # index → reason why a text has no row
 
-    def batches(self, max_rows: int = BATCH_ROWS) -> list[Int64s]:
-        """Return row numbers of each call: at most ``max_rows`` rows of similar length, longest first."""
-        return cut_batches(self.encoded.lengths, max_rows, BATCH_TOKENS) if len(self.encoded) else []
-
 
 def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
     """Return index → reason of the texts that are empty or no text."""
@@ -222,9 +218,10 @@ class TextPredictor:
         A text on which the model fails gets an error, and the others their answers. Raises InputError if the model
         fails on every text.
         """
-        if batches is None:
-            batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
         rows, failures = window.encoded, dict[int, InputError]()
+        if batches is None:  # rows of similar length, longest first
+            max_rows = min(BATCH_ROWS, self.max_rows or BATCH_ROWS)
+            batches = cut_batches(rows.lengths, max_rows, BATCH_TOKENS) if len(rows) else []
         outputs = answer_rows(run, rows, self.reader.pad, batches, failures)
         if failures and len(failures) == len(rows):
             if not self.answered:

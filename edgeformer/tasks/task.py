@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from edgeformer.tasks.metric import Meter, Metric, ScoreColumn, measure_parity
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
-    from edgeformer.tasks.scoring import TextPredictor
+    from edgeformer.tasks.texts import TextTask
 
     Trim = tuple[Trimmed, Vocabulary]
 
@@ -159,7 +159,7 @@ class Scorer(Protocol):
         """Return a validation score as one line of text."""
         return f"validation loss {score.loss:.4f}, {self.metric.heading} {getattr(score, self.metric.name):.4f}"
 
-    def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
+    def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
         figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
@@ -203,23 +203,6 @@ class Scorer(Protocol):
         """
 
 
-@runtime_checkable
-class Answerer(Protocol):
-    """Predictions of a task for texts."""
-
-    def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
-        """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
-
-    def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
-        """Return the rows with the model's own answers as labels, for an imported model without labelled data."""
-
-    def reads_pairs(self, data: Any) -> bool | None:
-        """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
-
-    def pairs_problem(self, data: Any, *, pairs: bool) -> str | None:
-        """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
-
-
 class Task(Scorer):
     """One task: names of its models, their scores, and the shapes of their inputs, by default those of text."""
 
@@ -230,6 +213,7 @@ class Task(Scorer):
     budget: ClassVar[str | None] = None  # task whose budget applies if a device profile has none for this one
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
+    can_answer: ClassVar[bool] = False  # answers whole texts, see :attr:`answerer`
     can_write: ClassVar[bool] = False  # predicts the next token, and so continues texts
     can_trim: ClassVar[bool] = False  # works without the tokens that its training text does not use
     has_vectors: ClassVar[bool] = False  # answers have a ``vector``, whose similarity to a query's ranks texts
@@ -243,7 +227,7 @@ class Task(Scorer):
         raise InputError(f"a {self.noun} has no texts and labels to score; use profile, verify or export")
 
     @property
-    def answerer(self) -> Answerer:
+    def answerer(self) -> TextTask:
         """Predictions of its models. Raises InputError if they make none."""
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 

@@ -28,7 +28,6 @@ from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import (
     MAX_SCORE_DROP,
     MAX_TRIMMED_SCORE_DROP,
-    Answerer,
     Prediction,
     ReadConfig,
     RowSource,
@@ -44,18 +43,19 @@ GOLDEN_ROWS = 64
 EVALUATION_ROWS = 128
 
 
-class TextTask(RowSource, Answerer):
+class TextTask(RowSource):
     """A model that answers whole texts. The defaults are those of one row of numbers for each labelled text."""
 
     budget: ClassVar[str | None] = "classification"
     can_trim: ClassVar[bool] = True
+    can_answer: ClassVar[bool] = True
     pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
 
     @property
-    def answerer(self) -> Answerer:
+    def answerer(self) -> TextTask:
         return self
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
@@ -143,6 +143,7 @@ class TextTask(RowSource, Answerer):
         return self.score_rows(logits, answers["labels"] if rows is None else answers["labels"][rows], data)
 
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
+        """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
         return TextPredictor(self, reader, data, max_rows)
 
     def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
@@ -153,13 +154,16 @@ class TextTask(RowSource, Answerer):
         raise NotImplementedError
 
     def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
+        """Return the rows with the model's own answers as labels, for an imported model without labelled data."""
         return replace(rows, labels=logits.argmax(axis=-1).astype(np.int64))
 
     def reads_pairs(self, data: Any) -> bool | None:
+        """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
         has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
         return has_pair.pop() if len(has_pair) == 1 else None
 
     def pairs_problem(self, data: Any, *, pairs: bool) -> str | None:
+        """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
         if self.reads_pairs(data) in (None, pairs):
             return None
         if pairs:

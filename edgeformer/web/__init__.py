@@ -33,7 +33,7 @@ from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, 
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
-from edgeformer.tasks import Answerer, RowSource
+from edgeformer.tasks import RowSource
 from edgeformer.web.manifest import (
     SITE_FILE,
     LeftOut,
@@ -246,7 +246,7 @@ class _PageBuilder:
             labels=manifest.labels if answers else None,
             pieces=getattr(bundle.data, "pieces", None),
             thresholds=thresholds if answers else None,
-            pairs=isinstance(task, Answerer) and task.reads_pairs(bundle.data) is True,
+            pairs=task.can_answer and task.answerer.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
             writing=writing,
             readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},
