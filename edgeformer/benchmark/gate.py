@@ -97,10 +97,8 @@ def gate_bundles(
 
     The device's budget sets the shape if ``options`` do not. ``notes`` on the baseline are those of the gate, too.
 
-    Raises:
-        ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
-            be used.
+    Raises ArtifactError: a bundle, or a file that is needed, is missing, truncated or changed; InputError: the two are
+    of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot be used.
     """
     # 1. What can be compared
     candidate, start_s = location.open_bundle(), time.perf_counter()

@@ -54,10 +54,7 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
 
     Without a file these are the baseline's test rows, if the candidate's run had the same test set, else its test
     and validation rows; in both cases without those that the candidate was trained on. At most ``_MAX_ROWS`` rows are
-    kept, evenly spaced; of running text the first ``_MAX_WORDS`` words.
-
-    Raises:
-        DataError: the file, its columns or its rows.
+    kept, evenly spaced; of running text the first ``_MAX_WORDS`` words. Raises DataError: the file cannot be used.
     """
     task = baseline.task.rows
     if eval_data is not None:

@@ -136,11 +136,9 @@ class TextPiece(NamedTuple):
 class Writer:
     """A language model that continues prompts, one after the other; length and sampling are those of each text.
 
-    ``ends``: tokens that end a text. ``tokenizer_config`` has the chat template if there is one.
-
-    Raises:
-        InputError: no causal language model, or no such exit, artifact or runtime.
-        ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
+    ``ends``: tokens that end a text. ``tokenizer_config`` has the chat template if there is one. Raises InputError: no
+    causal language model, or no such exit, artifact or runtime; ArtifactError: an unfinished or damaged run or bundle,
+    or the graphs that are needed were not exported.
     """
 
     def __init__(self, location: Location, options: GenerateOptions) -> None:

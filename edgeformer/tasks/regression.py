@@ -95,11 +95,8 @@ def ranking_scores(scores: Float64s, relevance: Float64s, queries: Int64s) -> tu
     """Return nDCG@10 and the reciprocal rank of every query with a relevant document, float64 [queries] each.
 
     The gain of a document is its relevance, at least 0. Among equal scores the least relevant documents come first: a
-    model that gives all documents one score gets no credit for the order of the file.
-
-    Args:
-        scores, relevance: of the rows, [n].
-        queries: number of each row's query, [n].
+    model that gives all documents one score gets no credit for the order of the file. Arguments are of the rows, [n];
+    ``queries``: the number of each row's query.
     """
     discounts = 1 / np.log2(np.arange(2, TOP + 2))
     gains = np.maximum(relevance, 0)

@@ -81,9 +81,7 @@ def score_batches(
 ) -> float:
     """Add a model's answers to batches from :meth:`RowSource.batch` to ``meter``. Return seconds in the model alone.
 
-    Args:
-        warm_up: run the first batch once more, untimed and not counted.
-        advance: called with the number of finished rows.
+    ``warm_up``: run the first batch once more, untimed and not counted. ``advance`` gets numbers of finished rows.
     """
     seconds = 0.0
     for inputs in batches:
