@@ -172,11 +172,10 @@ class TensorTask(Task):
 
     def shape_notes(self, data: TensorData) -> list[str]:
         letters = {"batch": "B", "seq": "S"}
-        shapes = {
-            name: ", ".join(letters.get(axis.takes or "", str(axis.size)) for axis in axes)
+        inputs = ", ".join(
+            f"{name} [{', '.join(letters.get(axis.takes or '', str(axis.size)) for axis in axes)}]"
             for name, axes in data.inputs.items()
-        }
-        inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
+        )
         legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
         note = (
             f" ({', '.join(legend)} of a row)"
