@@ -23,7 +23,7 @@ from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Floats, Int64s, RowNumbers
 from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import Prediction, TextReader
+from edgeformer.tasks.task import MAX_CORRELATION_DROP, Prediction, TextReader
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 if TYPE_CHECKING:
@@ -215,9 +215,6 @@ class VectorStore:
 MAX_COSINE_DROP: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02, "int4": 0.05}
 """Largest allowed drop of the mean cosine with the vectors of the whole FP32 model, without scored pairs."""
 
-MAX_PAIRS_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
-"""Largest allowed drop of the rank correlation against FP32 on the same pairs."""
-
 MAX_TRIMMED_DROP = {"fp32": 0.03, "pairs": 0.015}
 """Largest allowed drop with a trimmed vocabulary, by the reference of the score, at any precision."""
 
@@ -236,7 +233,7 @@ class Embedding(TextTask):
     agreement = "same nearest text"
     texts_per_row = 2
     row_noun = "pairs"
-    pair_remedy = "give both texts separately"
+    reads_singly = True  # trained on pairs, but each text is read separately
     pipeline_tag = "sentence-similarity"
     golden_names = ("input_ids", "attention_mask"), ()
     score_note = (
@@ -273,9 +270,6 @@ class Embedding(TextTask):
         from edgeformer.data.prepare import pairs_file
 
         return pairs_file(path, data, columns)
-
-    def reads_pairs(self, data: PairsConfig) -> bool:
-        return False  # trained on pairs, but each text is read separately
 
     def encode_rows(
         self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
@@ -333,7 +327,7 @@ class Embedding(TextTask):
             )
         limit = max(
             MAX_TRIMMED_DROP[score.compared_with] if trimmed else 0.0,
-            (MAX_PAIRS_DROP if by_pairs else MAX_COSINE_DROP)[precision],
+            (MAX_CORRELATION_DROP if by_pairs else MAX_COSINE_DROP)[precision],
             1 / reference.n if by_pairs else 0.0,
         )
         if drop <= limit:

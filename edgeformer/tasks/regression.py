@@ -20,7 +20,7 @@ from edgeformer.data.rows import SCORE_UNIT, Text
 from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats, Int64s
 from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
-from edgeformer.tasks.task import Prediction
+from edgeformer.tasks.task import MAX_CORRELATION_DROP, Prediction
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 Activation = Literal["identity", "sigmoid"]
@@ -151,9 +151,6 @@ def score_parity(logits: Floats, reference: Floats, precision: Precision, provid
     agrees = np.diff(logits[order, 0], prepend=-np.inf) >= 0
     return as_parity(np.abs(logits - reference), float(reference.std()), agrees, precision, provider)
 
-
-MAX_CORRELATION_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
-"""Largest allowed drop of the rank correlation, and of nDCG, against FP32 on the same rows."""
 
 MAX_R2_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.02, "int4": 0.04}
 """Largest allowed drop of R²: of the variance that the scores explain."""

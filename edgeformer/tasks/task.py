@@ -51,6 +51,9 @@ Axes = Mapping[str, tuple[str, ...]]
 MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
 """Largest allowed drop of the metric of label tasks against FP32 on the same rows."""
 
+MAX_CORRELATION_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
+"""Largest allowed drop of a rank correlation, and of nDCG, against FP32 on the same rows."""
+
 MAX_TRIMMED_SCORE_DROP = 0.005
 """Largest allowed drop for an artifact with a trimmed vocabulary, at any precision."""
 

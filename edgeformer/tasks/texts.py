@@ -49,7 +49,7 @@ class TextTask(RowSource):
     budget: ClassVar[str | None] = "classification"
     can_trim: ClassVar[bool] = True
     can_answer: ClassVar[bool] = True
-    pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
+    reads_singly: ClassVar[bool] = False  # reads single texts, whatever its training data has
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
@@ -159,6 +159,8 @@ class TextTask(RowSource):
 
     def reads_pairs(self, data: Any) -> bool | None:
         """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
+        if self.reads_singly:
+            return False
         has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
         return has_pair.pop() if len(has_pair) == 1 else None
 
@@ -167,7 +169,8 @@ class TextTask(RowSource):
         if self.reads_pairs(data) in (None, pairs):
             return None
         if pairs:
-            return f"this {self.noun} reads single texts; {self.pair_remedy}"
+            remedy = "give both texts separately" if self.reads_singly else "leave out the second texts"
+            return f"this {self.noun} reads single texts; {remedy}"
         return f"this {self.noun} reads pairs of texts; add the second text of each pair"
 
     def max_call_tokens(self, max_positions: int | None, max_length: int | None) -> int | None:

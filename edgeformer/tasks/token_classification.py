@@ -217,7 +217,7 @@ class TokenClassification(TextTask):
     )
     recorded = ("macro_f1",)
     unit = "spans"
-    pair_remedy = "give both texts separately"
+    reads_singly = True
     pipeline_tag = "token-classification"
     golden_names = ("input_ids", "attention_mask"), ("targets",)
     score_note = (
@@ -239,9 +239,6 @@ class TokenClassification(TextTask):
 
         known = data if data.parts else data.model_copy(update={"parts": {"test": (SPANS,)}})
         return super().file_texts(known, path, columns)
-
-    def reads_pairs(self, data: SpanData) -> bool:
-        return False
 
     def encode_rows(
         self, data: SpanData, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
