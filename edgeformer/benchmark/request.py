@@ -242,7 +242,8 @@ def requirements_of(
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
     # A budget of a model that writes text is per decoded token, not per pass over the whole text.
-    return Requirements(tuple(limits), shape, task.phase, shape_note, device.name)
+    phase: Phase = "decode" if task.can_write else "steady"  # call that latency budgets limit
+    return Requirements(tuple(limits), shape, phase, shape_note, device.name)
 
 
 def shape_notes(requirements: Requirements) -> list[str]:

@@ -176,18 +176,12 @@ def predict(
     confidence: Confidence = None,
     runtime: str | None = None,
 ) -> tuple[str, list[Answer]]:
-    """Answer raw texts (the tokenizer cleans them); return the artifact's id, and one answer per text.
+    """Answer raw texts, or pairs of them; return the artifact's id, and one answer per text.
 
-    An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`.
-
-    Args:
-        texts: one or more; for a classifier also pairs of texts.
-        artifact: None: the one that RUN names, else the bundle's first that runs here.
-        confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
-            thresholds of its guarantee.
-
-    Raises InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without
-    a step artifact (``auto``: without a guarantee).
+    An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`. Without
+    ``artifact``, the one that RUN names, or the bundle's first that runs here. A step artifact stops looping for a text
+    at the top probability ``confidence``, or (``auto``) at the thresholds of its guarantee. Raises InputError: no text,
+    an unknown artifact, a model that does not answer such texts, or no step artifact or guarantee that is needed.
     """
     with open_predictor(location, artifact, confidence, runtime, texts=texts) as model:
         return model.id, model.answer(texts)

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,7 +212,6 @@ class Task(Scorer):
     name: ClassVar[str]  # in recipes and manifests
     noun: ClassVar[str]  # name of a model of this task, such as ``classifier``
     recipe_type: ClassVar[type[Recipe]]  # without the ``model`` section of a model family
-    phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
     budget: ClassVar[str | None] = None  # task whose budget applies if a device profile has none for this one
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages

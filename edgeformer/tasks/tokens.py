@@ -46,7 +46,6 @@ class TokenTask(RowSource):
 
     budget = "language-modeling"
     unit = "tokens"
-    phase = "decode"
     can_write = True
     confidence = staticmethod(top_probability)
     pipeline_tag = "text-generation"
