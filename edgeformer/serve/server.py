@@ -311,7 +311,9 @@ def application(
         return JSONResponse(openapi(service, limits))
 
     async def page(_: Request) -> Response:
-        template = Environment(loader=PackageLoader(__package__, "page"), autoescape=True, keep_trailing_newline=True)
+        template = Environment(
+            loader=PackageLoader("edgeformer.serve", "page"), autoescape=True, keep_trailing_newline=True
+        )
         html = template.get_template(f"{service.page}.html").render(page=service.page)
         return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
 
