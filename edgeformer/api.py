@@ -68,9 +68,8 @@ class Bundle(bundles.Bundle):
         Raises InputError: neither an embedding model nor a reranker, or an empty text.
         """
         from edgeformer.inference.predict import open_predictor
-        from edgeformer.inference.rank import check_can_rank, rank_documents, scoring_inputs
+        from edgeformer.inference.rank import rank_documents, scoring_inputs
 
-        check_can_rank(self.task, self.data)
         texts = scoring_inputs(self.task, self.data, query, documents)
         with open_predictor(self._location, artifact, texts=texts) as model:
             return rank_documents(documents, model.answer(texts), top, self.data)

@@ -197,7 +197,7 @@ class Bundle:
             ArtifactError: nothing was built, or a file is missing, changed or not runnable.
             InputError: the artifact cannot generate, or not from these exits; the provider is not available here.
         """
-        if artifact.role not in ("step", "decode") or self.task.phase != "decode":
+        if artifact.role not in ("step", "decode") or not self.task.can_write:
             raise InputError(
                 f"{self.folder}: artifact {artifact.id!r} has no cache of earlier tokens, so it cannot generate text; "
                 "use a decode graph or a step artifact"

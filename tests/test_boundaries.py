@@ -25,10 +25,6 @@ FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats}
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
 """Formats that only runtimes may name; every package may name ONNX, which export writes."""
-CIRCLES = [
-    {"tasks.scoring", "tasks.task"},
-]
-"""Files that import each other, some of them inside of functions, and are still to be separated."""
 READERS = {
     "read_manifest", "read_text", "read_bytes", "load", "loads", "open", "model_validate_json", "write_json",
     "write_text", "write_bytes", "read_json_bytes", "parse_manifest", "read_at_most",
@@ -117,8 +113,7 @@ def test_no_files_import_each_other() -> None:
     )
     assert "edgeformer.training.plan.duration" in imports and imports.number_of_edges() > 1000
     circles = [each for each in networkx.strongly_connected_components(imports) if len(each) > 1]
-    new = [circle for circle in circles if {name.removeprefix("edgeformer.") for name in circle} not in CIRCLES]
-    assert new == []
+    assert circles == []
 
 
 def imported_packages() -> Iterator[str]:

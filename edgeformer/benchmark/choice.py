@@ -26,8 +26,6 @@ from edgeformer.report.sentences import note
 from edgeformer.runtimes import provider_facts
 from edgeformer.tasks import Metric, all_tasks, get_task
 from edgeformer.tasks.risk_control import share_interval
-from edgeformer.tasks.texts import TextTask
-from edgeformer.tasks.tokens import TokenTask
 
 CONFIDENCE = 0.95  # of the interval of a score
 NOISE = 0.025  # memory, energy and estimates that differ by less are the same: the variation above which a row warns
@@ -413,9 +411,9 @@ def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     missing = sorted({*sorted(loops)[:-1]} - {artifact.exit for artifact in artifacts if artifact.role == "exit"})
     if missing:
         options[f"exit after loop{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"] = "--exit all"
-    if isinstance(task, TokenTask) and not any(artifact.role == "decode" for artifact in artifacts):
+    if task.can_write and not any(artifact.role == "decode" for artifact in artifacts):
         options["decoding with caches"] = "--exit all"
-    if isinstance(task, TextTask) and not any(artifact.trimmed for artifact in artifacts):
+    if task.can_trim and not any(artifact.trimmed for artifact in artifacts):
         options["trimmed vocabulary"] = "--vocab-trim"
     lines = [note("not exported", variant=variant, option=option) for variant, option in options.items()]
     return (*lines, *sentences.unbuilt_notes({artifact.id: artifact for artifact in artifacts}.values()))

@@ -97,11 +97,10 @@ def gate_bundles(
 
     The device's budget sets the shape if ``options`` do not. ``notes`` on the baseline are those of the gate, too.
 
-    Raises:
-        ArtifactError: a bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: the two are of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot
-            be used.
+    Raises ArtifactError: a bundle, or a file that is needed, is missing, truncated or changed; InputError: the two are
+    of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot be used.
     """
+    # 1. What can be compared
     candidate, start_s = location.open_bundle(), time.perf_counter()
     task = candidate.task
     if candidate.manifest.task != baseline.manifest.task:
@@ -116,6 +115,7 @@ def gate_bundles(
     selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
     checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
     notes = [*notes, *presence_notes]
+    # 2. Compare it
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
         request = resolve(options, device, candidate.manifest)
@@ -134,6 +134,7 @@ def gate_bundles(
         notes += [f"not checked: {name} ({flag} off)" for name, flag in flags.items() if name not in limited]
         if not isinstance(task, RowSource):
             notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
+    # 3. The verdict
     if not checks:
         notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
@@ -202,6 +203,7 @@ def _compare_pairs(
     progress: Progress,
 ) -> list[GateCheck]:
     """Return all checks of the artifacts that both have. A damaged file is an error before anything is measured."""
+    # 1. Files, as the manifests record them
     old, new = sides
     checked = [(check_artifact(old, both.baseline), check_artifact(new, both.candidate)) for both in pairs]
     checks = [check for both in pairs for check in file_checks(both, options)]
@@ -211,12 +213,14 @@ def _compare_pairs(
         update = {"provider": provider if request.runtime is not None else None, **shape}
         checks.append(check.model_copy(update=update))
 
+    # 2. Scores
     max_loss = limit_of(options.limits, "score")
     if max_loss is not None and isinstance(new.task, RowSource):
         rows = common_rows(old, new, options.eval_data)
         for both in pairs:
             for provider in request.providers(both.candidate):
                 add(score_check(sides, both, provider, rows, max_loss, progress), provider)
+    # 3. Latency and memory of what both sides can run
     runs = []
     for both, files in zip(pairs, checked, strict=True):
         name, providers = both.candidate.id, request.providers(both.candidate)

@@ -21,11 +21,10 @@ from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.report import sentences
 from edgeformer.report.sentences import MORE_ROWS
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
-from edgeformer.tasks.metric import Array
+from edgeformer.tasks.arrays import Array, Float64s, Int64s
 from edgeformer.tasks.risk_control import bootstrap_interval
 from edgeformer.tasks.scoring import max_batch_rows
-from edgeformer.tasks.task import Float64s, RowSource, Task
-from edgeformer.tasks.tokens import TokenTask
+from edgeformer.tasks.task import Task
 
 _MAX_ROWS, _MAX_WORDS = 5000, 15_000
 """Rows (language models: words of the text) that are scored; more would take minutes and decide nothing else."""
@@ -54,21 +53,24 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
     """Find rows that baseline and candidate can both be scored on, or return the reason why there are none.
 
     Without a file these are the baseline's test rows, if the candidate's run had the same test set, else its test
-    and validation rows; in both cases without those that the candidate was trained on.
-
-    Raises:
-        DataError: the file, its columns or its rows.
+    and validation rows; in both cases without those that the candidate was trained on. At most ``_MAX_ROWS`` rows are
+    kept, evenly spaced; of running text the first ``_MAX_WORDS`` words. Raises DataError: the file cannot be used.
     """
     task = baseline.task.rows
     if eval_data is not None:
-        return _limit_rows(CommonRows(task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"), task)
-    try:
-        return _limit_rows(_held_out_rows(baseline, candidate), task)
-    except (InputError, MissingDependencyError) as error:
-        return str(error)
+        texts, source = task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"
+    else:
+        try:
+            texts, source = _held_out_rows(baseline, candidate)
+        except (InputError, MissingDependencyError) as error:
+            return str(error)
+    numbers = task.sampled_rows(texts, _MAX_ROWS, _MAX_WORDS)
+    if len(numbers) < len(texts):
+        texts, source = texts.take(numbers), f"{len(numbers):,} of the {len(texts):,} rows of {source}"
+    return CommonRows(texts, source)
 
 
-def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
+def _held_out_rows(baseline: Bundle, candidate: Bundle) -> tuple[LabelledTexts, str]:
     """Read the baseline's held-out rows that the candidate was not trained on. Raises DataError."""
     task, recorded = baseline.task.rows, baseline.trained_on
     test = task.set_name(baseline.data, "test")
@@ -89,7 +91,7 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
         raise DataError("the bundle of the candidate does not record its training rows")
     if trained_on == recorded.get("train"):
         # Trained on the same rows, neither has an advantage; nothing has to be read.
-        return CommonRows(texts, source)
+        return texts, source
     if getattr(candidate.data, "stream", False):
         raise DataError("the candidate's training set is streamed and too large to search for the baseline's rows")
     training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
@@ -98,9 +100,9 @@ def _held_out_rows(baseline: Bundle, candidate: Bundle) -> CommonRows:
     untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
     if not len(untrained):
         # Recorded scores do not help either: the validation rows may be among these.
-        return CommonRows(untrained, f"the candidate was trained on all {count:,} rows of {source}")
+        return untrained, f"the candidate was trained on all {count:,} rows of {source}"
     without = f", without {count:,} rows that the candidate was trained on" if count else ""
-    return CommonRows(untrained, source + without)
+    return untrained, source + without
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
@@ -111,15 +113,6 @@ def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
             f"the data of the {side} changed after its training: its {name} set differs from the recorded one"
         )
     return texts
-
-
-def _limit_rows(rows: CommonRows, task: RowSource) -> CommonRows:
-    """Keep at most ``_MAX_ROWS`` rows, evenly spaced; of running text the first ``_MAX_WORDS`` words."""
-    texts = rows.texts
-    numbers = task.sampled_rows(texts, _MAX_ROWS, _MAX_WORDS)
-    if len(numbers) == len(texts):
-        return rows
-    return CommonRows(texts.take(numbers), f"{len(numbers):,} of the {len(texts):,} rows of {rows.source}")
 
 
 def score_check(
@@ -161,20 +154,34 @@ def score_check(
     except InputError as error:
         return undecided(str(error))
     # 2. Answer them with both.
-    lengths: list[Array] = []
+    lengths: list[Int64s] = []
     figures: list[Float64s] = []
     for side, bundle, artifact, side_texts in zip(_SIDES, sides, scored, texts, strict=True):
         assert artifact is not None
         try:
-            side_lengths, side_figures = _row_figures(bundle, artifact, provider, side_texts, progress, side)
+            reader, data, most = bundle.reader(artifact), bundle.data, min(_BATCH, max_batch_rows(artifact) or _BATCH)
+            encoded = task.rows.encode_rows(data, reader, side_texts)
+            batches = task.rows.call_batches(encoded, most, reader.vocabulary)
+            answers: list[Array] = []
+            with (
+                bar(progress, f"Scoring {artifact.id} of the {side}", len(encoded), "rows"),
+                bundle.session(artifact, OpenOptions(provider)) as session,
+            ):
+                for numbers in batches:
+                    batch = task.rows.batch(encoded, numbers, reader.pad)
+                    answers.append(task.row_answers(session.run(batch), batch, data))
+                    progress.advance(len(numbers))
+            in_order = np.concatenate(answers)[np.argsort(np.concatenate(batches))]
+            if not np.isfinite(in_order).all():
+                raise InputError("its outputs are not finite")
         except EdgeformerError as error:
             status = "fail" if side == "candidate" else "undecided"
             return check.model_copy(update={"status": status, "reason": f"the {side} cannot be scored: {error}"})
-        lengths.append(side_lengths)
-        figures.append(side_figures)
+        lengths.append(encoded.lengths)
+        figures.append(task.row_figures(in_order, encoded, data))
     # 3. Compare row by row.
     source = rows.source
-    if isinstance(task, TokenTask) and not np.array_equal(lengths[0], lengths[1]):
+    if task.can_write and not np.array_equal(lengths[0], lengths[1]):
         # With different tokens, perplexity compares per word only, and only if neither model truncated the text.
         is_complete = np.ones(len(lengths[0]), dtype=bool)
         for bundle, counts in zip(sides, lengths, strict=True):
@@ -214,36 +221,6 @@ def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> L
     candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
     values = 1 << candidate_indices if has_label_sets else candidate_indices
     return LabelledTexts(texts.texts, (is_label * values).sum(axis=1))
-
-
-def _row_figures(
-    bundle: Bundle,
-    artifact: ArtifactManifest,
-    provider: str | None,
-    texts: LabelledTexts,
-    progress: Progress,
-    side: str,
-) -> tuple[Array, Float64s]:
-    """Return tokens [n] and figures [n, k] of every row. Raises EdgeformerError."""
-    task, reader = bundle.task, bundle.reader(artifact)
-    rows = task.rows.encode_rows(bundle.data, reader, texts)
-    batches = task.rows.call_batches(rows, min(_BATCH, max_batch_rows(artifact) or _BATCH), reader.vocabulary)
-    answers: Array | None = None
-    with (
-        bar(progress, f"Scoring {artifact.id} of the {side}", len(rows), "rows"),
-        bundle.session(artifact, OpenOptions(provider)) as session,
-    ):
-        for numbers in batches:
-            batch = task.rows.batch(rows, numbers, reader.pad)
-            batch_answers = task.row_answers(session.run(batch), batch, bundle.data)
-            if answers is None:
-                answers = np.empty((len(rows), *batch_answers.shape[1:]), dtype=batch_answers.dtype)
-            answers[numbers] = batch_answers
-            progress.advance(len(numbers))
-    assert answers is not None
-    if not np.isfinite(answers).all():
-        raise InputError("its outputs are not finite")
-    return rows.lengths, task.row_figures(answers, rows, bundle.data)
 
 
 def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate: Float64s, source: str) -> GateCheck:
@@ -295,7 +272,7 @@ def _compare_recorded(
     first, second = (artifact.validation if artifact is not None else None for artifact in scored)
     old, new = task.metric.of(first), task.metric.of(second)
     # Perplexity compares between equal tokenizers only.
-    files = [manifest.files.get(TOKENIZER_FILE) if isinstance(task, TokenTask) else None for manifest in manifests]
+    files = [manifest.files.get(TOKENIZER_FILE) if task.can_write else None for manifest in manifests]
     labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
     fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
     is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels, files))

@@ -23,7 +23,7 @@ from edgeformer.report import sentences
 from edgeformer.report.sentences import note
 from edgeformer.runtimes import ALL_RUNTIMES, default_provider, requested_providers
 from edgeformer.system.host import default_threads
-from edgeformer.tasks import Task, get_task, unknown_tasks
+from edgeformer.tasks import REGISTRY, Task, get_task
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -164,7 +164,9 @@ def resolve(
         memory_bytes = limit_of(requirements.limits, "memory") if options.max_memory_bytes is None else None
         kind = "no budget" if memory_bytes is None else "memory budget"
         notes.append(note(kind, profile=device.name, task=task.noun, memory=format_bytes(memory_bytes)))
-    notes += [note("unknown budget", profile=device.name, task=name) for name in unknown_tasks(device.budgets)]
+    notes += [
+        note("unknown budget", profile=device.name, task=name) for name in device.budgets if REGISTRY.find(name) is None
+    ]
     rules = options.rules or (MeasureRules.strict() if options.strict else MeasureRules())
     if rules not in (MeasureRules(), MeasureRules.strict()):
         notes.append(note("other rules", rules=rules))
@@ -227,7 +229,8 @@ def requirements_of(
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
     # A budget of a model that writes text is per decoded token, not per pass over the whole text.
-    return Requirements(tuple(limits), shape, task.phase, shape_note, device.name)
+    phase: Phase = "decode" if task.can_write else "steady"  # call that latency budgets limit
+    return Requirements(tuple(limits), shape, phase, shape_note, device.name)
 
 
 def shape_notes(requirements: Requirements) -> list[str]:

@@ -39,7 +39,7 @@ from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.models.blocks.layers import MASKED
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Run
-from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.arrays import Arrays
 
 FP16_MAX, FP16_MIN_NORMAL = 65_504.0, 6.1e-5
 """Larger numbers become infinite; smaller ones lose precision and then vanish."""

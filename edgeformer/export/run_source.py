@@ -53,9 +53,8 @@ from edgeformer.runtimes import BuildJob
 from edgeformer.runtimes.runtime import Calls
 from edgeformer.runtimes.session import Array
 from edgeformer.system.host import code_version, now
-from edgeformer.tasks import Answerer, Origin, TextReader, get_task
+from edgeformer.tasks import Origin, TextReader, get_task
 from edgeformer.tasks.scoring import Validation, open_validation
-from edgeformer.tasks.tokens import TokenTask
 
 CALIBRATION_ROWS = 300
 """NNCF's default. Rows go through the model one by one, so that padding does not widen the ranges."""
@@ -214,7 +213,7 @@ class RunSource(ExportSource):
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
-        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if isinstance(subject.task, TokenTask) else None
+        bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.can_write else None
         reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
@@ -233,7 +232,7 @@ class RunSource(ExportSource):
 
         # 3. Describe the source
         problem = None
-        if not isinstance(subject.task, Answerer):
+        if not subject.task.can_answer:
             problem = f"a {subject.task.noun} has no labelled texts"
         elif run.manifest.data.fingerprints.get("train") is None:
             problem = "run.json does not record the training set; import the model again with --data DIR"

@@ -62,10 +62,7 @@ def evaluate(location: Location, options: EvaluateOptions, progress: Progress = 
     """Score artifacts on the test split, another set, or a file, and save scores of a set in evaluation.json.
 
     Each artifact has one row. One with several exits has another row for each earlier exit, and early-exit rows.
-
-    Raises:
-        InputError: unknown artifact or split; unusable data; a threshold for artifacts without exits.
-        ArtifactError: a damaged bundle.
+    Raises InputError: unknown artifact or split, unusable data, a threshold without exits; ArtifactError.
     """
     candidates = select_candidates(location, options.artifact, options.runtime)
     if options.threshold is not None and not any(candidate.can_exit_early for candidate in candidates):

@@ -20,10 +20,8 @@ from edgeformer.inference.predict import NAME_ONE_RUNTIME
 from edgeformer.inference.sampling import Sampling
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, requested_providers
-from edgeformer.tasks import Answerer
 from edgeformer.tasks.early_exit import EarlyExit, is_confident
 from edgeformer.tasks.metric import top_probability
-from edgeformer.tasks.tokens import TokenTask
 
 if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
@@ -74,30 +72,21 @@ class GenerateOptions:
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated text and its cost.
-
-    Attributes:
-        artifact: the artifact's id, or ``torch``.
-        text: the new text, without the prompt.
-        tokens: the new tokens; the last one ends the text where ``stopped`` is ``boundary``.
-        loops: the loop that answered, for each of ``tokens``.
-        prompt_seconds, seconds: time until the first and the last new token, without loading the model.
-        tokens_per_s: new tokens after the first one, per second; None where there are none.
-    """
+    """A generated text and its cost."""
 
     run: str
-    artifact: str
+    artifact: str  # its id, or ``torch``
     prompt: str
-    text: str
+    text: str  # without the prompt
     prompt_tokens: int
-    tokens: tuple[int, ...]
-    loops: tuple[int, ...]
+    tokens: tuple[int, ...]  # new ones; the last one ends the text where ``stopped`` is ``boundary``
+    loops: tuple[int, ...]  # the loop that answered, for each of ``tokens``
     mean_loops: float
     stopped: str
     provider: str
-    prompt_seconds: float
-    seconds: float
-    tokens_per_s: float | None
+    prompt_seconds: float  # until the first new token, without loading the model
+    seconds: float  # until the last one
+    tokens_per_s: float | None  # after the first new token; None: there are no more
     notes: tuple[str, ...] = ()
 
 
@@ -147,19 +136,15 @@ class TextPiece(NamedTuple):
 class Writer:
     """A language model that continues prompts, one after the other; length and sampling are those of each text.
 
-    Attributes:
-        artifact: the artifact's id, or ``torch``.
-        ends: tokens that end a text.
-        tokenizer_config: tokenizer_config.json, with the chat template if there is one.
-
-    Raises:
-        InputError: no causal language model, or no such exit, artifact or runtime.
-        ArtifactError: an unfinished or damaged run or bundle, or the graphs that are needed were not exported.
+    ``ends``: tokens that end a text. ``tokenizer_config`` has the chat template if there is one. Raises InputError: no
+    causal language model, or no such exit, artifact or runtime; ArtifactError: an unfinished or damaged run or bundle,
+    or the graphs that are needed were not exported.
     """
 
     def __init__(self, location: Location, options: GenerateOptions) -> None:
         artifact, runtime = options.artifact or location.artifact, options.runtime
-        self._model = model = _select_model(location, artifact)
+        # 1. The model, and the loops after which a token may answer
+        model = _select_model(location, artifact)
         if isinstance(model, Run):
             exits, recipe = model.exits, model.recipe
             self._max_positions, self._trained_length = recipe.model.max_positions, recipe.data.tokens_at_once
@@ -179,6 +164,7 @@ class Writer:
         self._cosine = options.cosine
         if self._cosine is not None:
             self._thresholds = {**dict.fromkeys(exits[:-1], self._cosine), exits[-1]: 0.0}
+        # 2. Its tokenizer, and what computes it
         reader = model.reader()
         self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
         self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends
@@ -285,7 +271,7 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
     model: Bundle | Run | None = None
     if artifact != TORCH and location.bundle is not None:
         model = location.open_bundle()
-        can_write = isinstance(model.task, TokenTask) and not model.leaks
+        can_write = model.task.can_write and not model.leaks
         decoders = [entry for entry in model.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
         if artifact is None and can_write and not decoders:
             model = None
@@ -295,8 +281,8 @@ def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
         raise ArtifactError(f"{location.bundle}: has no graph that writes text; export its run again with: {command}")
     model = model or location.open_run()
     task = model.task
-    if not isinstance(task, TokenTask):
-        text = " TEXT" if isinstance(task, Answerer) else ""
+    if not task.can_write:
+        text = " TEXT" if task.can_answer else ""
         raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
     if model.leaks:
         raise InputError(
@@ -336,14 +322,10 @@ def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *,
 
 
 class TextStream:
-    """Decodes a growing list of tokens piece by piece, and never returns a part of a character.
+    """Decodes tokens behind a ``prompt`` piece by piece, and never returns a part of a character.
 
-    Args:
-        prompt: tokens before the first new one.
-        stop: texts in front of which the stream ends. What may be the beginning of one is held back.
-
-    Attributes:
-        stopped: whether one of ``stop`` occurred, after which nothing is returned.
+    The stream ends in front of the texts ``stop``; what may be the beginning of one is held back. ``stopped``: one of
+    them occurred, after which nothing is returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:

@@ -20,8 +20,8 @@ from edgeformer.data.rows import Text, text_parts
 from edgeformer.run import TORCH, Location, Run, is_torch_provider
 from edgeformer.runtimes import ALL_RUNTIMES, OpenOptions, cannot_run, requested_providers
 from edgeformer.runtimes.session import Session
-from edgeformer.tasks import Answerer, TextReader
-from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks import TextReader
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.scoring import TextPredictor, max_batch_rows
 from edgeformer.tasks.task import Answer
 
@@ -176,18 +176,12 @@ def predict(
     confidence: Confidence = None,
     runtime: str | None = None,
 ) -> tuple[str, list[Answer]]:
-    """Answer raw texts (the tokenizer cleans them); return the artifact's id, and one answer per text.
+    """Answer raw texts, or pairs of them; return the artifact's id, and one answer per text.
 
-    An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`.
-
-    Args:
-        texts: one or more; for a classifier also pairs of texts.
-        artifact: None: the one that RUN names, else the bundle's first that runs here.
-        confidence: a step artifact stops looping for a text at this top softmax probability; ``auto``: at the
-            thresholds of its guarantee.
-
-    Raises InputError: no text, an unknown artifact, a model that does not answer such texts, or ``confidence`` without
-    a step artifact (``auto``: without a guarantee).
+    An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`. Without
+    ``artifact``, the one that RUN names, or the bundle's first that runs here. A step artifact stops looping for a text
+    at the top probability ``confidence``, or (``auto``) at the thresholds of its guarantee. Raises InputError: no text,
+    an unknown artifact, a model that does not answer such texts, or no step artifact or guarantee that is needed.
     """
     with open_predictor(location, artifact, confidence, runtime, texts=texts) as model:
         return model.id, model.answer(texts)
@@ -235,18 +229,18 @@ def open_predictor(
 
 
 def predicts_vectors(location: Location) -> bool:
-    """Return whether it is an embedding model. Raises ArtifactError for a damaged run or bundle."""
-    return location.open_model().task.name == "embedding"
+    """Return whether its answers are vectors. Raises ArtifactError for a damaged run or bundle."""
+    return location.open_model().task.has_vectors
 
 
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
     """Raise InputError if the model cannot answer pairs of texts, or single texts (None: not yet known)."""
     owner = location.open_model()
     name, task = location.name, owner.task
-    if not isinstance(task, Answerer):
+    if not task.can_answer:
         raise InputError(f"{name}: is a {task.noun}, which has no labels; use edgeformer {task.use}")
     if confidence is not None and task.confidence is None:
         raise InputError(f"--confidence: {name} is a {task.noun}, which gives no single probability; leave it out")
-    problem = None if pairs is None else task.pairs_problem(owner.data, pairs=pairs)
+    problem = None if pairs is None else task.answerer.pairs_problem(owner.data, pairs=pairs)
     if problem is not None:
         raise InputError(f"--pair: {name}: {problem}")

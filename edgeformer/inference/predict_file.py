@@ -21,8 +21,8 @@ from edgeformer.data.rows import Row, format_names
 from edgeformer.data.unlabelled import Unlabelled, windows
 from edgeformer.inference.predict import Predictor
 from edgeformer.system.signals import switch_threads_often
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.embedding import VectorKind, VectorStore, quantize_vectors
-from edgeformer.tasks.metric import Arrays
 from edgeformer.tasks.scoring import EncodedTexts
 from edgeformer.tasks.task import Answer, Unanswered
 
@@ -40,15 +40,11 @@ def run_ahead(
 ) -> Generator[T]:
     """Yield the same items, produced by a thread that is up to two items ahead of the consumer.
 
-    An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work.
-
-    Args:
-        stopped: set when this generator is closed.
-        taker: set when the consumer stops waiting; the items then end.
-        leave: whether not to wait for the thread at closing, because it may be blocked on input that never comes.
+    An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work, unless
+    ``leave`` says that the thread may be blocked on input that never comes; it sets ``stopped``. The items end if
+    ``taker`` is set, because the consumer stops waiting.
     """
     produced: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()  # an item, an error, or the end
-
     requests: queue.SimpleQueue[None] = queue.SimpleQueue()  # each for another item, until ``closed``
     closed = stopped or threading.Event()
 
@@ -118,17 +114,11 @@ def example_row(model: Predictor, *, pairs: bool, vectors: VectorKind | None = N
 
 @dataclass(frozen=True)
 class InputColumns:
-    """Columns of the input that are copied in front of each answer.
+    """Columns of the input that are copied in front of each answer."""
 
-    Attributes:
-        names: column of the input → its name in the output, in the order of the output.
-        answers: keys of an answer.
-        extra_keys: what to do with keys that the first record lacks (JSON Lines).
-    """
-
-    names: Mapping[str, str]
-    answers: frozenset[str]
-    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"
+    names: Mapping[str, str]  # column of the input → its name in the output, in the order of the output
+    answers: frozenset[str]  # keys of an answer
+    extra_keys: Literal["write", "leave out", "refuse"] = "leave out"  # that the first record lacks (JSON Lines)
 
     def of(self, row: Row) -> dict[str, object]:
         """Return the values of a row by their output names. Raises DataError for a key that is refused."""

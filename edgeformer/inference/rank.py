@@ -8,7 +8,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from edgeformer.data.unlabelled import Unlabelled
 from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
+from edgeformer.tasks.arrays import Float64s
 from edgeformer.tasks.embedding import (
     QuantizationLoss,
     VectorKind,
@@ -32,25 +35,18 @@ from edgeformer.tasks.embedding import (
     similarities,
     stored_units,
 )
-from edgeformer.tasks.regression import Regression
-from edgeformer.tasks.task import Answer, Float64s, Task, Unanswered
+from edgeformer.tasks.task import Answer, Task, Unanswered
 
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """A document in the ranking of a query.
+    """A document in the ranking of a query."""
 
-    Attributes:
-        rank, row: from 1; the row is its place among the documents, without the header of a table.
-        score: a reranker's score, or the similarity of both vectors: for most models their cosine.
-        values: columns of the document's row.
-    """
-
-    rank: int
-    score: float
-    row: int
+    rank: int  # from 1
+    score: float  # a reranker's, or the similarity of both vectors: for most models their cosine
+    row: int  # from 1, without the header of a table
     text: str
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)  # columns of its row
 
 
 @dataclass(frozen=True)
@@ -72,18 +68,12 @@ class RankedFile:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """Queries, and how documents are ranked for them.
-
-    Attributes:
-        top: documents of each ranking.
-        vectors: numbers of the vectors of an embedding model.
-        columns: columns of the documents' rows in the rankings: ``all``, ``none`` or names; None: all.
-    """
+    """Queries, and how documents are ranked for them."""
 
     queries: Sequence[str]
-    top: int = 10
-    vectors: VectorKind = "float32"
-    columns: str | None = "none"
+    top: int = 10  # documents of each ranking
+    vectors: VectorKind = "float32"  # of an embedding model
+    columns: str | None = "none"  # of the documents' rows in the rankings: ``all``, ``none`` or names; None: all
 
 
 def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool = False) -> None:
@@ -92,39 +82,39 @@ def check_rankable(owner: Bundle | Run, options: RankOptions, *, is_stream: bool
         require_unicode("--query", query)
         if not query.strip():
             raise InputError("--query: the query is empty; give a question or words to search for")
-    check_can_rank(owner.task, owner.data)
+    _check_can_rank(owner.task, owner.data)
     check_vector_kind(owner.name, owner.data, options.vectors)
-    is_reranker = isinstance(owner.task, Regression)
-    if is_reranker and options.vectors != "float32":
+    if owner.task.has_scores and options.vectors != "float32":
         raise InputError(f"--vectors: {owner.name} is a reranker and computes no vectors; leave out --vectors")
-    if is_reranker and is_stream and len(options.queries) > 1:
+    if owner.task.has_scores and is_stream and len(options.queries) > 1:
         raise InputError(
             "--query: a reranker reads the documents once per query, and standard input can be read only once; "
             "give one query, or --file FILE"
         )
 
 
-def check_can_rank(task: Task, data: DataSection) -> None:
-    """Raise InputError if a model makes neither vectors of texts nor scores of pairs."""
-    if task.name != "embedding" and not isinstance(task, Regression):
+def _check_can_rank(task: Task, data: DataSection) -> None:
+    if not (task.has_vectors or task.has_scores):
         raise InputError(
             f"query: a {task.noun} cannot rank texts; use an embedding model, or a reranker (a model with one output "
             "that reads a query and a document)"
         )
-    if isinstance(task, Regression) and (problem := task.pairs_problem(data, pairs=True)) is not None:
+    if task.has_scores and (problem := task.answerer.pairs_problem(data, pairs=True)) is not None:
         raise InputError(f"query: {problem}")
 
 
 def scoring_inputs(task: Task, data: DataSection, query: str, documents: Sequence[str]) -> list[Text]:
-    """Return what a model reads to score documents: pairs, or the query and the documents with their prompts."""
-    if isinstance(task, Regression):
+    """Return what a model reads to score documents: pairs, or the query and the documents with their prompts.
+
+    Raises InputError if it makes neither vectors of texts nor scores of pairs.
+    """
+    _check_can_rank(task, data)
+    if task.has_scores:
         return [(query, document) for document in documents]
     prompts: Mapping[str, str] = getattr(data, "prompts", {})
-
-    def with_prompt(kind: str, text: str) -> str:
-        return Prompted(prompts.get(kind, ""), text) if text.strip() else text  # an empty text has no answer
-
-    return [with_prompt("query", query), *(with_prompt("document", document) for document in documents)]
+    kinds = [("query", query), *(("document", document) for document in documents)]
+    # An empty text has no answer, with a prompt or without.
+    return [Prompted(prompts.get(kind, ""), text) if text.strip() else text for kind, text in kinds]
 
 
 def rank_documents(
@@ -135,8 +125,7 @@ def rank_documents(
     if failed is not None:
         raise InputError(f"{join_pair(failed.text)[:60]!r}: {failed.error}; leave out or replace this text")
     scored: Any = answers
-    is_scored = len(answers) == len(documents)
-    if is_scored:
+    if len(answers) == len(documents):
         scores = [answer.score for answer in scored]
     else:
         vectors = np.stack([answer.vector for answer in scored])
@@ -150,39 +139,40 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
 
     Documents without an answer are counted and have no rank. A reranker reads the documents once for each query.
     """
-    queries, top, vectors = options.queries, options.top, options.vectors
+    queries, data, has_scores = options.queries, model.answering.data, model.answering.task.has_scores
     columns = choose_columns(documents, options.columns, {}, as_table=False)
+    store = VectorStore(options.vectors)
     best: list[list[RankedDocument]] = [[] for _ in queries]
 
     def rank(
-        model: Predictor, documents: Unlabelled, score: Callable[[list[Any]], Float64s], query_numbers: Sequence[int]
+        reader: Predictor, texts: Unlabelled, score: Callable[[list[Any]], Float64s], numbers: Sequence[int]
     ) -> FileSummary:
-        place = 0
+        """Read the documents once, and keep the best ones of the queries ``numbers``."""
+        rows_before = 0
 
         def take(copied: Sequence[Mapping[str, object]], answers: Sequence[Answer]) -> None:
-            nonlocal place
-            answered = [number for number, answer in enumerate(answers) if not isinstance(answer, Unanswered)]
-            scores = score([answers[number] for number in answered]) if answered else np.empty((0, len(query_numbers)))
-            texts = [text_parts(answer.text)[-1] for answer in answers]  # of a pair the document
-            for query_number, scores_of_query in zip(query_numbers, scores.T.tolist(), strict=True):
+            nonlocal rows_before
+            answered = [place for place, answer in enumerate(answers) if not isinstance(answer, Unanswered)]
+            scores = score([answers[place] for place in answered]) if answered else np.empty((0, len(numbers)))
+            parts = [text_parts(answer.text)[-1] for answer in answers]  # of a pair the document
+            for number, scores_of_query in zip(numbers, scores.T.tolist(), strict=True):
                 candidates = (
-                    RankedDocument(0, value, place + number + 1, texts[number], copied[number])
-                    for number, value in zip(answered, scores_of_query, strict=True)
+                    RankedDocument(0, value, rows_before + place + 1, parts[place], copied[place])
+                    for place, value in zip(answered, scores_of_query, strict=True)
                 )
-                candidates_and_best = chain(best[query_number], candidates)
-                best[query_number] = heapq.nlargest(top, candidates_and_best, key=lambda document: document.score)
-            place += len(answers)
+                best[number] = heapq.nlargest(options.top, chain(best[number], candidates), key=attrgetter("score"))
+            rows_before += len(answers)
 
-        return answer_file(model, documents, take, progress, columns)
+        return answer_file(reader, texts, take, progress, columns)
 
-    store = VectorStore(vectors)
-    is_reranker = isinstance(model.answering.task, Regression)
-    if is_reranker:
+    # 1. A reranker scores pairs, query by query
+    if has_scores:
         for number, query in enumerate(queries):
-            pairs = _pair_with(query, documents)
+            pairs = replace(documents, pairs=True, rows=partial(_rows_with, query, documents))
             summary = rank(model, pairs, lambda answers: np.array([[answer.score] for answer in answers]), [number])
+    # 2. Vectors of documents are compared with those of all queries
     else:
-        prompts = getattr(model.answering.data, "prompts", {})
+        prompts, measure = getattr(data, "prompts", {}), measure_of(data)
         with_query, with_document = (
             replace(model, answering=replace(model.answering, prompt=prompts.get(kind, "")))
             for kind in ("query", "document")
@@ -191,18 +181,18 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         for answer in query_answers:
             if isinstance(answer, Unanswered):
                 raise InputError(f"--query {answer.text!r}: {answer.error}; give another query")
-        measure = measure_of(model.answering.data)
 
         def stored(answers: Sequence[Any], store: VectorStore) -> Any:
             floats = store.add(answers)
-            return stored_units(floats, vectors) if measure == "cosine" else floats
+            return stored_units(floats, options.vectors) if measure == "cosine" else floats
 
-        query_vectors = stored(query_answers, VectorStore(vectors))
+        query_vectors = stored(query_answers, VectorStore(options.vectors))
 
         def similarities_with(answers: list[Any]) -> Float64s:
             return similarities(stored(answers, store), query_vectors, "dot" if measure == "cosine" else measure)
 
         summary = rank(with_document, documents, similarities_with, range(len(queries)))
+    # 3. Number the best
     if summary.errors == summary.rows:
         raise DataError(
             f"{documents.name}: none of its {summary.rows:,} documents has a score; check the column of the texts"
@@ -211,33 +201,24 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
         Ranking(query, [replace(document, rank=rank) for rank, document in enumerate(documents_of_query, start=1)])
         for query, documents_of_query in zip(queries, best, strict=True)
     ]
-    return RankedFile(rankings, summary, None if is_reranker else store.loss())
+    return RankedFile(rankings, summary, None if has_scores else store.loss())
 
 
-def _pair_with(query: str, documents: Unlabelled) -> Unlabelled:
-    """Return the documents as pairs with a query."""
-
-    def rows() -> Iterator[Row]:
-        for row in documents.rows():
-            document: Any = row.text  # a string, perhaps an Unreadable
-            yield replace(row, text=(query, document))
-
-    return replace(documents, pairs=True, rows=rows)
+def _rows_with(query: str, documents: Unlabelled) -> Iterator[Row]:
+    """Yield the documents as pairs with a query."""
+    for row in documents.rows():
+        document: Any = row.text  # a string, perhaps an Unreadable
+        yield replace(row, text=(query, document))
 
 
 @dataclass(frozen=True)
 class Similarities:
-    """Vectors of texts as JSON objects, and the similarities of every pair.
-
-    Attributes:
-        cosines: of every pair, [n][n].
-        measure: how the model's vectors are compared; ``similarities``: by it, [n][n].
-    """
+    """Vectors of texts as JSON objects, and cosines and similarities by ``measure`` of every pair, [n][n]."""
 
     artifact: str
     predictions: list[dict[str, object]]
     cosines: list[list[float]]
-    measure: Similarity
+    measure: Similarity  # by which the model's vectors are compared
     similarities: list[list[float]]
 
     @property

@@ -56,10 +56,8 @@ class Sampling:
     def candidates(self, logits: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the tokens that may be chosen, in rising order, and their probabilities, which sum to 1; logits [V].
 
-        Among equally likely tokens at the limit, those with the smaller numbers are kept.
-
-        Raises:
-            ArtifactError: no logit is finite, or one is NaN.
+        Among equally likely tokens at the limit, those with the smaller numbers are kept. Raises ArtifactError: no
+        logit is finite, or one is NaN.
         """
         wide = logits.astype(np.float64)
         largest = wide.max()

@@ -83,7 +83,7 @@ def verify(
                     for provider in requested_providers(entry, runtime)
                     if provider_facts(provider).rounds_to is None or provider in entry.rounded
                 )
-            checks += [_with_memory(bundle, entry, _check_artifact(bundle, entry, p)) for p in providers]
+            checks += [_check_artifact(bundle, entry, provider) for provider in providers]
             progress.advance()
     return Verification(
         bundle=str(bundle.folder),
@@ -98,21 +98,9 @@ def verify(
     )
 
 
-def _with_memory(bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck) -> ArtifactCheck:
-    """Measure the memory of an artifact that computed here, by the provider that computed it."""
-    if artifact.sharing is None or check.parity is None:
-        return check
-    memory = measure_resident(bundle, [artifact], check.parity.provider)[artifact.id]
-    if memory.reason is not None:
-        return check.model_copy(update={"notes": (*check.notes, f"memory was not measured: {memory.reason}")})
-    sharing = artifact.sharing.model_copy(update={"resident_bytes": memory.bytes})
-    return check.model_copy(update={"resident_bytes": memory.bytes, "resident_ratio": sharing.resident_ratio})
-
-
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
     """Run one artifact on the golden inputs. Errors are reported in the result, not raised."""
-    audit = artifact.portability
-    notes: tuple[str, ...] = ()
+    audit, notes = artifact.portability, tuple[str, ...]()
     if audit is not None:
         version = library_versions().get("onnxruntime", "0")
         notes = (*portability_notes_here(audit, version, cpu_flags()), *portability_notes(audit))
@@ -123,6 +111,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
     def because(reason: object, status: str = "unavailable") -> ArtifactCheck:
         return check.model_copy(update={"status": status, "reason": str(reason)})
 
+    # 1. What it needs is there
     if artifact.status != "built" or artifact.file is None:
         return because(f"{artifact.status} at export: {artifact.reason}")
     for name in bundle.contents.needed_by(artifact):
@@ -137,6 +126,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         golden = bundle.golden(artifact)
     except ArtifactError as error:
         return because(f"there are no golden outputs to compare with: {error}")
+    # 2. Run it
     try:
         with bundle.session(artifact, OpenOptions(provider, exact=True)) as session:
             outputs = bundle.task.golden_outputs(golden, session.run, max_batch_rows(artifact))
@@ -152,14 +142,27 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         return because(error, "damaged")
     except EdgeformerError as error:
         return because(error, "failed")
+    # 3. Compare its outputs, and measure its memory
     rounded = artifact.rounded.get(used_provider) if rounds else None
     tolerance, problem = _compare(parity, artifact.parity if rounded is None else rounded.parity)
     if parity.tolerance is None and lacks_parity(artifact):  # INT8 that export could not run: judged as export would
         tolerance = "score on the golden inputs"
         scores = {"score": golden_score(bundle, artifact, outputs)}
         problem = out_of_tolerance(parity) or score_drop(bundle, artifact, scores)
-    status = "failed" if problem else "verified"
-    return check.model_copy(update={"parity": parity, "tolerance": tolerance, "status": status, "reason": problem})
+    update = {
+        "parity": parity,
+        "tolerance": tolerance,
+        "status": "failed" if problem else "verified",
+        "reason": problem,
+    }
+    if artifact.sharing is not None:
+        memory = measure_resident(bundle, [artifact], used_provider)[artifact.id]
+        sharing = artifact.sharing.model_copy(update={"resident_bytes": memory.bytes})
+        if memory.reason is None:
+            update |= {"resident_bytes": memory.bytes, "resident_ratio": sharing.resident_ratio}
+        else:
+            update["notes"] = (*notes, f"memory was not measured: {memory.reason}")
+    return check.model_copy(update=update)
 
 
 def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
@@ -224,9 +227,46 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
         )
     records = []
     for check in verification.artifacts:
-        artifact = bundle.artifact(check.artifact)
-        if lacks_parity(artifact) and check.parity is not None and check.status in ("verified", "failed"):
-            records.append(_target_record(bundle, artifact, check, check.parity, progress))
+        artifact, parity, reason = bundle.artifact(check.artifact), check.parity, check.reason
+        if not lacks_parity(artifact) or parity is None or check.status not in ("verified", "failed"):
+            continue
+        # 1. Its score on the golden inputs, and on the validation split where its data can be read
+        scores: dict[str, Any] = {}
+        # Step and decode graphs compute what the full graph computes, which is scored.
+        if check.status == "verified" and artifact.role in ("full", "exit"):
+            task, max_rows = bundle.task, max_batch_rows(artifact)
+            with bundle.session(artifact) as session:
+                outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
+                scores["score"] = golden_score(bundle, artifact, outputs)
+                if isinstance(task, RowSource):
+                    # An imported graph has one set of labelled rows, its test set.
+                    split = "validation" if bundle.manifest.wrapped is None else "test"
+                    reader, origin = bundle.reader(artifact), Origin(bundle.trained_on)
+                    validate, missing = open_validation(task, bundle.data, reader, origin, progress, split)
+                    if validate is None:
+                        scores["unscored"] = missing
+                    else:
+                        run = split_calls(session.run, max_rows)
+                        scores["validation"] = validate(run, _answering_loop(bundle, artifact))
+            reason = score_drop(bundle, artifact, scores)
+        # 2. The record, which names what computed it
+        gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None
+        versions = {name: installed_version(name) for name in runtime_of(artifact).distributions}
+        versions["driver"] = nvidia.driver_version() if gpu is not None else None
+        target_record = TargetRecord(
+            artifact=artifact.id,
+            artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
+            device=gpu.name if gpu is not None else cpu_name(),
+            compute_capability=gpu.compute_capability if gpu is not None else None,
+            runtime={name: version for name, version in versions.items() if version is not None},
+            recorded=now(),
+            code_version=code_version(),
+            status="failed" if reason else "verified",
+            reason=reason,
+            parity=parity,
+            **scores,
+        )
+        records.append(target_record.signed())
     if not records:
         is_pending = any(map(lacks_parity, bundle.artifacts))
         why = "no engine of the bundle runs here" if is_pending else "export already scored every artifact"
@@ -237,44 +277,3 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
     except OSError as error:
         raise InputError(f"--write: {path} cannot be written: {error.strerror}") from None
     return verification.model_copy(update={"recorded": Recorded(file=str(path), records=tuple(records))})
-
-
-def _target_record(
-    bundle: Bundle, artifact: ArtifactManifest, check: ArtifactCheck, parity: Parity, bars: Progress
-) -> TargetRecord:
-    """Score an artifact on the golden inputs, and on the validation split where its data can be read."""
-    scores: dict[str, Any] = {}
-    reason = check.reason
-    # Step and decode graphs compute what the full graph computes, which is scored.
-    if check.status == "verified" and artifact.role in ("full", "exit"):
-        task, max_rows = bundle.task, max_batch_rows(artifact)
-        with bundle.session(artifact) as session:
-            outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
-            scores["score"] = golden_score(bundle, artifact, outputs)
-            if isinstance(task, RowSource):
-                # An imported graph has one set of labelled rows, its test set.
-                split = "validation" if bundle.manifest.wrapped is None else "test"
-                origin = Origin(bundle.trained_on)
-                validate, missing = open_validation(task, bundle.data, bundle.reader(artifact), origin, bars, split)
-                if validate is None:
-                    scores["unscored"] = missing
-                else:
-                    run = split_calls(session.run, max_rows)
-                    scores["validation"] = validate(run, _answering_loop(bundle, artifact))
-        reason = score_drop(bundle, artifact, scores)
-    gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None
-    versions = {name: installed_version(name) for name in runtime_of(artifact).distributions}
-    versions["driver"] = nvidia.driver_version() if gpu is not None else None
-    return TargetRecord(
-        artifact=artifact.id,
-        artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
-        device=gpu.name if gpu is not None else cpu_name(),
-        compute_capability=gpu.compute_capability if gpu is not None else None,
-        runtime={name: version for name, version in versions.items() if version is not None},
-        recorded=now(),
-        code_version=code_version(),
-        status="failed" if reason else "verified",
-        reason=reason,
-        parity=parity,
-        **scores,
-    ).signed()

@@ -59,7 +59,7 @@ def items_of(
     phases: tuple[Phase, ...] = ("steady",)
     if artifact.role == "decode":
         phases = ("prefill", "decode")
-    elif artifact.role == "step" and task.phase == "decode":
+    elif artifact.role == "step" and task.can_write:
         phases = ("steady", "decode")
     if requested is not None:
         phases = tuple(phase for phase in phases if phase == requested)

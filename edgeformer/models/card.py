@@ -13,7 +13,6 @@ from edgeformer.artifacts.units import format_bytes, format_duration, format_mem
 from edgeformer.models import model_spec_of
 from edgeformer.report.sentences import import_proof
 from edgeformer.tasks import get_task
-from edgeformer.tasks.tokens import TokenTask
 
 CARD_FILE = "README.md"
 """File name that model hubs expect, beside weights and graphs."""
@@ -45,9 +44,10 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
         for name, count in data.rows.items()
     )
     facts = [f"**Model:** {model_spec.card_line(recipe.model)}; {manifest.parameters:,} parameters"]
-    if isinstance(task, TokenTask) and (probe := manifest.causality) is None:
+    probe = manifest.causality
+    if task.can_write and probe is None:
         facts.append("**Causality:** not probed")
-    elif isinstance(task, TokenTask) and probe is not None:
+    elif task.can_write and probe is not None:
         trials = f"{probe.trials} random places in texts of {', '.join(map(str, probe.lengths))} tokens, every exit"
         largest = max(probe.largest_change.values())
         result = f"later tokens change no output (probe: {trials}; largest change {largest:.1e} of an output's spread)"

@@ -16,7 +16,6 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.tasks import Prepared, get_task
-from edgeformer.tasks.tokens import TokenTask
 
 WEIGHTS, GOLDEN_INPUTS = "model.safetensors", "golden_inputs.npz"
 
@@ -30,7 +29,7 @@ def save_model(folder: Path, model: nn.Module, recipe: Recipe, prepared: Prepare
         "architectures": [model_spec.architecture],
         **recipe.model.model_dump(mode="json", exclude={"kind"}),
         **task.rows.client_config(prepared, recipe),
-        **({"leaks": model_spec.leaks(recipe.model)} if isinstance(task, TokenTask) else {}),
+        **({"leaks": model_spec.leaks(recipe.model)} if task.can_write else {}),
     }
     write_json(folder / "config.json", config)
     write_text(folder / "tokenizer.json", prepared.tokenizer.to_str(pretty=True))

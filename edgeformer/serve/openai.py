@@ -188,12 +188,8 @@ class _GenerationTag(jinja2.ext.Extension):
 class ChatTemplate:
     """A chat template of Hugging Face's form (Jinja), which writes a chat as the model's training data did.
 
-    Args:
-        source: the template, which may come from anywhere: it runs in Jinja's sandbox.
-        tokens: special tokens that it can name, as ``bos_token``.
-
-    Raises:
-        InputError: it is no template.
+    ``source`` may come from anywhere: it runs in Jinja's sandbox. It can name the special ``tokens``, as ``bos_token``.
+    Raises InputError: it is no template.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
@@ -278,24 +274,35 @@ class CompletionService(Service):
         return ErrorMessage(error=facts).model_dump()
 
     async def answer(self, request: Request, body: bytes) -> Response:
+        # 1. Read the request, and the tokens of its prompt or chat
         is_chat = request.url.path == "/v1/chat/completions"
         kind: type[CompletionRequest | ChatRequest] = ChatRequest if is_chat else CompletionRequest
         content = read_message(kind, body, 400, most_problems=1)
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
-        stop, sampling = content.stop_texts, content.sampling
+        stop, sampling, requested = content.stop_texts, content.sampling, content.max_tokens
+        default = None if is_chat else DEFAULT_COMPLETION_TOKENS
         param = "messages" if is_chat else "prompt"
         try:
-            ids = self._read_chat(content) if isinstance(content, ChatRequest) else self._read_prompt(content)
-            requested = content.max_tokens or getattr(content, "max_completion_tokens", None)
-            max_tokens, _ = self._writer.token_limit(ids, requested, None if is_chat else DEFAULT_COMPLETION_TOKENS)
+            if isinstance(content, ChatRequest):
+                ids = self._writer.encode_chat(self._render(content.messages))
+                requested = requested or content.max_completion_tokens
+            else:
+                prompts = [content.prompt] if isinstance(content.prompt, str) else content.prompt
+                if len(prompts) != 1:
+                    message = f"prompt: has {len(prompts)} texts; send one text per request"
+                    raise RefusedError(400, message, param="prompt")
+                self._check_length("prompt", len(prompts[0]))
+                ids = self._writer.encode(prompts[0])
+            max_tokens, _ = self._writer.token_limit(ids, requested, default)
         except RefusedError:
             raise
         except InputError as error:
             message = str(error).replace("--max-tokens", "max_tokens")
             param = "max_tokens" if message.startswith("max_tokens") else param
             raise RefusedError(400, message, param=param, code="context_length_exceeded") from None
+        # 2. Write, and send all of it or its pieces
         pieces = self.queue.write(ids, max_tokens, sampling, stop)
         frame = _Frame(self.name, len(ids), is_chat=is_chat)
         if not content.stream:
@@ -314,8 +321,9 @@ class CompletionService(Service):
         """Yield server-sent events."""
         async with aclosing(pieces):
             try:
-                for chunk in frame.opening():
-                    yield chunk
+                if frame.is_chat:
+                    delta = {"role": "assistant", "content": ""}
+                    yield frame.event([{"index": 0, "delta": delta, "finish_reason": None}])
                 count, piece = 1, first
                 while True:
                     if chunk := frame.chunk(piece):
@@ -324,28 +332,17 @@ class CompletionService(Service):
                         break
                     count, piece = count + 1, await anext(pieces)
                 if with_usage:
-                    yield frame.usage_chunk(count)
+                    yield frame.event([], usage=frame.usage(count).model_dump())
             except EdgeformerError as error:
                 yield _event(self.error(500, str(error)))
         yield "data: [DONE]\n\n"
 
-    def _read_prompt(self, content: CompletionRequest) -> list[int]:
-        prompt = content.prompt
-        if isinstance(prompt, list):
-            if len(prompt) != 1:
-                raise RefusedError(400, f"prompt: has {len(prompt)} texts; send one text per request", param="prompt")
-            prompt = prompt[0]
-        self._check_length("prompt", len(prompt))
-        return self._writer.encode(prompt)
-
-    def _read_chat(self, content: ChatRequest) -> list[int]:
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        """Return a chat as the text in front of its next message. Raises RefusedError."""
         if self._template is None:
-            raise RefusedError(
-                400,
-                f"{self._no_chat}; use /v1/completions, or start the server with --chat-template FILE",
-                code="no_chat_template",
-            )
-        texts = [message.text for message in content.messages]
+            message = f"{self._no_chat}; use /v1/completions, or start the server with --chat-template FILE"
+            raise RefusedError(400, message, code="no_chat_template")
+        texts = [message.text for message in messages]
         self._check_length("messages", sum(map(len, texts)))
         for number, text in enumerate(texts):
             # In the model's text such a token begins or ends a message.
@@ -353,57 +350,48 @@ class CompletionService(Service):
             if token is not None:
                 name = f"messages.{number}.content"
                 raise RefusedError(400, f"{name}: has the special token {token!r}; remove it", param=name)
-        return self._writer.encode_chat(self._template.render(content.messages))
+        return self._template.render(messages)
 
     def _check_length(self, name: str, characters: int) -> None:
-        limit = self._limits.characters
-        if characters > limit:
-            raise RefusedError(
-                400, f"{name}: has {characters:,} characters, and the limit is {limit:,}; shorten it", param=name
-            )
+        if characters > (limit := self._limits.characters):
+            message = f"{name}: has {characters:,} characters, and the limit is {limit:,}; shorten it"
+            raise RefusedError(400, message, param=name)
 
 
 class _Frame:
     """The documents around the pieces of one text."""
 
     def __init__(self, model: str, prompt_tokens: int, *, is_chat: bool) -> None:
-        self._is_chat, self._prompt_tokens = is_chat, prompt_tokens
+        self.is_chat, self._prompt_tokens = is_chat, prompt_tokens
         id_ = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._facts = {"id": id_, "created": int(time.time()), "model": model}
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Return the answer to a request without ``stream``."""
         text, reason = "".join(piece.text for piece in pieces), _finish_reason(pieces[-1])
-        usage = self._usage(len(pieces))
-        if self._is_chat:
+        usage = self.usage(len(pieces))
+        if self.is_chat:
             choice = ChatChoice(message=ChatAnswer(content=text), finish_reason=reason)
             return ChatCompletion(**self._facts, choices=[choice], usage=usage).model_dump()
         choices = [CompletionChoice(text=text, finish_reason=reason)]
         return Completion(**self._facts, choices=choices, usage=usage).model_dump()
-
-    def opening(self) -> Sequence[str]:
-        """Return the events in front of the first piece."""
-        delta = {"role": "assistant", "content": ""}
-        return [self._event([{"index": 0, "delta": delta, "finish_reason": None}])] if self._is_chat else []
 
     def chunk(self, piece: TextPiece) -> str:
         """Return the event of a piece, or nothing if it has no text."""
         reason = _finish_reason(piece)
         if not piece.text and reason is None:
             return ""
-        content = {"delta": {"content": piece.text} if piece.text else {}} if self._is_chat else {"text": piece.text}
-        return self._event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
+        content = {"delta": {"content": piece.text} if piece.text else {}} if self.is_chat else {"text": piece.text}
+        return self.event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
 
-    def usage_chunk(self, count: int) -> str:
-        """Return the event with the token counts."""
-        return self._event([], usage=self._usage(count).model_dump())
-
-    def _usage(self, count: int) -> Usage:
+    def usage(self, count: int) -> Usage:
+        """Return the token counts of a text with ``count`` new tokens."""
         prompt = self._prompt_tokens
         return Usage(prompt_tokens=prompt, completion_tokens=count, total_tokens=prompt + count)
 
-    def _event(self, choices: list[dict[str, Any]], **others: object) -> str:
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+    def event(self, choices: list[dict[str, Any]], **others: object) -> str:
+        """Return a server-sent event of a stream."""
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return _event({**self._facts, "object": kind, "choices": choices, **others})
 
 

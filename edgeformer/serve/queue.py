@@ -20,7 +20,7 @@ from edgeformer.inference.predict import Predictor, check_answerable, open_predi
 from edgeformer.inference.sampling import Sampling
 from edgeformer.run import Location
 from edgeformer.serve.service import Metrics, RefusedError, RequestQueue, ServeLimits
-from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.task import Answer
 
 

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 import uvicorn
+from jinja2 import Environment, PackageLoader
 from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import models_json_schema
@@ -35,14 +36,13 @@ from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Text, text_parts
 from edgeformer.inference.generate import GenerateOptions, Writer
 from edgeformer.inference.predict import Predictor
-from edgeformer.inference.rank import RankedDocument, check_can_rank, rank_documents, scoring_inputs
+from edgeformer.inference.rank import RankedDocument, rank_documents, scoring_inputs
 from edgeformer.run import Location
 from edgeformer.serve.openai import CompletionService
 from edgeformer.serve.queue import BatchingQueue, WritingQueue, open_served_predictor
 from edgeformer.serve.service import Metrics, RefusedError, RequestMessage, ServeLimits, Service, read_message
 from edgeformer.system.signals import handle_signals, switch_threads_often
 from edgeformer.tasks.task import Unanswered
-from edgeformer.tasks.tokens import TokenTask
 
 
 class PredictRequest(RequestMessage):
@@ -183,54 +183,48 @@ class PredictService(Service):
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         return {"error": message}
 
-    def _read(self, path: str, body: bytes) -> tuple[RankRequest | None, list[Text]]:
-        """Return the ranking that is requested (None: predictions), and what the model reads for the request.
-
-        Raises InputError for what the limits or the model do not take.
-        """
-        task, data, limits = self._model.answering.task, self._model.answering.data, self._limits
-        ranking: RankRequest | None = None
-        rows: list[Text]
-        if path == "/rank":
-            ranking = read_message(RankRequest, body, 422, most_problems=5)
-            check_can_rank(task, data)
-            rows = scoring_inputs(task, data, ranking.query, ranking.documents)
-        else:
-            content = read_message(PredictRequest, body, 422, most_problems=5)
-            texts = content.texts or [str(content.text)]
-            pairs = content.pairs if content.pair is None else [content.pair]
-            rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
-            if (mismatch := task.pairs_problem(data, pairs=pairs is not None)) is not None:
-                raise InputError(f"pairs: {mismatch}")
-        if len(rows) > limits.texts:
-            raise InputError(
-                f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
-            )
-        for number, row in enumerate(rows):
-            for part in text_parts(row):
-                if len(part) > limits.characters:
-                    excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
-                    raise InputError(f"texts[{number}]: has {excess}; shorten it")
-                require_unicode(f"texts[{number}]", part)
-        return ranking, rows
-
     async def answer(self, request: Request, body: bytes) -> Response:
         model, limits = self._model, self._limits
+        task, data = model.answering.task, model.answering.data
+        ranking: RankRequest | None = None
+        rows: list[Text]
+        # 1. Read the request
         try:
-            ranking, texts = self._read(request.url.path, body)
+            if request.url.path == "/rank":
+                ranking = read_message(RankRequest, body, 422, most_problems=5)
+                rows = scoring_inputs(task, data, ranking.query, ranking.documents)
+            else:
+                content = read_message(PredictRequest, body, 422, most_problems=5)
+                texts = content.texts or [str(content.text)]
+                pairs = content.pairs if content.pair is None else [content.pair]
+                rows = [*texts] if pairs is None else [*zip(texts, pairs, strict=True)]
+                if (mismatch := task.pairs_problem(data, pairs=pairs is not None)) is not None:
+                    raise InputError(f"pairs: {mismatch}")
+            if len(rows) > limits.texts:
+                raise InputError(
+                    f"texts: has {len(rows):,} texts, and the limit is {limits.texts:,}; send several requests"
+                )
+            for number, row in enumerate(rows):
+                for part in text_parts(row):
+                    if len(part) > limits.characters:
+                        excess = f"{len(part):,} characters, and the limit is {limits.characters:,}"
+                        raise InputError(f"texts[{number}]: has {excess}; shorten it")
+                    require_unicode(f"texts[{number}]", part)
         except InputError as error:
             raise RefusedError(422, str(error)) from None
+        # 2. Wait for the answers
         try:
-            answers = await asyncio.wait_for(asyncio.wrap_future(self.queue.submit(texts)), limits.timeout_s)
+            answers = await asyncio.wait_for(asyncio.wrap_future(self.queue.submit(rows)), limits.timeout_s)
         except asyncio.TimeoutError:
             raise RefusedError(504, f"there was no answer within {limits.timeout_s:g} s; send fewer texts") from None
+        # 3. Send them, or the ranking
         self._metrics.texts.inc(len(answers))
         self._metrics.unanswered.inc(sum(isinstance(answer, Unanswered) for answer in answers))
         named = {"run": model.name, "artifact": model.id}
         if ranking is None:
             return JSONResponse({**named, "predictions": [answer.as_dict() for answer in answers]})
         try:
-            ranked = rank_documents(ranking.documents, answers, ranking.top, model.answering.data)
+            ranked = rank_documents(ranking.documents, answers, ranking.top, data)
         except InputError as error:  # a text is empty
             raise RefusedError(422, str(error)) from None
         return JSONResponse(RankResponse(**named, query=ranking.query, documents=ranked).model_dump())
@@ -238,7 +232,7 @@ class PredictService(Service):
 
 _PAGES, _SHARED = files(__package__) / "page", files("edgeformer") / "web" / "site"
 """Pages of servers, and the folder of what they share with the page of ``edgeformer page`` (not imported here)."""
-_PAGE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_PAGE_TYPES = {"css": "text/css", "js": "text/javascript"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -252,6 +246,7 @@ def application(
     origins: Sequence[str],
 ) -> Starlette:  # fmt: skip
     """Return the ASGI application; ``hosts`` (against DNS rebinding) and ``origins`` are as in ``ServeOptions``."""
+    # 1. Requests to the model
     running = 0
 
     async def read_body(request: Request) -> bytes:
@@ -304,6 +299,7 @@ def application(
                 metrics.requests.labels(status).inc()
                 metrics.request_s.observe(time.perf_counter() - started)
 
+    # 2. Health, metrics, documents and the page
     async def health(_: Request) -> Response:
         facts = {"status": "ok" if service.queue.healthy else "stopping", "run": service.name, "artifact": service.id}
         return JSONResponse({**facts, **service.facts}, 200 if service.queue.healthy else 503)
@@ -314,21 +310,30 @@ def application(
     async def describe(_: Request) -> Response:
         return JSONResponse(openapi(service, limits))
 
-    async def page(request: Request) -> Response:
-        name = request.url.path.lstrip("/") or f"{service.page}.html"
+    async def page(_: Request) -> Response:
+        template = Environment(
+            loader=PackageLoader("edgeformer.serve", "page"), autoescape=True, keep_trailing_newline=True
+        )
+        html = template.get_template(f"{service.page}.html").render(page=service.page)
+        return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
+
+    async def part_of_page(request: Request) -> Response:
+        name = request.url.path.lstrip("/")
         content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
         return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     async def document(request: Request) -> Response:
         return JSONResponse(service.documents[request.url.path])
 
+    # 3. Their routes
     routes = [
         *(Route(path, Post(), methods=["POST"]) for path in service.posts),
         Route("/healthz", health),
         Route("/metrics", show_metrics),
         Route("/openapi.json", describe),
         *(Route(path, document) for path in service.documents),
-        *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
+        Route("/", page),
+        *(Route(f"/{name}", part_of_page) for name in ("page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
     if origins:
@@ -342,25 +347,18 @@ def application(
 class ServeOptions:
     """Address, artifact and limits of a server.
 
-    Attributes:
-        port: 0: a free one.
-        artifact: an id; None: the first that runs here; of a language model as in :class:`GenerateOptions`.
-        runtime: a runtime or one of its providers; None: the usual one.
-        chat_template: of a language model's chats, in Jinja; None: the model's.
-        hosts: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
-            the loopback address accepts any.
-        origins: sites whose pages may read the answers.
-        cosine: of a language model's exits, as in :class:`GenerateOptions`.
+    ``hosts``: accepted Host headers in addition to those of this machine; if empty, a server that listens at more than
+    the loopback address accepts any. ``cosine`` is as in :class:`GenerateOptions`.
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    artifact: str | None = None
-    runtime: str | None = None
-    chat_template: str | None = None
+    port: int = 8000  # 0: a free one
+    artifact: str | None = None  # None: the first that runs here; of a language model as in GenerateOptions
+    runtime: str | None = None  # or one of its providers; None: the usual one
+    chat_template: str | None = None  # of a language model's chats, in Jinja; None: the model's
     limits: ServeLimits = field(default_factory=ServeLimits)
     hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()  # sites whose pages may read the answers
     cosine: float | None = None
 
 
@@ -368,12 +366,9 @@ class ServeOptions:
 def open_service(location: Location, options: ServeOptions, metrics: Metrics) -> Iterator[Service]:
     """Open the model and start its queue. Raises InputError, ArtifactError."""
     limits = options.limits
-    if isinstance(location.open_model().task, TokenTask):
+    if location.open_model().task.can_write:
         chosen = GenerateOptions(artifact=options.artifact, runtime=options.runtime, cosine=options.cosine)
-        with (
-            closing(Writer(location, chosen)) as writer,
-            closing(WritingQueue(writer, limits, metrics)) as writing,
-        ):
+        with closing(Writer(location, chosen)) as writer, closing(WritingQueue(writer, limits, metrics)) as writing:
             yield CompletionService(writer, writing, limits, options.chat_template)
         return
     for flag, value in (("--chat-template", options.chat_template), ("--cosine", options.cosine)):

@@ -25,24 +25,15 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Limits of a server, which bound its memory and the age of its answers.
+    """Limits of a server, which bound its memory and the age of its answers."""
 
-    Attributes:
-        batch: texts per call of the model; 1: no batches.
-        queue: waiting texts, or requests to a language model; more are refused, with the time after which to try again.
-        timeout_s: from a complete request to its answer, or to the first token of a language model; also for a body.
-        texts, body_bytes: per request.
-        characters: per text.
-        connections: with a request for predictions; more are refused.
-    """
-
-    batch: int = 32
-    queue: int = 1024
-    timeout_s: float = 30.0
-    texts: int = 128
-    characters: int = 20_000
-    body_bytes: int = 1 << 20
-    connections: int = 256
+    batch: int = 32  # texts per call of the model; 1: no batches
+    queue: int = 1024  # waiting texts, or requests to a language model; more are refused
+    timeout_s: float = 30.0  # until the answer or a language model's first token is there; also for a body
+    texts: int = 128  # per request
+    characters: int = 20_000  # per text
+    body_bytes: int = 1 << 20  # per request
+    connections: int = 256  # with a request for predictions; more are refused
 
 
 class Metrics:
@@ -81,12 +72,7 @@ class RequestMessage(BaseModel):
 
 
 class RefusedError(InputError):
-    """A request that gets an error response of this status.
-
-    Args:
-        retry_after_s: when it may succeed.
-        param, code: the key that is wrong, and the kind of error, in OpenAI's form.
-    """
+    """A request that gets an error response of this status; ``param``, ``code``: as in OpenAI's interface."""
 
     def __init__(
         self, status: int, message: str, retry_after_s: int | None = None, *, param: str | None = None,
@@ -129,27 +115,18 @@ class RequestQueue(ABC):
 
 
 class Service(ABC):
-    """A model behind a server.
+    """A model behind a server."""
 
-    Attributes:
-        name, id: of the run and of the artifact.
-        queue: in front of the model.
-        page: name of the files of its page.
-        posts: path → messages of request and response, and what it does.
-        documents: path → a JSON document to read.
-        refusal: message of an error; ``refusals``: status → reason, of statuses that other services lack.
-        facts: what /healthz says beside name and id.
-    """
-
-    name: str
-    id: str
-    queue: RequestQueue
-    page: ClassVar[str]
+    name: str  # of the run
+    id: str  # of the artifact
+    queue: RequestQueue  # in front of the model
+    page: ClassVar[str]  # name of the files of its page
     posts: ClassVar[Mapping[str, tuple[type[BaseModel], type[BaseModel], str]]]
-    documents: Mapping[str, object] = MappingProxyType({})
-    refusal: ClassVar[type[BaseModel]]
-    refusals: ClassVar[Mapping[str, str]]
-    facts: Mapping[str, object] = MappingProxyType({})
+    """Path → messages of request and response, and what it does."""
+    documents: Mapping[str, object] = MappingProxyType({})  # path → a JSON document to read
+    refusal: ClassVar[type[BaseModel]]  # message of an error
+    refusals: ClassVar[Mapping[str, str]]  # status → reason, of statuses that other services lack
+    facts: Mapping[str, object] = MappingProxyType({})  # what /healthz says beside name and id
 
     @abstractmethod
     def example(self, address: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from edgeformer.artifacts.workspace import MOST_JSON_BYTES
 from edgeformer.data.encoding import Prepared
 from edgeformer.registry import Registry
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
-from edgeformer.tasks.task import Answerer, Origin, RowSource, Run, Task, TextReader
+from edgeformer.tasks.task import Origin, RowSource, Run, Task, TextReader
 
 __all__ = [
     "REGISTRY",
-    "Answerer",
     "Meter",
     "Metric",
     "Origin",
@@ -30,7 +28,6 @@ __all__ = [
     "all_tasks",
     "get_task",
     "import_task",
-    "unknown_tasks",
 ]
 
 
@@ -49,11 +46,6 @@ def get_task(name: str) -> Task:
         return task
     names = ", ".join(task.name for task in all_tasks())
     raise ArtifactError(f"unknown task {name!r}; this version has {names}")
-
-
-def unknown_tasks(names: Iterable[str]) -> list[str]:
-    """Return the names that are no task's."""
-    return [name for name in names if REGISTRY.find(name) is None]
 
 
 def import_task(manifest: Path) -> None:

@@ -15,8 +15,9 @@ from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio, token_losses, top_probability
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction
+from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats
+from edgeformer.tasks.metric import Metric, ScoreColumn, ratio, token_losses, top_probability
+from edgeformer.tasks.task import MAX_SCORE_DROP, Prediction
 from edgeformer.tasks.texts import TextTask
 
 
@@ -55,14 +56,14 @@ class ClassificationScore(Score):
     loss: float = Field(description="mean cross-entropy, nats")
 
 
-def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+def softmax(logits: Floats) -> Float64s:
     """Return the probabilities float64 [n, C] of logits [n, C]."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True).astype(np.float64))
-    result: NDArray[np.float64] = shifted / shifted.sum(axis=-1, keepdims=True)
+    result: Float64s = shifted / shifted.sum(axis=-1, keepdims=True)
     return result
 
 
-def score(logits: NDArray[np.floating], labels: NDArray[np.int64], data: Any = None) -> ClassificationScore:
+def score(logits: Floats, labels: NDArray[np.int64], data: Any = None) -> ClassificationScore:
     """Compute accuracy, precision, recall, F1 and loss (paper A, "Loss Function").
 
     With two classes, precision, recall and F1 are those of the second label (SST-2: positive); with more they are
@@ -126,14 +127,14 @@ class Classification(TextTask):
 
     def row_figures(self, answers: Array, rows: Encoded, data: Any) -> Float64s:
         """Return 1 for a right answer, else 0: [n, 1]."""
-        right: NDArray[np.bool_] = answers.argmax(axis=-1) == rows.labels
+        right: Bools = answers.argmax(axis=-1) == rows.labels
         return right[:, None].astype(np.float64)
 
     def metric_of(self, figures: Float64s) -> float:
         return float(figures.mean())
 
     def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: DataConfig
+        self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: DataConfig
     ) -> list[LabelPrediction]:
         loops = answers["loops"].tolist() if "loops" in answers else [None] * len(texts)
         rows = zip(texts, softmax(answers["logits"]).tolist(), cut.tolist(), loops, strict=True)

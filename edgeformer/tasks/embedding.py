@@ -15,19 +15,21 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import PairsConfig, Similarity
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded, Prepared, encode_prompted
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation, spearman
-from edgeformer.tasks.task import Float64s, Int64s, Prediction, TextReader
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Floats, Int64s, RowNumbers
+from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation, spearman
+from edgeformer.tasks.task import MAX_CORRELATION_DROP, Prediction, TextReader
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 
 class EmbeddingRecipe(Recipe):
@@ -49,14 +51,14 @@ class EmbeddingScore(Score):
     compared_with: Literal["pairs", "fp32"]
 
 
-def unit_rows(vectors: NDArray[np.floating]) -> Float64s:
+def unit_rows(vectors: Floats) -> Float64s:
     """Scale rows [n, d] to length 1, in float64; rows of zeros stay zero."""
     wide = vectors.astype(np.float64)
     result: Float64s = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return result
 
 
-def row_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> Float64s:
+def row_cosines(first: Floats, second: Floats) -> Float64s:
     """Return the cosine of each row of ``first`` with the same row of ``second``, both [n, d] → [n]."""
     result: Float64s = (unit_rows(first) * unit_rows(second)).sum(axis=1)
     return result
@@ -68,7 +70,7 @@ def measure_of(data: Any) -> Similarity:
     return measure
 
 
-def similarities(first: NDArray[np.floating], second: NDArray[np.floating], measure: Similarity) -> Float64s:
+def similarities(first: Floats, second: Floats, measure: Similarity) -> Float64s:
     """Compare rows [n, d] with rows [m, d] → [n, m] as sentence-transformers does: a distance is negative."""
     if measure == "cosine":
         return np.asarray(unit_rows(first) @ unit_rows(second).T)
@@ -79,7 +81,7 @@ def similarities(first: NDArray[np.floating], second: NDArray[np.floating], meas
     return -np.stack([np.linalg.norm(first - row, ord=order, axis=1) for row in second], axis=1)
 
 
-def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
+def pair_similarities(vectors: Floats, data: Any) -> Float64s:
     """Return the similarity of rows 2i and 2i + 1 of ``vectors`` [2m, d], [m]."""
     if (measure := measure_of(data)) == "cosine":
         return row_cosines(vectors[::2], vectors[1::2])
@@ -87,16 +89,14 @@ def pair_similarities(vectors: NDArray[np.floating], data: Any) -> Float64s:
     return np.array([similarities(first, second, measure)[0, 0] for first, second in pairs], dtype=np.float64)
 
 
-def pairs_score(vectors: NDArray[np.floating], scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
+def pairs_score(vectors: Floats, scores: NDArray[np.int64], data: Any = None) -> EmbeddingScore:
     """Score flat pairs: rows 2i and 2i + 1 of ``vectors`` [2m, d] and ``scores`` [2m] are pair i."""
     similar = pair_similarities(vectors, data)
     similarity = rank_correlation(similar, scores[::2]) if np.isfinite(similar).all() else 0.0
     return EmbeddingScore(n=len(similar), similarity=similarity, loss=1 - similarity, compared_with="pairs")
 
 
-def vector_parity(
-    vectors: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
-) -> Parity:
+def vector_parity(vectors: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
     """Compare vectors [n, d] with those of torch FP32.
 
     Top-1 agreement is the share of rows whose nearest other row of the reference stays the same.
@@ -163,19 +163,12 @@ def stored_units(vectors: NDArray[np.float32], kind: VectorKind) -> Float64s:
 
 @dataclass(frozen=True)
 class QuantizationLoss:
-    """Difference of the cosines of quantised vectors from those of the float32 vectors.
-
-    Attributes:
-        kind: of the vectors.
-        texts: texts of which each is compared with all others.
-        rank_correlation: Spearman's, of all cosines; None: there are fewer than three texts.
-        recall_at_10: mean share of the nearest 10 texts that stay among them; None: there are fewer than twelve texts.
-    """
+    """Difference of the cosines of quantised vectors from those of the float32 vectors."""
 
     kind: VectorKind
-    texts: int
-    rank_correlation: float | None
-    recall_at_10: float | None
+    texts: int  # of which each is compared with all others
+    rank_correlation: float | None  # Spearman's, of all cosines; None: there are fewer than three texts
+    recall_at_10: float | None  # mean share of the nearest 10 texts that stay so; None: there are fewer than twelve
 
     def sentence(self) -> str:
         """Describe the loss for people."""
@@ -222,9 +215,6 @@ class VectorStore:
 MAX_COSINE_DROP: dict[Precision, float] = {"fp32": 0.0001, "fp16": 0.0005, "int8": 0.02, "int4": 0.05}
 """Largest allowed drop of the mean cosine with the vectors of the whole FP32 model, without scored pairs."""
 
-MAX_PAIRS_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
-"""Largest allowed drop of the rank correlation against FP32 on the same pairs."""
-
 MAX_TRIMMED_DROP = {"fp32": 0.03, "pairs": 0.015}
 """Largest allowed drop with a trimmed vocabulary, by the reference of the score, at any precision."""
 
@@ -237,16 +227,13 @@ class Embedding(TextTask):
     recipe_type = EmbeddingRecipe
     score_type = EmbeddingScore
     metric = Metric("similarity", "similarity", 4)
-    columns = (
-        ScoreColumn("n", "pairs", None),
-        metric,
-        ScoreColumn("loss", "loss", 4),
-    )
+    columns = (ScoreColumn("n", "pairs", None), metric, ScoreColumn("loss", "loss", 4))
     budget = None
+    has_vectors = True
     agreement = "same nearest text"
     texts_per_row = 2
     row_noun = "pairs"
-    pair_remedy = "give both texts separately"
+    reads_singly = True  # trained on pairs, but each text is read separately
     pipeline_tag = "sentence-similarity"
     golden_names = ("input_ids", "attention_mask"), ()
     score_note = (
@@ -284,9 +271,6 @@ class Embedding(TextTask):
 
         return pairs_file(path, data, columns)
 
-    def reads_pairs(self, data: PairsConfig) -> bool:
-        return False  # trained on pairs, but each text is read separately
-
     def encode_rows(
         self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
     ) -> Encoded:
@@ -294,9 +278,7 @@ class Embedding(TextTask):
         encoded, _ = encode_prompted(reader.tokenizer, texts.texts, data)
         return replace(encoded, labels=texts.labels, empty=texts.empty)
 
-    def trim(
-        self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: PairsConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         """Trim to the part ``train``; measure the effect on the other parts, or on every tenth text of ``train``."""
         from edgeformer.data.prepare import read_texts
         from edgeformer.data.streaming import Stream
@@ -315,9 +297,7 @@ class Embedding(TextTask):
             kept = LabelledTexts.unlabelled([*kept.texts, *data.prompts.values()])
         return trim_to_stream(Stream.of_texts(kept), other_texts, tokenizer, data.max_length, keeping=keeping)
 
-    def batch(
-        self, rows: Encoded, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: Encoded, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, attention_mask int64 [B, S]; labels (scores in millionths) and row numbers, int64 [B]."""
         return {**super().batch(rows, numbers, pad), "rows": np.asarray(numbers, dtype=np.int64)}
 
@@ -347,16 +327,14 @@ class Embedding(TextTask):
             )
         limit = max(
             MAX_TRIMMED_DROP[score.compared_with] if trimmed else 0.0,
-            (MAX_PAIRS_DROP if by_pairs else MAX_COSINE_DROP)[precision],
+            (MAX_CORRELATION_DROP if by_pairs else MAX_COSINE_DROP)[precision],
             1 / reference.n if by_pairs else 0.0,
         )
         if drop <= limit:
             return None
         return f"{figure} {score.similarity:.4f} is {drop:.4f} below FP32 on {rows}; the limit is {limit:.4f}"
 
-    def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: PairsConfig
-    ) -> list[TextVector]:
+    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: PairsConfig) -> list[TextVector]:
         rows = zip(texts, cut.tolist(), answers["logits"], strict=True)
         return [TextVector(text, truncated, vector) for text, truncated, vector in rows]
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
@@ -15,18 +14,9 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TrainingConfig
 from edgeformer.artifacts.scores import EarlyExitScore, EvaluationRow, ExitScore, Score
 from edgeformer.data.batching import IGNORED
+from edgeformer.tasks.arrays import Array, Arrays, Float64s, Floats, Int64s
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits, first_exits
-from edgeformer.tasks.metric import (
-    Array,
-    Arrays,
-    Meter,
-    Metric,
-    ScoreColumn,
-    perplexity_of,
-    token_losses,
-    top_probability,
-)
-from edgeformer.tasks.task import Float64s, Int64s
+from edgeformer.tasks.metric import Meter, Metric, ScoreColumn, perplexity_of, token_losses, top_probability
 from edgeformer.tasks.tokens import TokenTask
 
 
@@ -69,7 +59,7 @@ class LanguageRecipe(Recipe):
         return self
 
 
-TokenValues = Mapping[int, NDArray[np.floating]]
+TokenValues = Mapping[int, Floats]
 """Loop → one number for each predicted token, [n]."""
 
 
@@ -221,9 +211,7 @@ class LanguageModeling(TokenTask):
         exits = ", ".join(f"loop {loop} {exit_.perplexity:.2f}" for loop, exit_ in score.by_exit.items())
         return f"validation loss {score.loss:.4f}, perplexity per token: {exits}"
 
-    def evaluation_rows(
-        self, artifact: str, split: str, score: LanguageScore, *, leaks: bool = False
-    ) -> list[EvaluationRow]:
+    def evaluation_rows(self, artifact: str, split: str, score: LanguageScore, *, leaks: bool) -> list[EvaluationRow]:
         (full,) = super().evaluation_rows(artifact, split, score, leaks=leaks)
         earlier = list(score.by_exit.items())[:-1]
         changes = ({"exit": loop, **exit_.model_dump(), "word_perplexity": None} for loop, exit_ in earlier)

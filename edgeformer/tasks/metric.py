@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.scores import Score
+from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats
 from edgeformer.tasks.early_exit import ExitRecords, exit_logits
-
-Array = NDArray[Any]
-Arrays = Mapping[str, Array]
 
 _BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 logits are 400 MB
 
@@ -38,19 +36,13 @@ class ScoreColumn:
 
 @dataclass(frozen=True)
 class Metric(ScoreColumn):
-    """The column by which models of a task are compared.
-
-    Attributes:
-        lowest, highest: range of a limit on the metric (``--min-score``); None: unlimited.
-        evaluated_on: data on which it is computed.
-        is_share: whether it is a share of rows, so that the binomial distribution gives its interval.
-    """
+    """The column by which models of a task are compared."""
 
     higher_is_better: bool = True
-    lowest: float = 0.0
-    highest: float | None = 1.0
-    evaluated_on: str = "validation"
-    is_share: bool = False
+    lowest: float = 0.0  # range of a limit on the metric (``--min-score``)
+    highest: float | None = 1.0  # None: unlimited
+    evaluated_on: str = "validation"  # data on which it is computed
+    is_share: bool = False  # of rows, so that the binomial distribution gives its interval
 
     @property
     def name(self) -> str:
@@ -136,7 +128,7 @@ class RowsMeter(Meter):
         return {loop: self.score(loop=loop) for loop in list(self._loops.values())[:-1]}
 
 
-def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> NDArray[np.float64]:
+def token_losses(logits: Floats, targets: NDArray[np.integer]) -> Float64s:
     """Return −log p(target) of every row or token in nats, float64 [n]; logits [n, V], targets [n].
 
     Raises ValueError: a target is not in 0…V−1.
@@ -153,7 +145,7 @@ def token_losses(logits: NDArray[np.floating], targets: NDArray[np.integer]) -> 
     return losses
 
 
-def top_probability(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+def top_probability(logits: Floats) -> Float64s:
     """Return the probability of the likeliest class or token, float64 [n]; logits [n, V]. Early exit compares it."""
     confidence = np.empty(len(logits), dtype=np.float64)
     for start in range(0, len(logits), _BLOCK):
@@ -205,17 +197,13 @@ TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
 """Precision → kind and limit. INT8 and INT4 are judged by the score drop, which logit errors hardly predict."""
 
 
-def measure_parity(
-    logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
-) -> Parity:
+def measure_parity(logits: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
     """Compare logits [n, C] computed with ``provider`` with those of torch FP32; n counts rows or tokens."""
     error = np.abs(logits - reference)  # in float32: the difference of close numbers is exact
     return as_parity(error, float(reference.std()), logits.argmax(-1) == reference.argmax(-1), precision, provider)
 
 
-def as_parity(
-    error: NDArray[np.floating], spread: float, agrees: NDArray[np.bool_], precision: Precision, provider: str
-) -> Parity:
+def as_parity(error: Floats, spread: float, agrees: Bools, precision: Precision, provider: str) -> Parity:
     """Return the parity record of a manifest from absolute errors of logits; all are None if one is not finite.
 
     ``spread``: standard deviation of the reference logits. ``agrees``: whether the likeliest class or token is the

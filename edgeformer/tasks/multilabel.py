@@ -17,8 +17,9 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import MAX_LABELS, Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, ratio
-from edgeformer.tasks.task import MAX_SCORE_DROP, Float64s, Prediction
+from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats
+from edgeformer.tasks.metric import Metric, ScoreColumn, ratio
+from edgeformer.tasks.task import MAX_SCORE_DROP, Prediction
 from edgeformer.tasks.texts import TextTask
 
 DEFAULT_THRESHOLD = 0.5
@@ -104,14 +105,14 @@ class MultiLabelScore(Score):
     loss: float = Field(description="mean binary cross-entropy over rows and labels, nats")
 
 
-def probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+def probabilities(logits: Floats) -> Float64s:
     """Return the independent probability of every label, float64 [n, C]; logits [n, C]."""
     wide = logits.astype(np.float64)
-    result: NDArray[np.float64] = 0.5 * (1 + np.tanh(wide / 2))
+    result: Float64s = 0.5 * (1 + np.tanh(wide / 2))
     return result
 
 
-def best_thresholds(confidence: NDArray[np.float64], actual: NDArray[np.bool_]) -> list[float]:
+def best_thresholds(confidence: Float64s, actual: Bools) -> list[float]:
     """Return the threshold with the highest F1 for each label; ties: the nearest to 0.5.
 
     ``confidence``, ``actual``: probabilities and right labels, [n, C]. Labels with fewer than 5 positive or 5 negative
@@ -137,10 +138,7 @@ def best_thresholds(confidence: NDArray[np.float64], actual: NDArray[np.bool_]) 
 
 
 def score(
-    logits: NDArray[np.floating],
-    labels: NDArray[np.integer],
-    names: Sequence[str],
-    thresholds: Mapping[str, float] | None,
+    logits: Floats, labels: NDArray[np.integer], names: Sequence[str], thresholds: Mapping[str, float] | None
 ) -> MultiLabelScore:
     """Compute micro and macro figures and the loss of logits and labels (0 or 1) [n, C]. Raises ValueError: n is 0.
 
@@ -242,7 +240,7 @@ class MultiLabel(TextTask):
         return ratio(*figures.sum(axis=0))
 
     def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: MultiLabelData
+        self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: MultiLabelData
     ) -> list[LabelsPrediction]:
         thresholds, predictions = data.effective_thresholds, []
         for text, row, truncated in zip(texts, probabilities(answers["logits"]).tolist(), cut.tolist(), strict=True):

@@ -17,9 +17,10 @@ from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
 from edgeformer.data.rows import SCORE_UNIT, Text
-from edgeformer.tasks.metric import Array, Arrays, Metric, ScoreColumn, as_parity, rank_correlation
+from edgeformer.tasks.arrays import Array, Arrays, Bools, Float64s, Floats, Int64s
+from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, rank_correlation
 from edgeformer.tasks.multilabel import probabilities
-from edgeformer.tasks.task import Float64s, Int64s, Prediction
+from edgeformer.tasks.task import MAX_CORRELATION_DROP, Prediction
 from edgeformer.tasks.texts import GOLDEN_ROWS, TextTask
 
 Activation = Literal["identity", "sigmoid"]
@@ -84,7 +85,7 @@ class RegressionScore(Score):
     loss: float = Field(description="mean squared error")
 
 
-def scores_of(logits: NDArray[np.floating], activation: Activation) -> Float64s:
+def scores_of(logits: Floats, activation: Activation) -> Float64s:
     """Return the scores float64 [n] of outputs [n, 1]."""
     outputs = logits.reshape(-1).astype(np.float64)
     return probabilities(outputs) if activation == "sigmoid" else outputs
@@ -94,11 +95,8 @@ def ranking_scores(scores: Float64s, relevance: Float64s, queries: Int64s) -> tu
     """Return nDCG@10 and the reciprocal rank of every query with a relevant document, float64 [queries] each.
 
     The gain of a document is its relevance, at least 0. Among equal scores the least relevant documents come first: a
-    model that gives all documents one score gets no credit for the order of the file.
-
-    Args:
-        scores, relevance: of the rows, [n].
-        queries: number of each row's query, [n].
+    model that gives all documents one score gets no credit for the order of the file. Arguments are of the rows, [n];
+    ``queries``: the number of each row's query.
     """
     discounts = 1 / np.log2(np.arange(2, TOP + 2))
     gains = np.maximum(relevance, 0)
@@ -112,7 +110,7 @@ def ranking_scores(scores: Float64s, relevance: Float64s, queries: Int64s) -> tu
     return np.array(ndcg), np.array(reciprocal_ranks)
 
 
-def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> RegressionScore:
+def score(logits: Floats, labels: Int64s, data: Any) -> RegressionScore:
     """Score outputs [n, 1] against numbers in millionths [n], or [n, 2] with the number of each row's query.
 
     Raises ValueError: n is 0.
@@ -144,9 +142,7 @@ def score(logits: NDArray[np.floating], labels: Int64s, data: Any) -> Regression
     )
 
 
-def score_parity(
-    logits: NDArray[np.float32], reference: NDArray[np.float32], precision: Precision, provider: str
-) -> Parity:
+def score_parity(logits: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
     """Compare outputs [n, 1] with those of torch FP32.
 
     Top-1 agreement is the share of rows that do not rank below the row before them in the reference's order.
@@ -155,9 +151,6 @@ def score_parity(
     agrees = np.diff(logits[order, 0], prepend=-np.inf) >= 0
     return as_parity(np.abs(logits - reference), float(reference.std()), agrees, precision, provider)
 
-
-MAX_CORRELATION_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
-"""Largest allowed drop of the rank correlation, and of nDCG, against FP32 on the same rows."""
 
 MAX_R2_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.02, "int4": 0.04}
 """Largest allowed drop of R²: of the variance that the scores explain."""
@@ -181,6 +174,7 @@ class Regression(TextTask):
     name = "regression"
     noun = "regression model"
     recipe_type = RegressionRecipe
+    has_scores = True
     score_type = RegressionScore
     metric = Metric("spearman", "Spearman", 4, lowest=-1.0)
     columns = (
@@ -238,7 +232,7 @@ class Regression(TextTask):
         return replace(rows, labels=np.rint(scores_of(logits, data.activation) / SCORE_UNIT).astype(np.int64))
 
     def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: RegressionData
+        self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: RegressionData
     ) -> list[ScorePrediction]:
         scores = scores_of(answers["logits"], data.activation).tolist()
         return [ScorePrediction(*row) for row in zip(texts, cut.tolist(), scores, strict=True)]

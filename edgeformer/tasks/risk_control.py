@@ -45,23 +45,15 @@ _MAX_ROWS = 200_000
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The cheapest thresholds with a score drop of at most ε.
+    """The cheapest thresholds with a score drop of at most ε."""
 
-    Attributes:
-        thresholds: loop → smallest top probability at which a row exits; empty: no row exits early.
-        lost, won: newly wrong rows (correct with all loops, wrong with early exit), and newly correct rows.
-        p_value, level: p-value of the hypothesis that the score drops by more than ε, and the level that rejects it.
-        shares: share of the rows that exit at each exit.
-        stopped_by: ``lost`` and ``won`` of the first candidate of the sequence that was not rejected; None: all were.
-    """
-
-    thresholds: dict[int, float]
-    lost: int
-    won: int
-    p_value: float
-    level: float
-    shares: tuple[float, ...]
-    stopped_by: tuple[int, int] | None
+    thresholds: dict[int, float]  # loop → smallest top probability at which a row exits; empty: no row exits early
+    lost: int  # newly wrong rows: correct with all loops, wrong with early exit
+    won: int  # newly correct rows
+    p_value: float  # of the hypothesis that the score drops by more than ε
+    level: float  # that rejects it
+    shares: tuple[float, ...]  # of the rows that exit at each exit
+    stopped_by: tuple[int, int] | None  # ``lost`` and ``won`` of the first candidate not rejected; None: all were
 
 
 def choose_thresholds(

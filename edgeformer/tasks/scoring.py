@@ -18,8 +18,9 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import collate, cut_batches, ordered_batches
 from edgeformer.data.encoding import Encoded, encode_prompted
 from edgeformer.data.rows import Text, Unreadable, text_parts
-from edgeformer.tasks.metric import Arrays, Meter
-from edgeformer.tasks.task import Answer, Int64s, Origin, Run, Task, TextReader, Unanswered
+from edgeformer.tasks.arrays import Arrays, Bools, Int64s
+from edgeformer.tasks.metric import Meter
+from edgeformer.tasks.task import Answer, Origin, Run, Task, TextReader, Unanswered
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.data_config import DataSection
@@ -80,9 +81,7 @@ def score_batches(
 ) -> float:
     """Add a model's answers to batches from :meth:`RowSource.batch` to ``meter``. Return seconds in the model alone.
 
-    Args:
-        warm_up: run the first batch once more, untimed and not counted.
-        advance: called with the number of finished rows.
+    ``warm_up``: run the first batch once more, untimed and not counted. ``advance`` gets numbers of finished rows.
     """
     seconds = 0.0
     for inputs in batches:
@@ -160,23 +159,13 @@ def fit_calls(run: Run, calls: TextCalls) -> Run:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts, and the rows of the m texts that are not empty.
-
-    Attributes:
-        cut: whether each row was truncated, bool [m].
-        places: index of each row's text, int64 [m].
-        errors: index → reason why a text has no row.
-    """
+    """Texts, and the rows of the m texts that are not empty."""
 
     texts: Sequence[Text]
     encoded: Encoded
-    cut: NDArray[np.bool_]
-    places: Int64s
-    errors: dict[int, str]
-
-    def batches(self, max_rows: int = BATCH_ROWS) -> list[Int64s]:
-        """Return row numbers of each call: at most ``max_rows`` rows of similar length, longest first."""
-        return cut_batches(self.encoded.lengths, max_rows, BATCH_TOKENS) if len(self.encoded) else []
+    cut: Bools  # whether each row was truncated, [m]
+    places: Int64s  # index of each row's text, [m]
+    errors: dict[int, str]  # index → reason why a text has no row
 
 
 def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
@@ -227,9 +216,10 @@ class TextPredictor:
         A text on which the model fails gets an error, and the others their answers. Raises InputError if the model
         fails on every text.
         """
-        if batches is None:
-            batches = window.batches(min(BATCH_ROWS, self.max_rows or BATCH_ROWS))
         rows, failures = window.encoded, dict[int, InputError]()
+        if batches is None:  # rows of similar length, longest first
+            max_rows = min(BATCH_ROWS, self.max_rows or BATCH_ROWS)
+            batches = cut_batches(rows.lengths, max_rows, BATCH_TOKENS) if len(rows) else []
         outputs = answer_rows(run, rows, self.reader.pad, batches, failures)
         if failures and len(failures) == len(rows):
             if not self.answered:

@@ -1,4 +1,4 @@
-"""Interface of a task in three protocols: rows (its data), scorer (its metric) and answerer (its predictions).
+"""Interface of a task in three parts: rows (its data), scorer (its metric) and answerer (its predictions).
 
 :class:`~edgeformer.tasks.texts.TextTask`, :class:`~edgeformer.tasks.tokens.TokenTask` and
 :class:`~edgeformer.tasks.tensors.TensorTask` implement them for models that answer texts, predict the next token, or
@@ -7,17 +7,18 @@ have any inputs. A task subclasses one of them, in one file. ``recipe`` and ``da
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, Tokens
+from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, GoldenError, Tokens
 from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import ModelConfig, Recipe
@@ -25,26 +26,33 @@ from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.data.tokenization import TextBounds
+from edgeformer.data.tokenization import TextBounds, cuts_left, special_ids
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, ScoreColumn, measure_parity
+from edgeformer.tasks.metric import Meter, Metric, ScoreColumn, measure_parity
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
     from edgeformer.data.trimming import Keeping, Trimmed
-    from edgeformer.tasks.scoring import TextPredictor
+    from edgeformer.tasks.texts import TextTask
 
-Int64s = NDArray[np.int64]
-Float64s = NDArray[np.float64]
+    Trim = tuple[Trimmed, Vocabulary]
+
 
 Run = Callable[[Arrays], Arrays]
 """Inputs by name → outputs by name: the ``run`` method of a session."""
+
+ReadConfig = Callable[[], Mapping[str, Any]]
+"""Reads tokenizer_config.json."""
 
 Axes = Mapping[str, tuple[str, ...]]
 """Input → size of each axis: ``batch``, ``seq`` or an empty string (fixed). Empty for text: [batch, seq]."""
 
 MAX_SCORE_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.003, "int4": 0.01}
 """Largest allowed drop of the metric of label tasks against FP32 on the same rows."""
+
+MAX_CORRELATION_DROP: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.001, "int8": 0.01, "int4": 0.02}
+"""Largest allowed drop of a rank correlation, and of nDCG, against FP32 on the same rows."""
 
 MAX_TRIMMED_SCORE_DROP = 0.005
 """Largest allowed drop for an artifact with a trimmed vocabulary, at any precision."""
@@ -104,121 +112,6 @@ class Origin:
     as_trained: bool = False
 
 
-@runtime_checkable
-class RowSource(Protocol):
-    """Data of a task: sets of texts, their rows, and batches of rows."""
-
-    texts_per_row: ClassVar[int] = 1  # 2: pairs, of which each text is read separately
-    row_noun: ClassVar[str] = "rows"
-
-    def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
-        """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
-
-    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
-        """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
-        from edgeformer.data.sources import local_parts  # predictions from a bundle need no data sets
-
-        return local_parts(data, folder)
-
-    def set_name(self, data: Any, split: str, /) -> str:
-        """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
-        return getattr(data, "test_set", split) if split == "test" else split
-
-    def available_sets(self, data: Any, /) -> dict[str, LabelledTexts]:
-        """Return the texts of every set that exists for an imported model. Raises DataError."""
-        from edgeformer.data.sources import load_parts
-        from edgeformer.data.splits import make_sets, set_parts
-
-        names = [name for name, parts in set_parts(data).items() if parts]
-        return make_sets(data, names, load_parts(data))
-
-    def set_texts(self, data: Any, name: str, /) -> LabelledTexts:
-        """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
-
-        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Raises InputError (no such set), DataError.
-        """
-
-    def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        """Read a file without encoding it, with the labels of ``data``; ``columns``: None: detect them.
-
-        Raises as :meth:`set_texts`.
-        """
-
-    def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
-        """Return the numbers of at most ``max_rows`` texts, evenly spaced; of running text the first ``max_words``."""
-
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
-        """Load a tokenizer file (a path), or the tokenizer of a recipe. Raises DataError.
-
-        ``described`` reads its tokenizer_config.json.
-        """
-
-    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
-        """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
-
-    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Any:
-        """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
-
-        Raises InputError (no such set, or ``train``) or DataError (it cannot be read, or differs from training's).
-        """
-        name = self.set_name(data, split)
-        if name == "train":
-            raise InputError("--split train: the training set is not scored; use another set")
-        texts = self.set_texts(data, name)
-        check_unchanged(name, texts.fingerprint(), origin.trained_on, "score a file: --data FILE")
-        return self.encode_rows(data, reader, texts, as_trained=origin.as_trained)
-
-    def batch(
-        self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
-        """Return inputs [B, S] and labels [B, …] or targets [B, S] of the rows ``numbers``, padded to the longest.
-
-        ``pad_to``: pad to this many tokens and count padding as text (reproduces a defect of published code).
-        """
-
-    def weight(self, batch: Arrays) -> int:
-        """Return the number of rows or predicted tokens that count in the loss of a batch."""
-        return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else len(batch["labels"])
-
-    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
-        """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
-
-    def rows_at_once(self, longest: int) -> int:
-        """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
-
-    def call_batches(
-        self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
-    ) -> list[Int64s]:
-        """Return row numbers of batches of at most ``max_rows`` rows whose outputs fit memory, longest rows first.
-
-        ``vocabulary``: its size times the number of exits. ``losses``: the model returns losses instead of logits.
-        ``first``: use only this many rows from the start.
-        """
-
-    def judged_rows(self, rows: Any) -> int:
-        """Return how many rows of a set, from its start, export scores artifacts on; by default all."""
-        return len(rows)
-
-    def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
-        """Return graph inputs and targets of some validation rows, int64 [n, …], for export, devices and benchmarks."""
-
-    def trim(
-        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
-        """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
-
-    def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        """Return the keys of a run's config.json that belong to the task."""
-
-    def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        """Return tokenizer_config.json in the format of Hugging Face clients."""
-
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-
-
 class Scorer(Protocol):
     """Metric of a task: scores of outputs, how they compare, and their numerical parity with torch FP32."""
 
@@ -269,7 +162,7 @@ class Scorer(Protocol):
         """Return a validation score as one line of text."""
         return f"validation loss {score.loss:.4f}, {self.metric.heading} {getattr(score, self.metric.name):.4f}"
 
-    def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool = False) -> list[EvaluationRow]:
+    def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
         figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
@@ -313,33 +206,20 @@ class Scorer(Protocol):
         """
 
 
-@runtime_checkable
-class Answerer(Protocol):
-    """Predictions of a task for texts."""
-
-    def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
-        """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
-
-    def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
-        """Return the rows with the model's own answers as labels, for an imported model without labelled data."""
-
-    def reads_pairs(self, data: Any) -> bool | None:
-        """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
-
-    def pairs_problem(self, data: Any, *, pairs: bool) -> str | None:
-        """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
-
-
 class Task(Scorer):
     """One task: names of its models, their scores, and the shapes of their inputs, by default those of text."""
 
     name: ClassVar[str]  # in recipes and manifests
     noun: ClassVar[str]  # name of a model of this task, such as ``classifier``
     recipe_type: ClassVar[type[Recipe]]  # without the ``model`` section of a model family
-    phase: ClassVar[Literal["steady", "decode"]] = "steady"  # call that latency budgets limit
     budget: ClassVar[str | None] = None  # task whose budget applies if a device profile has none for this one
     pipeline_tag: ClassVar[str] = "text-classification"  # name of the task on model hubs
     use: ClassVar[str] = "predict"  # the edgeformer command that runs such a model, for messages
+    can_answer: ClassVar[bool] = False  # answers whole texts, see :attr:`answerer`
+    can_write: ClassVar[bool] = False  # predicts the next token, and so continues texts
+    can_trim: ClassVar[bool] = False  # works without the tokens that its training text does not use
+    has_vectors: ClassVar[bool] = False  # answers have a ``vector``, whose similarity to a query's ranks texts
+    has_scores: ClassVar[bool] = False  # answers have a ``score``, which ranks documents in pairs with a query
     golden_names: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = ("input_ids", "attention_mask"), ("labels",)
     """Arrays of the golden inputs: graph inputs and targets."""
 
@@ -349,7 +229,7 @@ class Task(Scorer):
         raise InputError(f"a {self.noun} has no texts and labels to score; use profile, verify or export")
 
     @property
-    def answerer(self) -> Answerer:
+    def answerer(self) -> TextTask:
         """Predictions of its models. Raises InputError if they make none."""
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
@@ -393,6 +273,185 @@ class Task(Scorer):
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
         """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""
         return [dict(call) for call in make_buffers(golden, *shape, count)]
+
+
+class RowSource(Task):
+    """Data of a task whose models read text: sets of texts, their rows, and batches of rows."""
+
+    texts_per_row: ClassVar[int] = 1  # 2: pairs, of which each text is read separately
+    row_noun: ClassVar[str] = "rows"
+
+    @property
+    def rows(self) -> RowSource:
+        return self
+
+    @abstractmethod
+    def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
+        """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
+
+    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
+        """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
+        from edgeformer.data.sources import local_parts  # predictions from a bundle need no data sets
+
+        return local_parts(data, folder)
+
+    def set_name(self, data: Any, split: str, /) -> str:
+        """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
+        return getattr(data, "test_set", split) if split == "test" else split
+
+    def available_sets(self, data: Any, /) -> dict[str, LabelledTexts]:
+        """Return the texts of every set that exists for an imported model. Raises DataError."""
+        from edgeformer.data.sources import load_parts
+        from edgeformer.data.splits import make_sets, set_parts
+
+        names = [name for name, parts in set_parts(data).items() if parts]
+        return make_sets(data, names, load_parts(data))
+
+    @abstractmethod
+    def set_texts(self, data: Any, name: str, /) -> LabelledTexts:
+        """Read one set without encoding it: ``train``, ``validation`` or a test set by name.
+
+        Pairs of an embedding model are flat: rows 2i and 2i + 1 are pair i. Raises InputError (no such set), DataError.
+        """
+
+    @abstractmethod
+    def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
+        """Read a file without encoding it, with the labels of ``data``; ``columns``: None: detect them.
+
+        Raises as :meth:`set_texts`.
+        """
+
+    @abstractmethod
+    def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
+        """Return the numbers of at most ``max_rows`` texts, evenly spaced; of running text the first ``max_words``."""
+
+    @abstractmethod
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
+        """Load a tokenizer file (a path), or the tokenizer of a recipe. Raises DataError.
+
+        ``described`` reads its tokenizer_config.json.
+        """
+
+    @abstractmethod
+    def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
+        """Encode texts of :meth:`set_texts` or :meth:`file_texts`. ``as_trained``: see :class:`Origin`."""
+
+    def read_set(self, data: Any, reader: TextReader, split: str, origin: Origin) -> Any:
+        """Encode one set of a trained model's data: ``test`` (of the protocol), ``validation`` or a test set by name.
+
+        Raises InputError (no such set, or ``train``) or DataError (it cannot be read, or differs from training's).
+        """
+        name = self.set_name(data, split)
+        if name == "train":
+            raise InputError("--split train: the training set is not scored; use another set")
+        texts = self.set_texts(data, name)
+        check_unchanged(name, texts.fingerprint(), origin.trained_on, "score a file: --data FILE")
+        return self.encode_rows(data, reader, texts, as_trained=origin.as_trained)
+
+    @abstractmethod
+    def batch(self, rows: Any, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
+        """Return inputs [B, S] and labels [B, …] or targets [B, S] of the rows ``numbers``, padded to the longest.
+
+        ``pad_to``: pad to this many tokens and count padding as text (reproduces a defect of published code).
+        """
+
+    def weight(self, batch: Arrays) -> int:
+        """Return the number of rows or predicted tokens that count in the loss of a batch."""
+        return int((batch["targets"] != IGNORED).sum()) if "targets" in batch else len(batch["labels"])
+
+    @abstractmethod
+    def example(self, recipe: Any, rows: int) -> Batch:
+        """Return a batch of zeros with ``rows`` rows of the recipe's full length, for memory planning."""
+
+    @abstractmethod
+    def rows_at_once(self, longest: int) -> int:
+        """Return how many rows training evaluates in one call if the longest has ``longest`` tokens."""
+
+    @abstractmethod
+    def call_batches(
+        self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
+    ) -> list[Int64s]:
+        """Return row numbers of batches of at most ``max_rows`` rows whose outputs fit memory, longest rows first.
+
+        ``vocabulary``: its size times the number of exits. ``losses``: the model returns losses instead of logits.
+        ``first``: use only this many rows from the start.
+        """
+
+    def judged_rows(self, rows: Any) -> int:
+        """Return how many rows of a set, from its start, export scores artifacts on; by default all."""
+        return len(rows)
+
+    @abstractmethod
+    def golden_inputs(self, prepared: Any, recipe: Any) -> Batch:
+        """Return graph inputs and targets of some validation rows, int64 [n, …], for export, devices and benchmarks."""
+
+    @abstractmethod
+    def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
+        """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
+
+    def class_names(self, data: Any) -> tuple[str, ...]:
+        """Return the names of the model's outputs, in order; empty: they have none."""
+        return tuple(getattr(data, "labels", ()))
+
+    def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """Return the keys of a run's config.json that belong to the task."""
+        config: dict[str, object] = {}
+        if labels := self.class_names(recipe.data):
+            config["id2label"] = {str(number): label for number, label in enumerate(labels)}
+            config["label2id"] = {label: number for number, label in enumerate(labels)}
+        lengths = {"max_length": recipe.data.tokens_at_once, "pad_token_id": prepared.pad}
+        return {**config, **lengths, **self.answer_config(recipe.data)}
+
+    def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
+        """Return tokenizer_config.json in the format of Hugging Face clients."""
+        special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": recipe.data.tokens_at_once,
+            "model_input_names": [*self.input_names(recipe.model)],
+            **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
+            "pad_token": token_of(special.pad),
+            "unk_token": token_of(special.unk),
+            "cls_token": token_of(special.cls),
+        }
+
+    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
+        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
+        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
+        return {**({"labels": labels} if labels else {}), **facts}
+
+    def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
+        types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()
+        inputs = golden.inputs((*self.golden_names[0], *types))
+        step = max_rows or len(golden)
+        pieces = []
+        for start in range(0, len(golden), step):
+            outputs = run({name: array[start : start + step] for name, array in inputs.items()})
+            if "logits" not in outputs:
+                names = ", ".join(outputs) or "none"
+                raise ArtifactError(f"has no output `logits`, but {names}; export the run again")
+            pieces.append(outputs["logits"])
+        return np.concatenate(pieces)
+
+    def stored_score(self, golden: Golden, exit_: int, outputs: Array, data: Any) -> Score:
+        right = {name: golden.arrays[name] for name in self.golden_names[1] if name in golden.arrays}
+        reference = golden.arrays.get(exit_logits(exit_))
+        answers = self.right_answers(right, {} if reference is None else {exit_: reference})
+        return self.golden_score(exit_, outputs.reshape(-1, outputs.shape[-1]), answers, None, data)
+
+    def golden_parity(
+        self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
+    ) -> Parity:
+        name = "logits" if exit_ is None else exit_logits(exit_)
+        if name not in golden:
+            raise GoldenError(f"golden.npz has no {name!r}, because an older version wrote it; export the run again")
+        if golden[name].shape != logits.shape:
+            raise GoldenError(
+                f"golden.npz has logits {golden[name].shape}, but the artifact computes {logits.shape}; export the "
+                "run again"
+            )
+        return self.parity(logits, golden[name], precision, provider)
 
 
 def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:

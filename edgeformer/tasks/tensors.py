@@ -15,8 +15,9 @@ from edgeformer.artifacts.golden import INPUT, OUTPUT, Golden, GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.tasks.metric import Array, Arrays, Kind, Metric, ScoreColumn
-from edgeformer.tasks.task import Axes, Int64s, Run, Task
+from edgeformer.tasks.arrays import Array, Arrays, Int64s
+from edgeformer.tasks.metric import Kind, Metric, ScoreColumn
+from edgeformer.tasks.task import Axes, Run, Task
 
 Takes = Literal["batch", "seq"]
 """Size of an axis: the rows of a call, or the length of each row."""
@@ -78,9 +79,8 @@ class TensorScore(Score):
 class OutputError:
     """Error of one output against its reference. Figures are None if a number is unexpectedly not finite.
 
-    Attributes:
-        relative_rms, relative_largest: root mean square and largest error over the spread: the standard deviation of
-            the reference, or its root mean square if it is constant, or 1 for integers.
+    Relative figures are over the spread: the standard deviation of the reference, or its root mean square if it is
+    constant, or 1 for integers.
     """
 
     name: str
@@ -145,11 +145,7 @@ class TensorTask(Task):
     recipe_type = Recipe
     score_type = TensorScore
     metric = Metric("cosine", "cosine with FP32", 4, lowest=-1.0, evaluated_on="golden inputs")
-    columns = (
-        ScoreColumn("n", "calls", None),
-        metric,
-        ScoreColumn("loss", "RMS error", 4),
-    )
+    columns = (ScoreColumn("n", "calls", None), metric, ScoreColumn("loss", "RMS error", 4))
     unit = "calls"
     pipeline_tag = "other"
     use = "profile"
@@ -176,11 +172,10 @@ class TensorTask(Task):
 
     def shape_notes(self, data: TensorData) -> list[str]:
         letters = {"batch": "B", "seq": "S"}
-        shapes = {
-            name: ", ".join(letters.get(axis.takes or "", str(axis.size)) for axis in axes)
+        inputs = ", ".join(
+            f"{name} [{', '.join(letters.get(axis.takes or '', str(axis.size)) for axis in axes)}]"
             for name, axes in data.inputs.items()
-        }
-        inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes.items())
+        )
         legend = [f"{letters[role]}: {role}" for role in ("batch", "seq") if data.takes(role)]
         note = (
             f" ({', '.join(legend)} of a row)"

@@ -1,4 +1,4 @@
-"""Tasks of models that read text: their data and files; and those of models that answer whole texts."""
+"""Tasks of models that answer whole texts."""
 
 from __future__ import annotations
 
@@ -12,119 +12,50 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
-from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.golden import TOKEN_TYPES, Golden, GoldenError
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.golden import TOKEN_TYPES
+from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text
-from edgeformer.data.tokenization import cuts_left, load_tokenizer, special_ids
-from edgeformer.tasks.early_exit import ExitRecords, exit_logits
-from edgeformer.tasks.metric import Array, Arrays, Meter, RowsMeter
+from edgeformer.data.tokenization import load_tokenizer, special_ids
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Int64s, RowNumbers
+from edgeformer.tasks.early_exit import ExitRecords
+from edgeformer.tasks.metric import Meter, RowsMeter
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import (
     MAX_SCORE_DROP,
     MAX_TRIMMED_SCORE_DROP,
-    Answerer,
-    Int64s,
     Prediction,
+    ReadConfig,
     RowSource,
-    Run,
-    Task,
     TextReader,
 )
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 GOLDEN_ROWS = 64
 EVALUATION_ROWS = 128
 
 
-class ReadingTask(Task, RowSource):
-    """Data of models that read text, and their logits on the golden inputs."""
-
-    @property
-    def rows(self) -> RowSource:
-        return self
-
-    def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
-        types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()
-        inputs = golden.inputs((*self.golden_names[0], *types))
-        step = max_rows or len(golden)
-        pieces = []
-        for start in range(0, len(golden), step):
-            outputs = run({name: array[start : start + step] for name, array in inputs.items()})
-            if "logits" not in outputs:
-                names = ", ".join(outputs) or "none"
-                raise ArtifactError(f"has no output `logits`, but {names}; export the run again")
-            pieces.append(outputs["logits"])
-        return np.concatenate(pieces)
-
-    def stored_score(self, golden: Golden, exit_: int, outputs: Array, data: Any) -> Score:
-        right = {name: golden.arrays[name] for name in self.golden_names[1] if name in golden.arrays}
-        reference = golden.arrays.get(exit_logits(exit_))
-        answers = self.right_answers(right, {} if reference is None else {exit_: reference})
-        return self.golden_score(exit_, outputs.reshape(-1, outputs.shape[-1]), answers, None, data)
-
-    def golden_parity(
-        self, golden: Arrays, logits: Any, exit_: int | None, precision: Precision, provider: str
-    ) -> Parity:
-        name = "logits" if exit_ is None else exit_logits(exit_)
-        if name not in golden:
-            raise GoldenError(f"golden.npz has no {name!r}, because an older version wrote it; export the run again")
-        if golden[name].shape != logits.shape:
-            raise GoldenError(
-                f"golden.npz has logits {golden[name].shape}, but the artifact computes {logits.shape}; export the "
-                "run again"
-            )
-        return self.parity(logits, golden[name], precision, provider)
-
-    def class_names(self, data: Any) -> tuple[str, ...]:
-        """Return the names of the model's outputs, in order; empty: they have none."""
-        return tuple(getattr(data, "labels", ()))
-
-    def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        config: dict[str, object] = {}
-        if labels := self.class_names(recipe.data):
-            config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-            config["label2id"] = {label: number for number, label in enumerate(labels)}
-        lengths = {"max_length": recipe.data.tokens_at_once, "pad_token_id": prepared.pad}
-        return {**config, **lengths, **self.answer_config(recipe.data)}
-
-    def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
-        special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.tokens_at_once,
-            "model_input_names": [*self.input_names(recipe.model)],
-            **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
-            "pad_token": token_of(special.pad),
-            "unk_token": token_of(special.unk),
-            "cls_token": token_of(special.cls),
-        }
-
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
-        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
-        return {**({"labels": labels} if labels else {}), **facts}
-
-
-class TextTask(ReadingTask, Answerer):
+class TextTask(RowSource):
     """A model that answers whole texts. The defaults are those of one row of numbers for each labelled text."""
 
     budget: ClassVar[str | None] = "classification"
-    pair_remedy: ClassVar[str] = "leave out the second texts"  # where it reads single texts
+    can_trim: ClassVar[bool] = True
+    can_answer: ClassVar[bool] = True
+    reads_singly: ClassVar[bool] = False  # reads single texts, whatever its training data has
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
 
     @property
-    def answerer(self) -> Answerer:
+    def answerer(self) -> TextTask:
         return self
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
@@ -148,9 +79,7 @@ class TextTask(ReadingTask, Answerer):
         rows = np.unique(np.linspace(0, count - 1, min(count, max_rows)).astype(np.int64))
         return (size * rows[:, None] + np.arange(size, dtype=np.int64)).reshape(-1)
 
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         cleaning = getattr(data, "cleaning", "none")  # data of imported encoders has no cleaning step
         loaded = load_tokenizer(config, cleaning=cleaning, vocab_size=vocabulary, training_texts=None)
@@ -159,19 +88,15 @@ class TextTask(ReadingTask, Answerer):
     def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
         return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
 
-    def trim(
-        self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         from edgeformer.data.trimming import trim_to_training
 
         return trim_to_training(data, tokenizer, trained_on, keeping)
 
-    def batch(
-        self, rows: Any, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: Any, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         return {**collate(rows, numbers, pad), "labels": rows.labels[numbers]}
 
-    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
+    def example(self, recipe: Any, rows: int) -> Batch:
         length = recipe.data.tokens_at_once
         offsets = length * np.arange(rows + 1, dtype=np.int64)
         encoded = Encoded(np.zeros(rows * length, dtype=np.int32), offsets, np.zeros(rows, dtype=np.int64), 0)
@@ -189,7 +114,7 @@ class TextTask(ReadingTask, Answerer):
         """Draw the numbers of validation rows for the golden inputs; by default of 64."""
         return np.random.default_rng(seed).choice(len(rows), min(GOLDEN_ROWS, len(rows)), replace=False)
 
-    def golden_inputs(self, prepared: Any, recipe: Any) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Any, recipe: Any) -> Batch:
         rows = prepared.validation
         batch = self.batch(rows, self.golden_rows(rows, recipe.seed), prepared.pad)
         batch.setdefault(TOKEN_TYPES, np.zeros_like(batch["input_ids"]))
@@ -218,11 +143,10 @@ class TextTask(ReadingTask, Answerer):
         return self.score_rows(logits, answers["labels"] if rows is None else answers["labels"][rows], data)
 
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
+        """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
         return TextPredictor(self, reader, data, max_rows)
 
-    def predictions(
-        self, texts: Sequence[Text], answers: Arrays, cut: NDArray[np.bool_], data: Any
-    ) -> Sequence[Prediction]:
+    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
         """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
 
         ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].
@@ -230,17 +154,23 @@ class TextTask(ReadingTask, Answerer):
         raise NotImplementedError
 
     def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
+        """Return the rows with the model's own answers as labels, for an imported model without labelled data."""
         return replace(rows, labels=logits.argmax(axis=-1).astype(np.int64))
 
     def reads_pairs(self, data: Any) -> bool | None:
+        """Return whether a model reads pairs of texts, as its training data has them; None: mixed or unknown data."""
+        if self.reads_singly:
+            return False
         has_pair = {source.text_pair is not None for part in data.parts.values() for source in part}
         return has_pair.pop() if len(has_pair) == 1 else None
 
     def pairs_problem(self, data: Any, *, pairs: bool) -> str | None:
+        """Explain why a model cannot read pairs (``pairs``) or single texts; None: it can."""
         if self.reads_pairs(data) in (None, pairs):
             return None
         if pairs:
-            return f"this {self.noun} reads single texts; {self.pair_remedy}"
+            remedy = "give both texts separately" if self.reads_singly else "leave out the second texts"
+            return f"this {self.noun} reads single texts; {remedy}"
         return f"this {self.noun} reads pairs of texts; add the second text of each pair"
 
     def max_call_tokens(self, max_positions: int | None, max_length: int | None) -> int | None:

@@ -15,32 +15,25 @@ from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import Probability, SpanData, Tag, parse_tag
 from edgeformer.artifacts.golden import Golden
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
 from edgeformer.data.rows import LabelledTexts, tag_runs
 from edgeformer.data.spans import TokenRows, Windows, decode, encode_spans, encode_windows
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Floats, Int64s, RowNumbers
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Array, Arrays, Meter, Metric, RowsMeter, ScoreColumn, ratio, token_losses
+from edgeformer.tasks.metric import Meter, Metric, RowsMeter, ScoreColumn, ratio, token_losses
 from edgeformer.tasks.scoring import NO_NUMBER, NOTHING_LEFT, EncodedTexts, TextPredictor, unreadable_texts
-from edgeformer.tasks.task import (
-    MAX_SCORE_DROP,
-    Answer,
-    Float64s,
-    Int64s,
-    Prediction,
-    Run,
-    TextReader,
-    Unanswered,
-)
+from edgeformer.tasks.task import MAX_SCORE_DROP, Answer, Prediction, Run, TextReader, Unanswered
 from edgeformer.tasks.texts import TextTask
 
 if TYPE_CHECKING:
     from edgeformer.data.rows import Text
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 _UNLIMITED = 2**40
 """``max_length`` for a vocabulary that is trimmed: texts are read to their end."""
@@ -99,7 +92,7 @@ def span_counts(predicted: Array, targets: Array, texts: Array, tags: Sequence[T
     return {label: (counts[0][label], counts[1][label], counts[2][label]) for label in counts[1] | counts[2]}
 
 
-def score(logits: NDArray[np.floating], answers: Int64s, data: SpanData) -> SpanScore:
+def score(logits: Floats, answers: Int64s, data: SpanData) -> SpanScore:
     """Score logits [n, C] of tokens whose class and text are ``answers`` [n, 2]. Raises ValueError: n is 0."""
     if not len(answers):
         raise ValueError("cannot score an empty set")
@@ -224,7 +217,7 @@ class TokenClassification(TextTask):
     )
     recorded = ("macro_f1",)
     unit = "spans"
-    pair_remedy = "give both texts separately"
+    reads_singly = True
     pipeline_tag = "token-classification"
     golden_names = ("input_ids", "attention_mask"), ("targets",)
     score_note = (
@@ -247,29 +240,22 @@ class TokenClassification(TextTask):
         known = data if data.parts else data.model_copy(update={"parts": {"test": (SPANS,)}})
         return super().file_texts(known, path, columns)
 
-    def reads_pairs(self, data: SpanData) -> bool:
-        return False
-
     def encode_rows(
         self, data: SpanData, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
     ) -> TokenRows:
         return encode_spans(reader.tokenizer, texts, data)
 
-    def trim(
-        self, data: SpanData, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: SpanData, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         return super().trim(data.model_copy(update={"max_length": _UNLIMITED}), tokenizer, trained_on, keeping)
 
-    def batch(
-        self, rows: TokenRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: TokenRows, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, attention_mask and targets int64 [B, S]; rows and texts (first row of each) int64 [B]."""
-        numbers = np.asarray(numbers, dtype=np.int64)
-        targets = collate(replace(rows, ids=rows.targets.astype(np.int32)), numbers, IGNORED)["input_ids"]
-        texts = numbers - rows.labels[numbers]
-        return {**collate(rows, numbers, pad), "targets": targets, "rows": numbers, "texts": texts}
+        windows = np.asarray(numbers, dtype=np.int64)
+        targets = collate(replace(rows, ids=rows.targets.astype(np.int32)), windows, IGNORED)["input_ids"]
+        texts = windows - rows.labels[windows]
+        return {**collate(rows, windows, pad), "targets": targets, "rows": windows, "texts": texts}
 
-    def example(self, recipe: TokenRecipe, rows: int) -> dict[str, Int64s]:
+    def example(self, recipe: TokenRecipe, rows: int) -> Batch:
         names = ("input_ids", "attention_mask", "targets")
         return {name: np.zeros((rows, recipe.data.max_length), dtype=np.int64) for name in names}
 

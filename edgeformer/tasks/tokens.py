@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,20 @@ from tokenizers import Tokenizer
 from edgeformer.artifacts.data_config import FileTokenizer, TextConfig
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.golden import GoldenError
-from edgeformer.artifacts.manifest import Parity, Precision, Vocabulary
+from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.data.batching import IGNORED, TextRows, cut_batches, text_batch
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.tokenization import TextBounds, load_language_tokenizer
-from edgeformer.tasks.metric import Array, Arrays, as_parity, perplexity_of, token_losses, top_probability
-from edgeformer.tasks.task import Float64s, Int64s, TextReader
-from edgeformer.tasks.texts import ReadingTask
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Int64s, RowNumbers
+from edgeformer.tasks.metric import as_parity, perplexity_of, token_losses, top_probability
+from edgeformer.tasks.task import ReadConfig, RowSource, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns
-    from edgeformer.data.trimming import Keeping, Trimmed
+    from edgeformer.data.trimming import Keeping
+    from edgeformer.tasks.task import Trim
 
 EVALUATION_TOKENS = 8192
 """Tokens per call for models that return losses per token."""
@@ -40,12 +41,12 @@ GOLDEN_TOP = 32
 """Logits per golden token in golden.npz; storing all would take gigabytes."""
 
 
-class TokenTask(ReadingTask):
+class TokenTask(RowSource):
     """A model that predicts the next token and so writes text: its step and decode artifacts keep a cache."""
 
     budget = "language-modeling"
     unit = "tokens"
-    phase = "decode"
+    can_write = True
     confidence = staticmethod(top_probability)
     pipeline_tag = "text-generation"
     use = "generate"
@@ -78,9 +79,7 @@ class TokenTask(ReadingTask):
         words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])
         return np.arange(min(len(texts), int(np.searchsorted(words, max_words)) + 1), dtype=np.int64)
 
-    def reader(
-        self, tokenizer: Any, data: Any, vocabulary: int, described: Callable[[], Mapping[str, Any]] = dict, /
-    ) -> TextReader:
+    def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
         config = FileTokenizer(kind="file", path=str(tokenizer)) if isinstance(tokenizer, Path) else tokenizer
         loaded = load_language_tokenizer(config, vocab_size=vocabulary, training_texts=None, is_padded=True)
         bounds = TextBounds.of(loaded, described())
@@ -102,13 +101,11 @@ class TokenTask(ReadingTask):
         plain = PlainText(reader.tokenizer, reader.bounds)
         return encode_paragraphs([str(text) for text in texts.texts], config, plain)
 
-    def batch(
-        self, rows: TextRows, numbers: NDArray[np.integer], pad: int, *, pad_to: int | None = None
-    ) -> dict[str, Int64s]:
+    def batch(self, rows: TextRows, numbers: RowNumbers, pad: int, *, pad_to: int | None = None) -> Batch:
         """Return input_ids, targets and, for packed rows, positions: int64 [B, S]."""
         return text_batch(rows, numbers, pad, pad_to=pad_to)
 
-    def example(self, recipe: Any, rows: int) -> dict[str, Int64s]:
+    def example(self, recipe: Any, rows: int) -> Batch:
         names = ["input_ids", "targets", *(["positions"] if recipe.data.mode == "packed" else [])]
         return {name: np.zeros((rows, recipe.data.tokens_at_once), dtype=np.int64) for name in names}
 
@@ -124,9 +121,7 @@ class TokenTask(ReadingTask):
     def judged_rows(self, rows: TextRows) -> int:
         return min(len(rows), int(np.searchsorted(np.cumsum(rows.lengths), SCORED_TOKENS)) + 1)
 
-    def trim(
-        self, data: TextConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping
-    ) -> tuple[Trimmed, Vocabulary]:
+    def trim(self, data: TextConfig, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         raise InputError(
             "--vocab-trim: only the vocabulary of a classifier or embedding model can be trimmed, because a language "
             "model predicts its whole vocabulary; leave it out"
@@ -145,7 +140,7 @@ class TokenTask(ReadingTask):
         loss, count = figures.sum(axis=0)
         return perplexity_of(loss / count)
 
-    def golden_inputs(self, prepared: Prepared[TextRows], recipe: Any) -> dict[str, Int64s]:
+    def golden_inputs(self, prepared: Prepared[TextRows], recipe: Any) -> Batch:
         """Return 8 evenly spaced windows of the validation text and the tokens after them; tiny texts are repeated."""
         stream, length = prepared.validation.ids, min(GOLDEN_TOKENS, recipe.data.sequence_length)
         if len(stream) <= length:

@@ -33,7 +33,7 @@ from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, 
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
-from edgeformer.tasks import Answerer, RowSource
+from edgeformer.tasks import RowSource
 from edgeformer.web.manifest import (
     SITE_FILE,
     LeftOut,
@@ -75,10 +75,8 @@ def publish(
 ) -> PageManifest:
     """Write the page of a bundle; ``artifact``: named by the RUN argument. An existing page is replaced.
 
-    Raises:
-        InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing, or
-            the model cannot take a shape.
-        ArtifactError: a file of the bundle is missing or changed.
+    Raises InputError: the folder holds something else, nothing in the bundle runs in a browser, a library is missing,
+    or the model cannot take a shape; ArtifactError: a file of the bundle is missing or changed.
     """
     output = output.resolve()  # "." has no name for temporary folders next to it
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -248,7 +246,7 @@ class _PageBuilder:
             labels=manifest.labels if answers else None,
             pieces=getattr(bundle.data, "pieces", None),
             thresholds=thresholds if answers else None,
-            pairs=isinstance(task, Answerer) and task.reads_pairs(bundle.data) is True,
+            pairs=task.can_answer and task.answerer.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
             writing=writing,
             readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},

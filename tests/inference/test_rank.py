@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("transformers", reason="transformers, of the extra hf, is no
 from edgeformer import api
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.row_files import NpyRows
+from edgeformer.bundle import Bundle, seal
 from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -27,6 +29,7 @@ from edgeformer.tasks.embedding import VectorStore, quantize_vectors, row_cosine
 from edgeformer.tasks.scoring import EMPTY
 from tests.cli.run_cli import Outcome, edgeformer
 from tests.export.hf_models import make_cross_encoder, make_model, sentence_transformers
+from tests.fakes.install import installed
 from tests.serve.test_server import request, serving
 
 DOCUMENTS = [*SENTENCES[:30], "", *SENTENCES[30:40]]
@@ -91,6 +94,21 @@ def test_an_embedding_model_ranks_by_cosine(folder: Path) -> None:
     assert "rank" in table and "query" not in table.split("text")[0]
     ranked = bundle(folder, "encoder").rank(queries[0], texts, 4)
     assert [d.text for d in ranked] == [d["text"] for d in document["rankings"][0]["documents"]]
+
+
+def test_a_task_of_another_package_that_extends_embeddings_ranks(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "artifacts" / "encoder" / "bundle", tmp_path / "passages")
+    copied = Bundle.open(tmp_path / "passages")
+    with installed("reference_task"):
+        seal(copied.folder, copied.manifest.model_copy(update={"task": "passages"}))
+        passages, texts = api.open(copied.folder), [text for text in DOCUMENTS if text]
+        assert isinstance(passages, api.Bundle) and passages.task.noun == "passage model"
+        ranked, expected = (opened.rank("A bridge", texts, 4) for opened in (passages, bundle(folder, "encoder")))
+        assert ranked == expected
+        out = predict(tmp_path, "--run", "passages", "A bridge.", "Some wood.", "--json", code=0)
+        assert np.shape(json.loads(out.out)["cosines"]) == (2, 2)
+        options = ("--query", "A bridge", "--file", str(folder / "documents.csv"), "--vectors", "int8", "--json")
+        assert len(json.loads(predict(tmp_path, "passages", *options).out)["rankings"][0]["documents"]) == 10
 
 
 def test_a_reranker_ranks_by_its_score(folder: Path) -> None:

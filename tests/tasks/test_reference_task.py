@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import edgeformer
 from edgeformer.artifacts.errors import InputError
@@ -19,8 +20,10 @@ from edgeformer.benchmark.gate_result import GateCheck
 from edgeformer.benchmark.gate_scores import compare_figures
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
+from edgeformer.models import load_recipe
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Origin, get_task
+from edgeformer.training.train import TrainOptions, train
 from tests.fakes.install import HERE, installed
 from tests.tasks.tiny import train_tiny
 
@@ -66,6 +69,16 @@ def test_training_export_and_prediction(trained: Path) -> None:
     rows = evaluate(location, EvaluateOptions(artifact="all")).rows
     assert all(row.distance < 0.1 for row in rows)
     assert {row.distance for row in read_evaluation(trained).rows} == {row.distance for row in rows}
+
+
+def test_a_linear_classifier_learns_it(trained: Path, tmp_path: Path) -> None:
+    source = trained.parents[1] / "rated.tsv"
+    data = f"parts: {{train: [{{kind: file, path: {source}}}]}}, labels: [{', '.join(RATINGS)}], split: stratified"
+    recipe = load_recipe("linear_sst2", ["task=ratings", f"data={{{data}, max_length: 16}}", "model.minimum_count=1"])
+    run = Run.open(train(recipe, TrainOptions(tmp_path, name="linear")))
+    assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
+    weights = load_file(run.folder / "model" / "model.safetensors")["weights"]
+    assert weights.shape[1] == len(RATINGS) - 1  # exactly one rating applies, so one column is the reference
 
 
 def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:

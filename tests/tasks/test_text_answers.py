@@ -10,7 +10,7 @@ from edgeformer.artifacts.data_config import DataSection, FileSource, Source, Sy
 from edgeformer.artifacts.errors import InputError
 from edgeformer.inference.predict import predict
 from edgeformer.run import Run, locate
-from edgeformer.tasks import Answerer, RowSource, all_tasks, get_task
+from edgeformer.tasks import RowSource, all_tasks, get_task
 
 OLD = Path(__file__).parents[1] / "old_format"
 SINGLE = FileSource(kind="file", path="x")
@@ -35,9 +35,9 @@ def test_training_data_decides_whether_a_model_reads_pairs(sources: tuple[Source
     assert get_task("embedding").answerer.reads_pairs(data) is False
 
 
-def test_protocols_say_what_a_task_can_do() -> None:
+def test_attributes_say_what_a_task_can_do() -> None:
     assert [task.name for task in all_tasks() if not isinstance(task, RowSource)] == ["tensors"]
-    silent = [task for task in all_tasks() if not isinstance(task, Answerer)]
+    silent = [task for task in all_tasks() if not task.can_answer]
     assert [task.name for task in silent] == ["language-modeling", "tensors"]
     for task, use in zip(silent, ("generate", "profile"), strict=True):
         with pytest.raises(InputError, match=f"a {task.noun} has no labels; use edgeformer {use}"):

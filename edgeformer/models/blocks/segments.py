@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import AttentionUse
+from edgeformer.tasks import get_task
 
 SDPA, FLASH_ATTN, VARLEN = "sdpa", "flash-attn", "varlen_attn"
 """Kernels: torch's ``scaled_dot_product_attention``, which needs padded rows; of flash-attn 2; torch's other one."""
@@ -34,7 +35,7 @@ def choose_attention(recipe: Any, device: str, precision: str, card: tuple[int, 
     torch's kernel is assumed; None: the card of this host. Raises InputError if ``flash`` is requested and impossible.
     """
     model, training, is_card = recipe.model, recipe.training, device == "cuda"
-    is_language = recipe.task == "language-modeling"  # its models do not drop attention weights
+    is_language = get_task(recipe.task).can_write  # its models do not drop attention weights
     requested = getattr(model, "attention", SDPA)
     if requested == SDPA:
         return AttentionUse()

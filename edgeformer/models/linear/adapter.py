@@ -40,7 +40,7 @@ _NGRAMS_TOGETHER = 2**20
 
 class LinearAdapter(FittedAdapter):
     def build(self, recipe: Any) -> LinearClassifier:
-        has_reference = recipe.task == "classification"  # probabilities depend on the differences of logits only
+        has_reference = recipe.data.separator is None  # probabilities depend on the differences of logits only
         return LinearClassifier(recipe.model, recipe.classes, recipe.classes - has_reference)
 
     def sized(self, recipe: Any, prepared: Prepared) -> tuple[Any, LinearClassifier]:
@@ -88,7 +88,7 @@ class LinearAdapter(FittedAdapter):
         support vector machine see :func:`~edgeformer.models.linear.fitting.squared_hinge`.
         Features are TF-IDF / √(n-grams of the text), scaled so that their mean square is that of unit vectors.
         """
-        training, classes, is_single = recipe.training, recipe.classes, recipe.task == "classification"
+        training, classes, is_single = recipe.training, recipe.classes, recipe.data.separator is None
 
         # 1. Features of the training and the validation rows
         counts, labels, order = _count_ngrams(model, recipe.model, prepared.train, prepared.pad)

@@ -1,10 +1,10 @@
 // A text that the model continues, or a message that it answers; the pieces are shown as they arrive.
 import { introduce, post, say } from "./server.js";
-import { make, visible } from "./show.js";
+import { make, startOrStop, visible } from "./show.js";
 
 const [form, text, send, written] = ["form", "text", "send", "written"].map((id) => document.getElementById(id));
 let isChat = false;
-let running = null;
+let running;
 
 /** Documents of a stream of server-sent events. */
 async function* documentsOf(response) {
@@ -44,11 +44,8 @@ async function write(signal) {
   }
 }
 
-form.addEventListener("submit", async (event) => {
-  event.preventDefault();
-  if (running) return running.abort();
+startOrStop(form, send, async () => {
   running = new AbortController();
-  send.textContent = "Stop";
   written.replaceChildren(...(isChat ? [] : [make("strong", {}, text.value)]));
   say("…");
   try {
@@ -56,9 +53,7 @@ form.addEventListener("submit", async (event) => {
   } catch (error) {
     say(error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
   }
-  running = null;
-  send.textContent = "Write";
-});
+}, () => running.abort());
 
 introduce(({ chat }) => {
   isChat = chat;

@@ -28,7 +28,6 @@ from edgeformer.models.adapter import FittedAdapter, run_scorer
 from edgeformer.models.blocks.segments import SDPA, Segments
 from edgeformer.models.distillation import Batch, Losses
 from edgeformer.tasks import Prepared, get_task
-from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.frozen import CPU, FrozenStart
 from edgeformer.training.loop.teacher import Teacher
@@ -57,7 +56,7 @@ class Objective:
         # 1. Build the model
         self.recipe, self.task, self.model_spec = recipe, get_task(recipe.task), model_spec_of(recipe)
         adapter = self.model_spec.adapter
-        self.per_token = isinstance(self.task, TokenTask)  # what the loss is a mean of
+        self.per_token = self.task.can_write  # what the loss is a mean of
         set_seed(recipe.seed)
         self.model = adapter.build(recipe)
         fresh = () if is_resumed else adapter.start(self.model, recipe)

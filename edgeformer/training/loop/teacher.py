@@ -25,7 +25,7 @@ from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import run_scorer
 from edgeformer.models.weights import WEIGHTS, load_model
 from edgeformer.run import Run, locate
-from edgeformer.tasks.metric import Arrays
+from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.scoring import BATCH_ROWS, BATCH_TOKENS, answer_rows
 from edgeformer.training.loop.frozen import CPU, CachedOutputs, Compute, keys_of
 

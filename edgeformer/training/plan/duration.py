@@ -41,7 +41,6 @@ from edgeformer.report.sentences import published_sentence
 from edgeformer.system import child
 from edgeformer.system.memory import keep_heap
 from edgeformer.tasks import get_task
-from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.checkpoint import Position
 from edgeformer.training.loop.distributed import connect
 from edgeformer.training.loop.frozen import FrozenStart
@@ -206,7 +205,7 @@ def planned_data(
         notes += [warning for warning in (data.row_count_warning(rows),) if warning is not None]
         notes += [finding.message for finding in prepared.summary.findings]
         teacher_s = 0.0
-        has_logits = not isinstance(task, TokenTask) and getattr(training, "teacher", None) is not None
+        has_logits = not task.can_write and getattr(training, "teacher", None) is not None
         if logits_cache is not None and has_logits:
             with bar(progress, "Timing the teacher", None, ""):
                 teacher_s = Teacher(recipe).seconds(prepared, logits_cache)

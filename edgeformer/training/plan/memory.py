@@ -33,7 +33,6 @@ from edgeformer.models.adapter import FitSize, run_scorer
 from edgeformer.models.blocks.segments import SDPA, Segments, choose_attention
 from edgeformer.system.memory import OWN_PAGES, host_free_bytes
 from edgeformer.tasks import get_task
-from edgeformer.tasks.tokens import TokenTask
 from edgeformer.training.loop.optimizer import (
     BF16_CAPABILITY,
     StaticGradientTable,
@@ -228,7 +227,7 @@ def predict_peak(
             batch: dict[str, Any] = example_tensors(arrays)
             if use.used != SDPA:
                 segments = Segments(batch.pop("ends"), batch.pop("positions"), batch.pop("places"), longest, use.used)
-                batch["positions" if isinstance(task, TokenTask) else "attention_mask"] = segments
+                batch["positions" if task.can_write else "attention_mask"] = segments
             with counter:
                 total = loss(model, batch).total
         with ledger.recording("temporary"):

@@ -17,6 +17,21 @@ export function make(name, attributes = {}, ...children) {
   return made;
 }
 
+/** A form's button starts work, and stops it while it runs. */
+export function startOrStop(form, button, start, stop) {
+  const name = button.textContent;
+  let isRunning = false;
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (isRunning) return stop();
+    isRunning = true;
+    button.textContent = "Stop";
+    await start();
+    isRunning = false;
+    button.textContent = name;
+  });
+}
+
 /** A box to tick, with its label. */
 export function checkbox(name, value, label, { checked = false, disabled = false, hint = null } = {}) {
   const box = make("input", { type: "checkbox", name, value, checked, disabled });

@@ -1,6 +1,25 @@
 // The box to try a text.
 import { Answerer } from "./jobs.js";
-import { make, markSpans, meter, milliseconds, number, visible } from "./show.js";
+import { make, markSpans, meter, milliseconds, number, startOrStop, visible } from "./show.js";
+
+/** The worker of the artifact that was chosen last. */
+class Opened {
+  constructor(jobFor) {
+    this.jobFor = jobFor;
+    this.id = null;
+  }
+
+  /** `say` is told of a download. */
+  open(artifact, say) {
+    if (this.id !== artifact.id) {
+      this.answerer?.close();
+      this.answerer = new Answerer(this.jobFor(artifact));
+      this.id = artifact.id;
+      say("Downloading and opening the model …");
+    }
+    return this.answerer;
+  }
+}
 
 /**
  * @param {object} site site.json
@@ -20,8 +39,7 @@ export function setUpTrying(site, jobFor) {
   const form = section.querySelector("form");
   document.getElementById("second").hidden = !site.pairs;
   form.artifact.append(...site.artifacts.map((one) => make("option", { value: one.id }, one.id)));
-  let answerer = null;
-  let opened = null;
+  const opened = new Opened(jobFor);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const place = document.getElementById("answer");
@@ -32,19 +50,14 @@ export function setUpTrying(site, jobFor) {
       return;
     }
     const artifact = site.artifacts.find((one) => one.id === form.artifact.value);
-    if (opened !== artifact.id) {
-      answerer?.close();
-      answerer = new Answerer(jobFor(artifact));
-      opened = artifact.id;
-      place.replaceChildren(make("p", { class: "soft" }, "Downloading and opening the model …"));
-    }
+    const answerer = opened.open(artifact, (news) => place.replaceChildren(make("p", { class: "soft" }, news)));
     form.send.disabled = true;
     try {
       const answer = await answerer.answer(text, pair);
       if (answer.spans) showSpans(place, text, answer.spans);
       else showAnswer(place, answer, site);
     } catch (error) {
-      opened = null; // what failed is opened anew
+      opened.id = null; // what failed is opened anew
       place.replaceChildren(make("p", { class: "caution" }, error.message));
     }
     form.send.disabled = false;
@@ -57,26 +70,17 @@ function setUpWriting(form, site, jobFor) {
   const writers = site.artifacts.filter(({ role }) => role === "decode");
   const say = (text, kind = "soft") => place.lastElementChild.replaceWith(make("p", { class: kind }, text));
   const counted = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
-  let [answerer, opened, running] = [null, null, false];
+  const opened = new Opened(jobFor);
   form.querySelector("label").textContent = "Text to continue";
   document.getElementById("writing").hidden = false;
   form.artifact.append(...writers.map((one) => make("option", { value: one.id }, one.id)));
   form.send.textContent = "Write";
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    if (running) return answerer.stop();
+  startOrStop(form, form.send, async () => {
     const artifact = writers.find((one) => one.id === form.artifact.value);
     const text = form.text.value;
     const line = make("p", { class: "written" }, make("strong", {}, text));
     place.replaceChildren(line, make("p", {}));
-    if (opened !== artifact.id) {
-      answerer?.close();
-      answerer = new Answerer(jobFor(artifact));
-      opened = artifact.id;
-      say("Downloading and opening the model …");
-    }
-    running = true;
-    form.send.textContent = "Stop";
+    const answerer = opened.open(artifact, say);
     const settings = { tokens: form.tokens.valueAsNumber, temperature: form.temperature.valueAsNumber };
     try {
       const { tokens, firstMs, ms, prompt } = await answerer.write(text, settings, (piece) => {
@@ -87,12 +91,10 @@ function setUpWriting(form, site, jobFor) {
       say(`${counted(tokens)}; ${counted(prompt)} read in ${milliseconds(firstMs)}${speed}`);
       place.dataset.state = "done";
     } catch (error) {
-      opened = null; // what failed is opened anew
+      opened.id = null; // what failed is opened anew
       say(error.message, "caution");
     }
-    running = false;
-    form.send.textContent = "Write";
-  });
+  }, () => opened.answerer.stop());
 }
 
 /** Offsets in a JavaScript string become those of code points. */

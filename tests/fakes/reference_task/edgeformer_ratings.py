@@ -1,7 +1,7 @@
-"""Example of a package that adds a task: classes in an order, such as stars, and their distance as the metric.
+"""Example of a package that adds tasks: classes in an order, such as stars, and vectors of passages.
 
-It consists of this file and an entry point in the ``dist-info`` folder. No file of edgeformer knows the task: because
-it extends classification, every model that classifies texts learns it.
+It consists of this file and entry points in the ``dist-info`` folder. No file of edgeformer knows the tasks: because
+one extends classification, every model that classifies texts learns it, and the other extends embeddings.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from edgeformer.artifacts.data_config import DataConfig
+from edgeformer.artifacts.data_config import DataConfig, PairsConfig
 from edgeformer.artifacts.manifest import Precision
-from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining
+from edgeformer.artifacts.recipe import DistilledTraining, Recipe, TextTraining, TrainingConfig
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.encoding import Encoded
+from edgeformer.tasks.arrays import Array, Float64s
 from edgeformer.tasks.classification import Classification
-from edgeformer.tasks.metric import Array, Metric, ScoreColumn, token_losses
-from edgeformer.tasks.task import Float64s
+from edgeformer.tasks.embedding import Embedding
+from edgeformer.tasks.metric import Metric, ScoreColumn, token_losses
 
 
 class RatingTraining(DistilledTraining, TextTraining):
@@ -87,3 +88,22 @@ class Ratings(Classification):
 
 
 TASK = Ratings()
+
+
+class PassageRecipe(Recipe):
+    """Recipe of an imported encoder of passages."""
+
+    task: Literal["passages"]
+    data: PairsConfig
+    training: TrainingConfig
+
+
+class Passages(Embedding):
+    """One vector per passage."""
+
+    name = "passages"
+    noun = "passage model"
+    recipe_type = PassageRecipe
+
+
+PASSAGES = Passages()
