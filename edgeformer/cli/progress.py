@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import typer
 from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
@@ -15,9 +16,8 @@ from rich.table import Column
 from rich.text import Text
 
 from edgeformer.artifacts.progress import Progress
-from edgeformer.artifacts.units import format_duration
+from edgeformer.artifacts.units import format_duration, visible
 from edgeformer.cli.console import Terminal
-from edgeformer.cli.options import say
 
 _LINE_EVERY_S = 15.0
 _PER_S = "_per_s"
@@ -155,7 +155,7 @@ class Lines(Progress):
             self._ended = None
 
     def message(self, text: str) -> None:
-        say(text, err=True)
+        typer.echo(visible(text), err=True)
 
 
 class Events(Progress):

@@ -280,9 +280,10 @@ def lengths_of_sets(counts: Mapping[str, Mapping[int, int]]) -> dict[str, Length
         middle = lengths[np.searchsorted(cumulative, [(total - 1) // 2, total // 2], side="right")]
         bins = np.minimum(np.searchsorted(edges, lengths, side="right") - 1, len(edges) - 2)
         histogram = np.bincount(bins, weights=texts, minlength=len(edges) - 1)
-        mean, counts = round(float(lengths @ texts) / total, 3), tuple(int(count) for count in histogram)
-        extremes = {"min": int(lengths[0]), "max": int(lengths[-1])}
-        distributions[name] = Lengths(**extremes, median=float(middle.mean()), mean=mean, edges=edges, texts=counts)
+        distributions[name] = Lengths(
+            min=int(lengths[0]), median=float(middle.mean()), mean=round(float(lengths @ texts) / total, 3),
+            max=int(lengths[-1]), edges=edges, texts=tuple(int(count) for count in histogram),
+        )  # fmt: skip
     return distributions
 
 
