@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -229,7 +229,7 @@ def requirements_of(
         order = {named: position for position, named in enumerate(command_shapes, start=1)}
         limits.sort(key=lambda limit: order.get(limit.shape, 0) if limit.shape and limit.origin == "command" else 0)
     # A budget of a model that writes text is per decoded token, not per pass over the whole text.
-    phase: Phase = "decode" if task.can_write else "steady"  # call that latency budgets limit
+    phase: Literal["steady", "decode"] = "decode" if task.can_write else "steady"  # call that latency budgets limit
     return Requirements(tuple(limits), shape, phase, shape_note, device.name)
 
 

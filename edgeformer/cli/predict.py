@@ -147,8 +147,8 @@ def command(
             _rank_file(location, source, reading, options, opening, as_json=as_json)
         else:
             target = Path(output) if output not in (None, "-") else None
-            answers = target, format_, columns, vectors, prompt
-            _predict_file(location, source, reading, opening, *answers, as_json=as_json)
+            writing = target, format_, columns, vectors, prompt
+            _predict_file(location, source, reading, opening, *writing, as_json=as_json)
         return
     # 3. Texts of the command line, or lines of standard input
     of_files = ("input_format", "output", "format_", "columns", "vectors", "prompt", "query")

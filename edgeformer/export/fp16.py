@@ -1,11 +1,11 @@
 """FP16 conversion of foreign graphs, and the largest values that a model computes on its golden inputs.
 
-The graphs of a trained run are traced from an FP16 copy of its modules (``fp16_copy``), which state what computes in
-FP32. A foreign graph has no modules, so its conversion is another one, which must decide by what is computed: a node
-computes in FP16 if its operator is safe there and nothing that it reads or writes comes near FP16's limits, on the
-golden inputs or in a stored number. Norms, softmax, powers, sums over an axis, unknown operators, inputs and outputs
-stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another name, and unused casts are removed.
-onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
+A trained run becomes FP16 in ``models/blocks``: its modules state which of them compute in FP32, and the types of all
+nodes follow. A foreign graph has no modules, so this conversion must decide by what is computed: a node computes in
+FP16 if its operator is safe there and nothing that it reads or writes comes near FP16's limits, on the golden inputs or
+in a stored number. Norms, softmax, powers, sums over an axis,
+unknown operators, inputs and outputs stay FP32. Every value keeps its name and its FP32 type; its FP16 copy has another
+name, and unused casts are removed. onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.models.blocks.layers import MASKED
+from edgeformer.models.blocks.tracing import cast_node
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks import Run
 from edgeformer.tasks.arrays import Arrays
@@ -266,7 +267,7 @@ class _Conversion:
             half = onnx_ir.val(f"{name}_half", const_value=half_tensor)
             graph.register_initializer(half)
             if tensor.size > _SMALL_CONSTANT:
-                cast = _cast(half, _FLOAT, f"{name}_widened", name)
+                cast = cast_node(half, _FLOAT, f"{name}_widened", name)
                 widened = cast.outputs[0]
                 graph.initializers.pop(name)
                 onnx_ir.convenience.replace_all_uses_with(value, widened)
@@ -279,7 +280,7 @@ class _Conversion:
                 # ONNX Runtime removes both of two casts that cancel, although a subgraph reads the result.
                 self.halves[value] = source
                 return source
-            cast = _cast(value, _HALF, f"{name}_narrowed", f"{name}_half")
+            cast = cast_node(value, _HALF, f"{name}_narrowed", f"{name}_half")
             half = cast.outputs[0]
             if producer is not None and producer.graph is not None:
                 producer.graph.insert_after(producer, cast)
@@ -288,13 +289,6 @@ class _Conversion:
                 graph.insert_before(graph[0], cast)
         self.halves[value] = half
         return half
-
-
-def _cast(value: onnx_ir.Value, dtype: onnx_ir.DataType, name: str, result: str) -> onnx_ir.Node:
-    cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
-    output = cast.outputs[0]
-    output.name, output.dtype, output.shape = result, dtype, value.shape
-    return cast
 
 
 def _float_numbers(value: onnx_ir.Value) -> NDArray[Any]:

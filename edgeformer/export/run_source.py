@@ -305,7 +305,7 @@ class RunSource(ExportSource):
                 if variant.precision == "fp16":
                     with bar(self.progress, "Making the FP16 graphs", None):
                         steps = needs_steps and not variant.trimmed
-                        graphs = subject.adapter.trace(fp16_copy(subject.model), inputs, steps=steps)
+                        graphs = subject.adapter.trace(fp16_copy(subject.model), inputs, steps=steps, base=graphs)
                 if not has_steps:
                     graphs = replace(graphs, steps={})
                 if variant.precision == "int8" or variant.precision == "int4":

@@ -149,7 +149,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         tolerance = "score on the golden inputs"
         scores = {"score": golden_score(bundle, artifact, outputs)}
         problem = out_of_tolerance(parity) or score_drop(bundle, artifact, scores)
-    update = {
+    update: dict[str, Any] = {
         "parity": parity,
         "tolerance": tolerance,
         "status": "failed" if problem else "verified",

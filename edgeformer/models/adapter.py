@@ -85,8 +85,8 @@ class ModelAdapter(ABC):
         Args:
             inputs: input names, in the order of ``every_exit``.
             steps: also return the parts that a host can loop.
-            base: of a trimmed model: its graphs before :meth:`trim` in the same precision. What is taken from them
-                must be what tracing gives.
+            base: graphs to derive these from, if that is faster: of an FP16 copy the model's in FP32; of a trimmed
+                one before :meth:`trim` in the same precision, where the results must be bit-identical.
         """
 
     def exported(self, model: Any) -> Any:

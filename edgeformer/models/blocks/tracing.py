@@ -1,4 +1,4 @@
-"""Torch modules as ONNX graphs in memory: tracing, and composition of traced parts.
+"""Torch modules as ONNX graphs in memory: tracing, composition of traced parts, conversion to FP16.
 
 Every weight is stored once. A looped block is traced once, whatever the number of loops; the graphs of all exits are
 composed of calls of it.
@@ -6,6 +6,7 @@ composed of calls of it.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -30,12 +31,17 @@ from edgeformer.tasks.early_exit import exit_logits
 KeyValue = tuple[onnx_ir.Value, onnx_ir.Value]
 """Keys and values of one attention."""
 OPSET = 20
+FLOAT32 = "float32"
+"""Key in a node's ``meta``: whether the node belongs to a module with ``keeps_float32``."""
 BATCH, TOKENS = 2, 3
 """Sizes of example inputs: with 0 or 1 torch would make them constants of the graph."""
 _DOMAIN, _IR_VERSION = "edgeformer", 10
 _FOLDED = {"Transpose", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split"}
 """Operators that are applied to stored weights before export, where their input is a weight."""
 _FLOAT, _HALF = onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16
+_ONNX_TYPES = {torch.float32: _FLOAT, torch.float16: _HALF}
+_MOVES = {"Slice", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Expand", "Identity"}
+"""Operators that move numbers and compute nothing. Torch promotes at the first node behind them that computes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Graphs:
         shared_weights: the graphs keep their weights in one common file, instead of one file each.
         has_row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
         in_blocks: INT8 and INT4 have a scale per block, as llama.cpp's types, for activations as well.
-        pieces: traced parts by name, for a trimmed model.
+        pieces: traced parts by name, for reuse.
     """
 
     exits: onnx_ir.Model
@@ -160,6 +166,12 @@ def export_graph(spec: GraphSpec) -> onnx_ir.Model:
         except torch.onnx.errors.OnnxExporterError as error:
             raise EdgeformerError(f"torch cannot export this model to ONNX: {error}") from error
     assert program is not None
+    # Mark the nodes that an FP16 model computes in float32, before deduplicate_weights() removes torch's metadata.
+    modules = spec.module.named_modules(remove_duplicate=False)
+    float32_scopes = {name for name, module in modules if getattr(module, "keeps_float32", False)}
+    for node in program.model.graph:
+        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+        node.meta[FLOAT32] = not float32_scopes.isdisjoint(scopes)
     _compute_softmax_in_float32(program.model)
     deduplicate_weights(program.model)
     return program.model
@@ -345,6 +357,14 @@ class Composer:
         return model
 
 
+def cast_node(value: onnx_ir.Value, dtype: onnx_ir.DataType, name: str, result: str | None = None) -> onnx_ir.Node:
+    """Return a cast of a value. Its result is called ``result``; None: like the node."""
+    cast = onnx_ir.node("Cast", [value], {"to": int(dtype)}, name=name)
+    output = cast.outputs[0]
+    output.name, output.type, output.shape = result or name, onnx_ir.TensorType(dtype), value.shape
+    return cast
+
+
 def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> None:
     """Make Shape nodes read dynamic sizes from the graph's inputs, so that :func:`deduplicate_weights` merges them.
 
@@ -368,3 +388,94 @@ def read_sizes_from_inputs(model: onnx_ir.Model, shared: Collection[str]) -> Non
             node.replace_input_with(0, value)
             node.attributes["start"] = onnx_ir.AttrInt64("start", axis)
             node.attributes["end"] = onnx_ir.AttrInt64("end", axis + 1)
+
+
+def convert_graph_to_fp16(piece: onnx_ir.Model, spec: GraphSpec) -> onnx_ir.Model:
+    """Convert an FP32 trace to the graph that tracing the FP16 model would give, which saves the seconds of tracing.
+
+    Both traces have the same nodes but for casts. The types follow from the FP16 model, ``spec``, by torch's rules: its
+    tensors say which weight is stored in which type, operands of two types are promoted, constants of the code take the
+    type of the other operand, and modules with ``keeps_float32`` take FP16, compute in float32 and return FP16. Tests
+    compare the two graphs node for node. Raises EdgeformerError if the FP16 type of a node is undefined.
+    """
+    # 1. Define the casts
+    model = piece.clone()
+    graph = model.graph
+    narrowed: set[onnx_ir.Value] = set()  # results of keeps_float32 modules, which nodes behind the module read in FP16
+    constants: set[onnx_ir.Value] = set()  # FP32 numbers from the code, which are no tensors of the model
+    casts: dict[tuple[onnx_ir.Value, onnx_ir.DataType], onnx_ir.Value] = {}
+
+    def as_type(value: onnx_ir.Value, dtype: onnx_ir.DataType, user: onnx_ir.Node | None) -> onnx_ir.Value:
+        """Return the value in a type, from a cast before its first user; None: at the graph's end."""
+        if value.dtype == dtype or (value, dtype) in casts:
+            return casts.get((value, dtype), value)
+        name = f"{value.name}_{'wide' if dtype == _FLOAT else 'half'}"
+        if value in constants:
+            assert value.const_value is not None
+            with np.errstate(over="ignore"):  # becomes infinity, as in torch; the parity check reports the effect
+                array = value.const_value.numpy().astype(np.float16)
+            converted = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
+            graph.register_initializer(converted)
+        else:
+            cast = cast_node(value, dtype, name)
+            converted = cast.outputs[0]
+            if user is None:
+                graph.append(cast)
+            else:
+                graph.insert_before(user, cast)
+        casts[value, dtype] = converted
+        return converted
+
+    # 2. Convert inputs and stored weights
+    for value in graph.inputs:
+        if value.dtype == _FLOAT:
+            # Setting value.dtype would change the type object that clones share.
+            value.type = onnx_ir.TensorType(_ONNX_TYPES[spec.inputs[str(value.name)].dtype])
+    stored: dict[str, Tensor] = {**spec.module.state_dict(keep_vars=True), **dict(spec.module.named_buffers())}
+    for name, value in graph.initializers.items():
+        if value.dtype == _FLOAT and name in stored:
+            value.const_value = onnx_ir.tensor(stored[name].detach().numpy(), name=name)
+            value.type = onnx_ir.TensorType(value.const_value.dtype)
+        elif value.dtype == _FLOAT:
+            constants.add(value)
+
+    # 3. Give all float operands of a node one type
+    for node in list(graph):  # in execution order: all float operands get one type, which the float results get, too
+        results = [value for value in node.outputs if value.dtype == _FLOAT]
+        operands = [value for value in node.inputs if value is not None and value.dtype in (_FLOAT, _HALF)]
+        if not operands and not results:
+            continue
+        in_float32 = bool(node.meta.get(FLOAT32))
+        tensors = [value for value in operands if value not in constants]
+        types = {_HALF if not in_float32 and value in narrowed else value.dtype for value in tensors}
+        if node.op_type == "Cast" and not operands:
+            dtype = _FLOAT if in_float32 else _HALF
+            node.attributes["to"] = onnx_ir.AttrInt64("to", int(dtype))
+        elif not tensors:
+            raise EdgeformerError(
+                f"FP16: the type of {node.op_type} {node.name!r} cannot be inferred from its operands"
+            )
+        else:
+            only_moves_half = node.op_type in _MOVES and types == {_HALF}
+            dtype = _FLOAT if _FLOAT in types or (in_float32 and not only_moves_half and results) else _HALF
+        for index, operand in enumerate(node.inputs):
+            if operand is not None and operand in operands:
+                node.replace_input_with(index, as_type(operand, dtype, node))
+        for value in results:
+            value.type = onnx_ir.TensorType(dtype)
+            if in_float32 and dtype == _FLOAT:
+                narrowed.add(value)
+
+    # 4. Give the outputs the types of the FP16 model's
+    with torch.inference_mode():
+        outputs = spec.module(*spec.inputs.values())
+    for index, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+        value = graph.outputs[index]
+        converted = as_type(value, _ONNX_TYPES[output.dtype], None)
+        if converted is not value:  # the graph's output keeps its name
+            name = str(value.name)
+            value.name, converted.name = f"{name}_before", name
+            graph.outputs[index] = converted
+    _compute_softmax_in_float32(model)
+    deduplicate_weights(model)
+    return model

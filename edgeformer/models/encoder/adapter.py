@@ -22,6 +22,7 @@ from edgeformer.models.blocks.tracing import (
     Graphs,
     GraphSpec,
     Piece,
+    convert_graph_to_fp16,
     export_graph,
     layer_spec,
     state_name,
@@ -55,8 +56,8 @@ class EncoderAdapter(ModelAdapter):
     ) -> Graphs:
         """Trace the pieces, and compose the graph of all exits and, with ``steps``, the parts of the step artifact.
 
-        A trimmed model needs only a new embed, which alone reads the token table. The loop graph of the step artifact
-        is one iteration with all positions.
+        FP16 pieces are converted from the FP32 ones. A trimmed model needs only a new embed, which alone reads the
+        token table. The loop graph of the step artifact is one iteration with all positions.
         """
         # 1. Describe the pieces. Layers have their weights as inputs, at the end.
         model = exported_form(model)
@@ -78,10 +79,13 @@ class EncoderAdapter(ModelAdapter):
         for piece, queries in ((_LAYER, ALL), *(() if model.per_token else ((_ANSWER, FIRST),))):
             specs[piece] = layer_spec(layer, tensors, layer_axes, ("next_state",), longest, queries)
 
-        # 2. Trace them.
+        # 2. Trace or convert them.
         pieces: dict[str, onnx_ir.Model] = {}
         for name, spec in specs.items():
-            pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
+            if base is not None and model.tokens.weight.dtype == torch.float16:
+                pieces[name] = convert_graph_to_fp16(base.pieces[name], spec)
+            else:
+                pieces[name] = base.pieces[name] if base is not None and name != _EMBED else export_graph(spec)
 
         # 3. Compose the graphs.
         composer = _EncoderComposer(model, pieces)

@@ -1,4 +1,4 @@
-"""Composed graphs share sizes."""
+"""Composed graphs share sizes. Conformance compares graphs converted to FP16 with those traced in FP16."""
 
 from __future__ import annotations
 
