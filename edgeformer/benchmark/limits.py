@@ -1,4 +1,7 @@
-"""Limits as a flat list of records, the figures of a row, and the one comparison of a figure with a limit."""
+"""Limits as a flat list of records, the figures of a row, and the comparison of a figure with a limit.
+
+The gate also asks whether a change may be chance: ``gate_scores`` and ``paired_run`` say undecided where it may.
+"""
 
 from __future__ import annotations
 

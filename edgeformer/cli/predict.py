@@ -176,8 +176,7 @@ def command(
         raise InputError(f"--pair: {times}; give it once, or once for each text")
     inputs = [*zip(texts, pairs * (len(texts) if len(pairs) == 1 else 1), strict=True)] if pairs else [*texts]
     with open_predictor(location, artifact, probability, runtime, texts=inputs) as model:
-        window = model.answering.read(inputs)
-        answers = model.answering.answers(window, model.answering.run(model.run, window))
+        answers = model.answer(inputs)
         rows = [answer.as_dict() for answer in answers]
     if as_json:
         opt.print_json({**_header(location, model), "predictions": rows})

@@ -21,7 +21,7 @@ from edgeformer.artifacts.report import PublishedCheck, PublishedTime
 from edgeformer.estimate.roofline import WORK
 
 Phase = Literal["call", "convolutions", "prefill", "decode"]
-RECORD_FILE = "published.json"
+PUBLISHED_FILE = "published.json"
 KINDS = {"cpu": "CPUs", "cuda": "GPUs"}
 FEWEST = 20  # times of a device on which statements about it may rest
 _NEAREST = 3
@@ -166,7 +166,7 @@ class PublishedRecord(Frozen):
 
 @lru_cache(maxsize=1)
 def published_record() -> PublishedRecord:
-    text = resources.files(__package__).joinpath(RECORD_FILE).read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath(PUBLISHED_FILE).read_text(encoding="utf-8")
     return PublishedRecord.model_validate_json(text)
 
 

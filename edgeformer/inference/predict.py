@@ -1,7 +1,7 @@
 """The batched prediction core: select a model, open it, answer texts in batches.
 
-``predict`` and the Python API call :func:`predict`, ``predict --file`` and ``serve`` run the same :class:`Predictor`,
-and ``evaluate`` and ``exits`` open the same :class:`OpenableModel` for labelled rows.
+``predict``, ``serve`` and :func:`predict` of the Python API run the same :class:`Predictor`, and ``evaluate`` and
+``exits`` open the same :class:`OpenableModel` for labelled rows.
 Importing this module loads neither torch nor onnxruntime.
 """
 

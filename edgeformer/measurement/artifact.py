@@ -351,7 +351,7 @@ def own_memory(files: ArtifactFiles) -> tuple[int, int]:
     """Return this process's anonymous bytes, and its resident pages of files in the artifact's folder.
 
     Memory of memfd_create, in which XNNPACK keeps packed weights, has no file on disk and counts as anonymous. Only
-    Linux tells the two apart.
+    Linux separates the two.
     """
     maps, folder = psutil.Process().memory_maps(grouped=False), f"{files.file.parent}{os.sep}"
     mapped = sum(area.rss - area.anonymous for area in maps if area.path.startswith(folder))

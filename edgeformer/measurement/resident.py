@@ -75,7 +75,7 @@ def measure_resident(
         if problem is None and on_gpu(runtime.provider(artifact, provider)):
             problem = "it runs on a GPU"
         if problem is None and not psutil.LINUX:
-            problem = "only Linux tells a process's own memory from files that it has mapped"
+            problem = "only Linux separates a process's own memory from files that it has mapped"
         if problem is None:
             by_runtime.setdefault(runtime.name, []).append(artifact)
         else:
@@ -93,7 +93,7 @@ def measure_resident(
 
 
 def work(document: bytes, send: Send) -> None:
-    """Import the runtime; let a copy of this process open each artifact, so that nothing is left of another one."""
+    """Import the runtime; let a copy of this process open each artifact, so that nothing of an earlier one is left."""
     job = ResidentJob.model_validate_json(document, strict=False)
     provider, worker = load_runtime(job.files[0], job.provider), os.getpid()
     for index, files in enumerate(job.files):

@@ -176,7 +176,7 @@ class _ModelSearch:
         raise KeyboardInterrupt
 
     def _write_recipe(self, model: LadderModel, teacher: str | None) -> None:
-        """Write the recipe of a model. Raises InputError if an earlier search wrote another one."""
+        """Write the recipe of a model. Raises InputError if an earlier search wrote a different recipe."""
         sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
         if teacher is not None:
             folder = str((self._artifacts / f"{self._name}-{teacher}").resolve())

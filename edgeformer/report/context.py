@@ -163,7 +163,7 @@ SIZES: TableColumns[SizeParts] = TableColumns(
 FACTS: TableColumns[dict[str, Any]] = TableColumns(
     Column("fact"), Column("value"), Column("checked", heading="checked by"), Column("source", flows=True)
 )
-"""Facts of the device profile, as it was used."""
+"""Facts of the device profile that was used."""
 
 
 class RankedCandidate(NamedTuple):

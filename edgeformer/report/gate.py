@@ -12,14 +12,9 @@ from rich.text import Text
 from edgeformer.artifacts.units import markdown, markdown_line, visible
 from edgeformer.benchmark.gate_result import Gate, GateCheck
 from edgeformer.report.columns import CHECK_UNITS, DASH, Column, Record, TableColumns, coloured, format_value
-from edgeformer.report.sentences import names_by_reason
+from edgeformer.report.sentences import GATE, names_by_reason
 from edgeformer.runtimes import provider_facts
 
-_MEANINGS = {
-    "pass": "Every check is within its limit.",
-    "fail": "A check is beyond its limit.",
-    "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
-}
 _COLUMNS: TableColumns[Record] = TableColumns(
     Column("result", mark=True),
     Column("check"),
@@ -78,7 +73,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     if records := _records(gate):
         title = f"{gate.candidate}\nagainst {gate.baseline}"
         console.print(_COLUMNS.drop_empty(records, "with").terminal(title, records))
-    console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {_MEANINGS[gate.status]}\n"))
+    console.print(Text.assemble(("Gate: ", "bold"), coloured(gate.status), f". {GATE[gate.status]}\n"))
     for note in _notes(gate):
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
 
@@ -90,7 +85,7 @@ def markdown_summary(gate: Gate) -> str:
     table = columns.markdown(records, bold=lambda record: record["result"] in ("fail", "undecided"))
     notes = "".join(f"- {markdown_line(note)}\n" for note in _notes(gate))
     return (
-        f"## edgeformer gate: {gate.status}\n\n{_MEANINGS[gate.status]}\n\n"
+        f"## edgeformer gate: {gate.status}\n\n{GATE[gate.status]}\n\n"
         f"{markdown(gate.candidate)} against {markdown(gate.baseline)}, on {markdown(str(gate.host.get('cpu')))}, "
         f"{gate.seconds:.0f} s.\n\n{table}\n\n{notes}"
     )

@@ -318,7 +318,7 @@ class Decision(NamedTuple):
     unit: str
     pick: int | None = None
     cheapest: int | None = None
-    tie: Tie | None = None  # why the pick is as good as the cheapest, if it is another one
+    tie: Tie | None = None  # why the pick is as good as the cheapest, if it is not the cheapest
     runner_up: int | None = None  # the cheapest of the others
     best_score: float | None = None  # eligible are only artifacts of the model with this score …
     score_loss: float = 0.0  # … that lose at most this much of it
@@ -436,6 +436,12 @@ def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) ->
     return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
 
 
+GATE = {
+    "pass": "Every check is within its limit.",
+    "fail": "A check is beyond its limit.",
+    "undecided": "No check is known to be beyond its limit, but one or more are undecided; the notes say why.",
+}
+"""Status of a gate → its sentence."""
 DRIFT = {
     "unknown": "the bundle of the {} records no difference from torch FP32; export it again",
     "beyond the tolerance": "above its tolerance of {:g}",

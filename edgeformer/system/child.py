@@ -1,5 +1,7 @@
 """Child processes that end with their parent, however the parent ends, ``kill -9`` included.
 
+The exception: the measurement on another machine continues when the connection is lost (``machines/agent.py``).
+
 On Linux the kernel kills the child, also while native code holds the interpreter's lock. Elsewhere a thread of the
 child waits for the end of the parent.
 """

@@ -35,7 +35,7 @@ class LockedError(ArtifactError):
 
 
 def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a path that this process replaces, by a lock file beside it. Raises as :func:`lock_folder` does."""
+    """Lock a path that this process replaces, by a lock file in the same folder. Raises as :func:`lock_folder` does."""
     return _lock(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
 
 

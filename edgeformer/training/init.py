@@ -52,7 +52,7 @@ LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "characters"}
 LINEAR_LENGTH = 4096
 """``data.max_length`` of a linear model, in characters."""
 _MANY_LABELS = 30
-"""Labels from which on the table of weights has no room for long n-grams beside the short ones."""
+"""Labels from which on the table of weights is too small for long n-grams as well as short ones."""
 _LARGE_ROWS = 20_000
 """Rows from which on a wider model learns more."""
 _LINE_LENGTH = 100

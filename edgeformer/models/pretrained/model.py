@@ -309,7 +309,7 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
 
 
 def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:
-    """Return a layer of BERT with the modules of another one, which differs from it in names and in its scores only."""
+    """Return a layer of BERT with the modules of a layer that differs in names and in its scores only."""
     from transformers import BertConfig
 
     bert: Any = import_module("transformers.models.bert.modeling_bert")

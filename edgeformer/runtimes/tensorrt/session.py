@@ -189,7 +189,7 @@ class TensorRTSession(Graph):
     def _prepared(self, inputs: Mapping[str, Array]) -> Iterator[tuple[Cuda, dict[str, tuple[int, ...]]]]:
         """Copy the inputs to the GPU, reserve memory for the outputs, and yield CUDA and the outputs' shapes.
 
-        At the end, memory of caches that nobody took is returned; the stream must be synchronised by then.
+        At the end, memory of unused caches is returned; the stream must be synchronised by then.
         """
         feed = self.prepare_feed(self._cuda, inputs)
         assert self._cuda is not None

@@ -253,7 +253,7 @@ def planned_time(
             raise InputError(data.problem)
         if isinstance(recipe.training, FitConfig):
             if data.rows_from != "data":
-                raise InputError(f"only a fit of some rows tells the time, and the data was not read: {data.text}")
+                raise InputError(f"the time is measured by fitting some rows, and the data was not read: {data.text}")
             with bar(progress, "Timing some iterations", None, ""):
                 started, steps = time.perf_counter(), recipe.training.max_iterations
                 has_teacher = getattr(recipe.training, "teacher", None) is not None
