@@ -25,10 +25,7 @@ FORMATS = {format_ for runtime in all_runtimes() for format_ in runtime.formats}
     "tensorrt", "tensorrt-rtx", "torch-tensorrt", "openvino"
 }  # fmt: skip
 """Formats that only runtimes may name; every package may name ONNX, which export writes."""
-CIRCLES = [
-    {"data.source_folder", "data.tokenization"},
-    {"tasks.scoring", "tasks.task"},
-]
+CIRCLES = [{"data.source_folder", "data.tokenization"}, {"tasks.scoring", "tasks.task"}]
 """Files that import each other, some of them inside of functions, and are still to be separated."""
 READERS = {
     "read_manifest", "read_text", "read_bytes", "load", "loads", "open", "model_validate_json", "write_json",

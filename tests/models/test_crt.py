@@ -15,10 +15,7 @@ from edgeformer.models.causal import TOLERANCE, Checkpointing
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
-from edgeformer.models.crt.model import (
-    CRT,
-    DilatedConv,
-)
+from edgeformer.models.crt.model import CRT, DilatedConv
 from edgeformer.models.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
 from edgeformer.training.plan.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config

@@ -21,13 +21,7 @@ from edgeformer.export.graphs import write_graph
 from edgeformer.models import load_recipe
 from edgeformer.models.encoder import EncoderConfig, adapter
 from edgeformer.models.encoder.adapter import ADAPTER
-from edgeformer.models.encoder.model import (
-    FIRST,
-    EncoderClassifier,
-    Rotation,
-    SelfAttention,
-    SwiGLU,
-)
+from edgeformer.models.encoder.model import FIRST, EncoderClassifier, Rotation, SelfAttention, SwiGLU
 from edgeformer.models.layers import MASKED, RMSNorm, fp16_copy
 from edgeformer.models.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.weights import load_weights
