@@ -68,17 +68,19 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
     return recipe
 
 
-def some_steps(session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile) -> Figures:
+def some_steps(
+    session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile, *, refuse: bool = True
+) -> Figures:
     """Do some optimizer steps of the real training, from nothing, in a run of this name.
 
     Args:
         cap: the card is cut down to what this profile leaves to a process; not on a CPU, where there is nothing to cut.
+        refuse: do not begin where the prediction says that it will not fit (InputError).
 
     Returns:
         Speed (median of what is logged, less the first record: libraries load in it), predicted and measured peak.
 
     Raises:
-        InputError: the prediction says that it will not fit.
         EdgeformerError: a single row does not fit into memory.
     """
     import torch
@@ -92,7 +94,7 @@ def some_steps(session: Session, recipe: Recipe, name: str, steps: int, cap: Dev
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     on = cap if session.device == "cuda" else None
-    options = TrainOptions(session.work, name=name, max_steps=steps, as_device=on, ignore_memory=on is None)
+    options = TrainOptions(session.work, name=name, max_steps=steps, as_device=on, ignore_memory=not (on and refuse))
     run = Run.open(train(recipe, options))
     figures = trained(run)
     if session.device == "cuda":

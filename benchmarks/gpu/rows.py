@@ -10,12 +10,13 @@ from benchmarks.gpu import (
     estimates,
     folded_language,
     folding,
+    levers,
     number_formats,
 )  # fmt: skip
 from benchmarks.gpu.session import Column, Row
 
 _MODULES = (
-    encoder_tables, causal_crt, estimates, number_formats, energy, folding, batch_sizes, folded_language,
+    levers, encoder_tables, causal_crt, estimates, number_formats, energy, folding, batch_sizes, folded_language,
 )  # fmt: skip
 _CLOSED = (
     Row(
@@ -26,14 +27,6 @@ _CLOSED = (
          Column("measured peak, bytes", "measured_peak_bytes", "{:,}"),
          Column("reserved peak, bytes", "reserved_peak_bytes", "{:,}"), Column("budget, bytes", "budget_bytes", "{:,}"),
          Column("rows at a time", "batch_size"), Column("tokens/s", "tokens_per_s", "{:,.0f}")),
-    ),
-    Row(
-        2, "levers", "how much do our memory and speed levers buy?",
-        "the recipe's setting is the fastest that fits in 6 GB", None,
-        (Column("tokens/s", "tokens_per_s", "{:,.0f}"), Column("rows/s", "samples_per_s", "{:,.0f}"),
-         Column("measured peak, bytes", "measured_peak_bytes", "{:,}"),
-         Column("predicted over measured", "predicted_over_measured", "{:.2f}"), Column("rows at a time", "batch_size"),
-         Column("computed in", "precision"), Column("does not fit", "does_not_fit")),
     ),
     Row(
         4, "early-exit", "how much faster is it really to leave after loop 2, 4 or 6 of 8?",

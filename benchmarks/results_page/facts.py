@@ -17,9 +17,7 @@ from edgeformer.artifacts.units import format_duration
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **ladder(), **bundles(), **gating(), **memory(), **speeds(), **claims(), **last_epoch(),
-        **own_data(),
-        **wnut(),
+        **ladder(), **bundles(), **memory(), **speeds(), **claims(), **last_epoch(), **own_data(), **wnut(),
         **three_commands(),
     }  # fmt: skip
 
@@ -111,17 +109,6 @@ def ladder() -> dict[str, str]:
         "ladder_teacher_sst_test": f"{runs['minilm_sst2']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_light_bf16": f"{runs['recurrent_distilled_sst2-bf16']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
-    }
-
-
-def gating() -> dict[str, str]:
-    """Figures of the gate's errors."""
-    bars = {bar["bar"]: bar for bar in result("2026-11-23-gate")["bars"]}
-    alarms = next(bar for name, bar in bars.items() if name.startswith("alarms"))
-    detected = next(bar for name, bar in bars.items() if name.startswith("10%"))
-    return {
-        "gate_alarms": f"{alarms['value']:g} of {alarms['of']}",
-        "gate_detected": f"{detected['value']:g} of {detected['of']}",
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import estimates
+from benchmarks.gpu import estimates, levers
 from benchmarks.gpu import session as sessions
 from benchmarks.gpu.__main__ import OPEN
 from benchmarks.gpu.rows import ROWS
@@ -48,6 +48,16 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
     displayed = table(row.columns, cases)
     assert [name for name, case in cases.items() if "figures" not in case] == []
     assert displayed.count("\n") == len(cases) + 1 and len(displayed.splitlines()[0].split("|")) == len(row.columns) + 3
+
+
+def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options) -> None:
+    session, moved = Session(next(row for row in ROWS if row.topic == "levers"), options), dict[str, list[str]]()
+    for name, lever in levers.LEVERS.items():
+        recipe = levers.recipe_for(session, lever.recipe, levers.settings(lever))
+        moved.setdefault(recipe.to_yaml(), []).append(name)
+    same = [names for names in moved.values() if len(names) > 1]
+    # Math attention is no key: nobody would ask for it. A dry run's recipes are in fp32 already.
+    assert same == [["as the recipe is", "fp32"], ["attention: SDPA", "attention: math"], ["encoder", "encoder, fp32"]]
 
 
 def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
