@@ -12,7 +12,7 @@ from benchmarks.gpu import (
     folding,
     levers,
     number_formats,
-)  # fmt: skip
+)
 from benchmarks.gpu.session import Column, Row
 
 _MODULES = (
