@@ -73,10 +73,7 @@ CASES = (
 )
 _TRAINED = {"light": "recurrent_sst2_fast", "baseline": "baseline_sst2_fast"}
 """Model → the recipe that it is made of."""
-_ABSENT = {
-    "model": "needs MiniLM's folder: --model DIR",
-    "data": "needs the folder of SST-2's train.tsv: --data DIR",
-}
+_ABSENT = {"model": "needs MiniLM's folder: --model DIR", "data": "needs the folder of SST-2's train.tsv: --data DIR"}
 
 
 @dataclass

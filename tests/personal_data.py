@@ -20,19 +20,15 @@ _STREETS = ("{0}straße {1}", "Am {0}hof {1}", "{1} {0} Road", "{1} {0} Avenue",
 _TOWNS = ("Köln", "Leeds", "Ulm", "York", "Graz", "Bristol")
 _MONTHS = ("Januar", "März", "Mai", "July", "October", "December")
 _TEMPLATES = (
-    "{PERSON} wohnt seit dem {DATE} in der {ADDRESS}.",
-    "Bitte schreiben Sie an {EMAIL} oder rufen Sie {PERSON} an.",
-    "{PERSON} was born on {DATE} and lives at {ADDRESS}.",
-    "Please contact {PERSON} ({EMAIL}) before {DATE}.",
+    "{PERSON} wohnt seit dem {DATE} in der {ADDRESS}.", "Bitte schreiben Sie an {EMAIL} oder rufen Sie {PERSON} an.",
+    "{PERSON} was born on {DATE} and lives at {ADDRESS}.", "Please contact {PERSON} ({EMAIL}) before {DATE}.",
     "Die Rechnung 4711 vom {DATE} ging an {PERSON}, {ADDRESS}.",
     "Send the parcel to {ADDRESS}; questions go to {EMAIL}.",
     "Guten Tag Frau {PERSON}, Ihr Termin am {DATE} ist bestätigt.",
-    "Mr {PERSON} and {PERSON} met the Board in Room 12.",
-    "Das Paket mit 24 Flaschen Wasser ist am Montag da.",
-    "The train to London leaves from platform 7 at noon.",
-    "Der {NAME}, Modell 12.3, kostet 199 Euro.",
+    "Mr {PERSON} and {PERSON} met the Board in Room 12.", "Das Paket mit 24 Flaschen Wasser ist am Montag da.",
+    "The train to London leaves from platform 7 at noon.", "Der {NAME}, Modell 12.3, kostet 199 Euro.",
     "{NAME} is the best ale of the year, says {PERSON}.",
-)
+)  # fmt: skip
 
 
 def _value(generator: random.Random, label: str) -> str:

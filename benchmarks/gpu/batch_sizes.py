@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.gpu.number_formats import floor
-from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, recipe_for, some_steps
+from benchmarks.gpu.session import Column, Figures, Row, Session
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.training.plan.duration import StepWork
 from edgeformer.training.plan.memory import predict_peak
@@ -20,7 +21,7 @@ _RATES = {"fp32": "fp32_operations_per_s", "bf16": "bf16_operations_per_s", "fp1
 def measure(session: Session) -> None:
     """The card's own rates, then one training for each batch size."""
     session.case("floor", lambda: floor(session))
-    device = device_profile(DEVICE)
+    device = load_profile(DEVICE)
     for batch_size in BATCH_SIZES:
         accumulation = EFFECTIVE_BATCH // batch_size
         settings = [f"training.batch_size={batch_size}", f"training.accumulation={accumulation}"]
@@ -71,8 +72,4 @@ ROW = Row(
         Column("of this card's rate, summed in FP32", "share_of_peak", "{:.2f}"),
         Column("computed in", "precision"),
     ),
-    module="batch_sizes",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

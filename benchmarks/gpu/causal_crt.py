@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.recipes import WIKITEXT_2, recipe_for, trained
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.run import Run
 
 RECIPE = "crt_deep_rtx4050"
@@ -66,8 +66,4 @@ ROW = Row(
         Column("per word", "word_perplexity", "{:.1f}"),
         Column("leaks", "leaks"),
     ),
-    module="causal_crt",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

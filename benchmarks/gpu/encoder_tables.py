@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from benchmarks.gpu.tables import options_of, tabulated
 
 STUDIES = ("own-protocol", "controls", "table6", "table13", "table7", "table9", "table10")
@@ -48,8 +48,4 @@ ROW = Row(
         Column("answers that differ in FP16", "differing"),
         Column("accuracy that FP16 costs", "accuracy_cost", "{:.4f}"),
     ),
-    module="encoder_tables",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

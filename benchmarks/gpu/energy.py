@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu.recipes import in_format, model_of, recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from benchmarks.gpu.timing import rules_of
 
 MODELS = {
@@ -73,8 +73,4 @@ ROW = Row(
     wanted="millijoules per text, idle subtracted",
     measure=measure,
     columns=(Column("mJ per text", "mj_per_sample", "{:.2f}"), Column("how", "reason")),
-    module="energy",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.number_formats import Variant, timed
 from benchmarks.gpu.recipes import recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import InputError
 
@@ -126,8 +126,4 @@ ROW = Row(
         for place, label in ((0, "first shape"), (-1, "last shape"))
         for key, what in (("low_ms", "low, ms"), ("high_ms", "high, ms"), ("measured_over_estimated", "off by"))
     ),
-    module="estimates",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.recipes import TINY_DECODER, WIKITEXT_2, recipe_for, trained
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.run import Run
 
@@ -71,8 +71,4 @@ ROW = Row(
         Column("perplexity, validation", "perplexity.validation", "{:.2f}"),
         Column("perplexity, test", "perplexity.test", "{:.2f}"),
     ),
-    module="folded_language",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

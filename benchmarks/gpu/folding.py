@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.session import Column, Row, Session, main
+from benchmarks.gpu.session import Column, Row, Session
 from benchmarks.gpu.tables import OWN, tabulated
 
 
@@ -18,8 +18,4 @@ ROW = Row(
     wanted="accuracy on GLUE's dev set and SST's test set, mean and standard deviation",
     measure=measure,
     columns=(Column("rows that are missing", "missing"), Column("minutes of training", "minutes", "{:,.1f}")),
-    module="folding",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

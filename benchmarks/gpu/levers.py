@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, device_profile, recipe_for, some_steps
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.recipes import WIKITEXT_2_STEPS, recipe_for, some_steps
+from benchmarks.gpu.session import Column, Figures, Row, Session
+from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError
 
 RECIPE, ENCODER, LIGHT, DEVICE = "crt_deep_rtx4050", "baseline_sst2_fast", "recurrent_sst2_fast", "rtx4050"
@@ -93,7 +94,7 @@ def settings(lever: Lever) -> list[str]:
 
 def measure(session: Session) -> None:
     """One training each; an out-of-memory that no smaller batch mends is this lever's answer."""
-    device = device_profile(DEVICE)
+    device = load_profile(DEVICE)
     levers = {name: lever for name, lever in LEVERS.items() if not session.tiny or name in TRIED}
     for name, lever in levers.items():
         recipe = recipe_for(session, lever.recipe, settings(lever))
@@ -150,8 +151,4 @@ ROW = Row(
         Column("computed in", "precision"),
         Column("does not fit", "does_not_fit"),
     ),
-    module="levers",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.recipes import in_format, model_of, recipe_for
-from benchmarks.gpu.session import Column, Figures, Row, Session, main
+from benchmarks.gpu.session import Column, Figures, Row, Session
 from benchmarks.gpu.timing import on_device_ms, rules_of, times
 
 MODELS = {"stacked": "baseline_sst2_fast", "shared": "recurrent_sst2_fast"}
@@ -192,8 +192,4 @@ ROW = Row(
         Column("floor, ms", "floor_ms", "{:.4f}"),
         Column("steady", "stable"),
     ),
-    module="number_formats",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main(ROW))

@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.gpu.session import Figures, Session
 from edgeformer.artifacts.device import DeviceProfile
-from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
@@ -34,64 +33,28 @@ VALIDATION_LINES = 200
 _SYNTHETIC = "kind: synthetic-reviews"
 TINY_TEXT = (
     f"data.parts={{train: [{{{_SYNTHETIC}, rows: 40, seed: 1}}], validation: [{{{_SYNTHETIC}, rows: 4, seed: 2}}], "
-    f"test: [{{{_SYNTHETIC}, rows: 4, seed: 3}}]}}",
-    "tokenizer={kind: trained, algorithm: bpe}",
-    "data.min_characters=20",
-    "data.sequence_length=16",
-    "model.vocab_size=300",
-    "model.hidden_size=16",
-    "model.embedding_size=8",
-    "model.attention_heads=2",
-    "model.ffn_size=32",
-    "model.loops=2",
-    "model.exits=[1]",
-    "model.cycles=1",
-    "model.embedding_cycles=1",
-    "model.dilations=[1]",
-    "model.max_positions=64",
-    "training.epochs=1",
-    "training.batch_size=2",
-    "training.accumulation=2",
-    "training.precision=fp32",
+    f"test: [{{{_SYNTHETIC}, rows: 4, seed: 3}}]}}", "tokenizer={kind: trained, algorithm: bpe}",
+    "data.min_characters=20", "data.sequence_length=16", "model.vocab_size=300", "model.hidden_size=16",
+    "model.embedding_size=8", "model.attention_heads=2", "model.ffn_size=32", "model.loops=2", "model.exits=[1]",
+    "model.cycles=1", "model.embedding_cycles=1", "model.dilations=[1]", "model.max_positions=64",
+    "training.epochs=1", "training.batch_size=2", "training.accumulation=2", "training.precision=fp32",
     "training.log_every=1",
-)
+)  # fmt: skip
 TINY_CLASSES = (
-    f"data.parts={{train: [{{{_SYNTHETIC}, rows: 200, seed: 1}}]}}",
-    "data.split=random-split",
-    "data.max_length=32",
-    "tokenizer={kind: trained, algorithm: wordpiece}",
-    "model.vocab_size=300",
-    "model.hidden_size=16",
-    "model.heads=2",
-    "model.ffn_size=32",
-    "training.epochs=1",
-    "training.precision=fp32",
-)
+    f"data.parts={{train: [{{{_SYNTHETIC}, rows: 200, seed: 1}}]}}", "data.split=random-split",
+    "data.max_length=32", "tokenizer={kind: trained, algorithm: wordpiece}", "model.vocab_size=300",
+    "model.hidden_size=16", "model.heads=2", "model.ffn_size=32", "training.epochs=1", "training.precision=fp32",
+)  # fmt: skip
 TINY_DECODER = (
-    *(record for record in TINY_TEXT if not record.startswith("model.")),
-    "model.vocab_size=300",
-    "model.hidden_size=16",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn_size=32",
-    "model.max_positions=64",
+    *(record for record in TINY_TEXT if not record.startswith("model.")), "model.vocab_size=300",
+    "model.hidden_size=16", "model.heads=2", "model.kv_heads=1", "model.ffn_size=32", "model.max_positions=64",
     "model.rope_theta=10000.0",
-)
+)  # fmt: skip
 _TINY = {"crt": TINY_TEXT, "decoder": TINY_DECODER, "encoder": TINY_CLASSES, "pretrained": TINY_CLASSES}
 
 
 def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny: Sequence[str] = ()) -> Recipe:
-    """A shipped recipe as this session trains it.
-
-    Args:
-        session: whose data it reads.
-        name: of the recipe.
-        overrides: as ``--set`` takes them.
-        tiny: those that a dry run has beyond the others.
-
-    Raises:
-        InputError: no data was brought.
-    """
+    """Return a shipped recipe as this session trains it; ``tiny`` is for dry runs. Raises InputError: no data."""
     recipe = None
     if session.options.data is not None:
         from benchmarks.studies.jobs import load_local_data, with_local_data
@@ -105,29 +68,19 @@ def recipe_for(session: Session, name: str, overrides: Sequence[str] = (), tiny:
     return recipe
 
 
-def device_profile(name: str) -> DeviceProfile:
-    """A shipped hardware profile."""
-    return load_profile(name)
-
-
 def some_steps(
     session: Session, recipe: Recipe, name: str, steps: int, cap: DeviceProfile, *, refuse: bool = True
 ) -> Figures:
-    """Some optimizer steps of the real training, from nothing.
+    """Do some optimizer steps of the real training, from nothing, in a run of this name.
 
     Args:
-        session: in whose folder the run lies.
-        recipe: what is trained.
-        name: of the run.
-        steps: at most.
         cap: the card is cut down to what this profile leaves to a process; not on a CPU, where there is nothing to cut.
-        refuse: do not begin where the prediction says that it will not fit.
+        refuse: do not begin where the prediction says that it will not fit (InputError).
 
     Returns:
         Speed (median of what is logged, less the first record: libraries load in it), predicted and measured peak.
 
     Raises:
-        InputError: it will not fit.
         EdgeformerError: a single row does not fit into memory.
     """
     import torch
@@ -181,12 +134,8 @@ def trained(run: Run) -> Figures:
         if memory.device == "cuda" and predicted is not None:
             # The measured peak is of allocated tensors: without the allocator's gaps, which the reserve is for.
             compared = predicted - (memory.predicted_reserve_bytes or 0)
-        figures |= {
-            "predicted_peak_bytes": predicted,
-            "measured_peak_bytes": measured,
-            "budget_bytes": memory.budget_bytes,
-        }
-        figures |= {"measured_as": memory.measured_as}
+        figures |= {"predicted_peak_bytes": predicted, "measured_peak_bytes": measured}
+        figures |= {"budget_bytes": memory.budget_bytes, "measured_as": memory.measured_as}
         figures["predicted_over_measured"] = compared / measured if compared and measured else None
     return figures
 
@@ -202,12 +151,7 @@ def model_of(recipe: Any, device: str) -> Any:
 
 
 def in_format(model: Any, format_: str) -> Any:
-    """The model with its weights in another number format, in place, as exported graphs have them: norms stay in FP32.
-
-    Args:
-        model: of a family.
-        format_: torch's name of it: float32, float16, bfloat16.
-    """
+    """Put the model's weights into another number format, as exported graphs have them: norms stay in FP32."""
     import torch
 
     for module in model.modules():

@@ -3,52 +3,43 @@
 from __future__ import annotations
 
 import _thread
-import argparse
 import json
-import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import ROOT
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.files import write_json
 from edgeformer.runtimes import library_versions
 from edgeformer.system import nvidia
 from edgeformer.system.host import code_version, describe_host, now
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS, BROUGHT = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "gpu" / "brought"
+BROUGHT = ROOT / "benchmarks" / "gpu" / "brought"
 DONE, FAILED, NO_CARD, UNFINISHED = 0, 1, 2, 3
 """Exit codes: every case is measured; one failed; nothing can be measured here; the time is up, and it can go on."""
+CLOSED = "e793f47f"
+"""Last commit with the scripts of closed rows."""
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a row is run.
+    """How a row is run."""
 
-    Attributes:
-        dry_run: tiny sizes, on whatever computes here; its figures mean nothing and are never kept as results.
-        out: folder of results, a folder per card below it.
-        work: runs and bundles, which are gone on with.
-        data: the public data; None where nothing was brought.
-        minutes: until the row stops; None: it does not.
-        again: measure what is known of this commit once more.
-    """
-
-    dry_run: bool
-    out: Path
-    work: Path
-    data: Path | None
-    minutes: float | None = None
-    again: bool = False
+    dry_run: bool  # tiny sizes, on whatever computes here; its figures mean nothing and are never kept as results
+    out: Path  # folder of results, a folder per card below it
+    work: Path  # runs and bundles, which are gone on with
+    data: Path | None  # the public data; None where nothing was brought
+    minutes: float | None = None  # until the row stops; None: it does not
+    again: bool = False  # measure what is known of this commit once more
 
 
 @dataclass(frozen=True)
@@ -62,45 +53,28 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One question of the checklist.
+    """One question of the checklist."""
 
-    Attributes:
-        number: its place in the checklist, which is the order of worth.
-        topic: of its file: DATE-TOPIC.json.
-        question: what it answers.
-        wanted: what would be a good answer.
-        measure: does its cases in a session.
-        columns: of the table that docs/results/gpu.md shows.
-        variants: the one figure that it shows of cases "model, shape, variant": a column per variant.
-        module: that is run.
-    """
-
-    number: int
-    topic: str
+    number: int  # its place in the checklist, which is the order of worth
+    topic: str  # of its file: DATE-TOPIC.json
     question: str
-    wanted: str
-    measure: Callable[[Session], None]
-    columns: tuple[Column, ...]
-    module: str
-    variants: Column | None = None
+    wanted: str  # what would be a good answer
+    measure: Callable[[Session], None] | None  # None: the row is closed, and its script is in commit CLOSED only
+    columns: tuple[Column, ...]  # of the table that docs/results/gpu.md shows
+    variants: Column | None = None  # the figure that it shows of cases "model, shape, variant", a column per variant
 
 
 class Session:
     """One row at work: cases by name, each measured once for a commit.
 
-    Args:
-        row: the question and its cases.
-        options: how.
-
-    Raises:
-        SystemExit: there is no card, and it is no dry run.
+    Raises SystemExit: there is no card, and it is no dry run.
     """
 
     def __init__(self, row: Row, options: Options) -> None:
         import torch
 
         if not (options.dry_run or torch.cuda.is_available()):
-            print(f"{row.module}: torch sees no CUDA card here; --dry-run tries it on the CPU", file=sys.stderr)
+            print(f"{row.topic}: torch sees no CUDA card here; --dry-run tries it on the CPU", file=sys.stderr)
             raise SystemExit(NO_CARD)
         self.row, self.options, self.tiny = row, options, options.dry_run
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,8 +108,7 @@ class Session:
     def case(self, name: str, measure: Callable[[], Figures]) -> Figures | None:
         """Measure a case that this commit does not know yet, and write it down; what fails is written down as well.
 
-        Returns:
-            Its figures; None: it failed, or the time is up.
+        Return its figures; None: it failed, or the time is up.
         """
         if (existing := self.figures(name)) is not None:
             return existing
@@ -263,45 +236,8 @@ def perform(row: Row, options: Options) -> int:
     cut = False
     try:
         with limited(options.minutes):
-            row.measure(session)
+            if row.measure is not None:
+                row.measure(session)
     except (KeyboardInterrupt, InterruptedRun):
         cut = True
     return session.end(cut=cut)
-
-
-def parser(description: str) -> argparse.ArgumentParser:
-    """The options that rows and the runner share."""
-    command_parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    command_parser.add_argument(
-        "--dry-run", action="store_true", help="tiny sizes on any machine: does the script work?"
-    )
-    command_parser.add_argument("--out", type=Path, help="folder of results (default: benchmarks/results)")
-    command_parser.add_argument("--work", type=Path, help="folder of runs and bundles (default: artifacts/gpu)")
-    command_parser.add_argument(
-        "--data", type=Path, help="public data (default: what was brought, or EDGEFORMER_TEST_DATA)"
-    )
-    command_parser.add_argument("--again", action="store_true", help="measure again what this commit has measured")
-    return command_parser
-
-
-def options_of(arguments: argparse.Namespace) -> Options:
-    """Return the rows of the command line, or the default. Raises SystemExit: a dry run among the results."""
-    dry_run = arguments.dry_run
-    work = arguments.work or ROOT / "artifacts" / ("gpu-dry-run" if dry_run else "gpu")
-    out = arguments.out or (work / "results" if dry_run else RESULTS)
-    if dry_run and out.resolve() == RESULTS:
-        raise SystemExit("--out: figures of a dry run mean nothing; they are not kept in benchmarks/results")
-    candidates = [arguments.data, BROUGHT / "data"]
-    with suppress(KeyError):
-        candidates.append(Path(os.environ["EDGEFORMER_TEST_DATA"]))
-    data = next((folder for folder in candidates if folder is not None and folder.is_dir()), None)
-    return Options(dry_run, out, work, data, arguments.minutes, arguments.again)
-
-
-def main(row: Row, words: Sequence[str] | None = None) -> int:
-    """A row's own command line."""
-    arguments = parser(f"{row.number}. {row.question}\n\nA good answer: {row.wanted}.")
-    arguments.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
-    return perform(row, options_of(arguments.parse_args(words)))

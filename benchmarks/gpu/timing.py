@@ -23,16 +23,10 @@ def rules_of(tiny: bool) -> MeasureRules:
 
 
 def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[str, Any]:
-    """What one call takes.
+    """Return what one call takes, which puts its work into the current stream.
 
-    Args:
-        call: puts its work into the current stream.
-        device: cuda or cpu.
-        rules: when to stop.
-
-    Returns:
-        Milliseconds: ``p50_ms`` until the caller could go on, the card having finished; ``device_p50_ms`` on the card
-        alone, None on a CPU; and how well the sample can be trusted.
+    ``p50_ms`` is until the caller could go on, the card having finished, ``device_p50_ms`` on the card alone (None on a
+    CPU); the other figures say how well the sample can be trusted.
     """
     import torch
 
@@ -44,14 +38,10 @@ def times(call: Callable[[], object], device: str, rules: MeasureRules) -> dict[
     sample = measure(waited, rules)
     summary = summarise(sample.samples_ms, sample.stable, sample.warnings, sample.reason)
     alone = on_device_ms(call, min(len(sample.samples_ms), 50)) if device == "cuda" else None
-    figures = {
-        "p50_ms": summary.p50,
-        "device_p50_ms": alone,
-        "cv": summary.cv,
-        "n": summary.n,
-        "stable": summary.stable,
-    }
-    return {**figures, "warnings": list(summary.warnings)}
+    return {
+        "p50_ms": summary.p50, "device_p50_ms": alone, "cv": summary.cv, "n": summary.n, "stable": summary.stable,
+        "warnings": list(summary.warnings),
+    }  # fmt: skip
 
 
 def on_device_ms(call: Callable[[], object], calls: int) -> float:
@@ -69,9 +59,3 @@ def on_device_ms(call: Callable[[], object], calls: int) -> float:
         second.record()
     torch.cuda.synchronize()
     return statistics.median(first.elapsed_time(second) for first, second in pairs)
-
-
-def ratio(values: list[float], rest: list[float]) -> dict[str, float]:
-    """Of two lists that were measured in turns: the median ratio, the smallest and the largest."""
-    ratios = [value / other for value, other in zip(values, rest, strict=True)]
-    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}

@@ -27,8 +27,8 @@ FOLDER = ROOT / "docs" / "results"
 TEMPLATES = tuple(sorted(FOLDER.glob("*.md.jinja")))
 INDEX = "index.md"
 CLOSED = (
-    "cost.md", "early-exit.md", "int8.md", "language-models.md", "language-runtimes.md", "pretrained.md", "serving.md",
-    "sst2.md",
+    "cost.md", "early-exit.md", "gate.md", "int8.md", "language-models.md", "language-runtimes.md", "pretrained.md",
+    "runtimes.md", "serving.md", "sst2.md",
 )  # fmt: skip
 """Pages of closed questions: their scripts are in the commit that each page names, and nothing writes them again."""
 

@@ -17,9 +17,7 @@ from edgeformer.artifacts.units import format_duration
 def facts() -> dict[str, str]:
     """Name in the templates → its text."""
     return {
-        **ladder(), **runtimes(), **bundles(), **gating(), **memory(), **speeds(), **claims(), **last_epoch(),
-        **own_data(),
-        **wnut(),
+        **ladder(), **bundles(), **memory(), **speeds(), **claims(), **last_epoch(), **own_data(), **wnut(),
         **three_commands(),
     }  # fmt: skip
 
@@ -111,31 +109,6 @@ def ladder() -> dict[str, str]:
         "ladder_teacher_sst_test": f"{runs['minilm_sst2']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_light_bf16": f"{runs['recurrent_distilled_sst2-bf16']['tests']['sst-test']['accuracy']:.4f}",
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
-    }
-
-
-def runtimes() -> dict[str, str]:
-    """Memory of the light model in each runtime over its weights' bytes, in FP32."""
-    names = {
-        "onnx": "onnx-fp32 CPUExecutionProvider", "openvino": "onnx-fp32 openvino-cpu", "litert": "litert-fp32 litert",
-        "executorch": "executorch-fp32 executorch",
-    }  # fmt: skip
-    light = result("2026-11-27-runtimes")["runs"]["light"]["artifacts"]
-    memory = {name: light[key]["resident_bytes"] / light[key]["unique_bytes"] for name, key in names.items()}
-    return {
-        **{f"runtimes_light_{name}": f"{ratio:.2f}" for name, ratio in memory.items()},
-        "shared_weights_unique": f"{result('2026-11-27-shared-weights')['unique_bytes'] / 1e6:.1f}",
-    }
-
-
-def gating() -> dict[str, str]:
-    """Figures of the gate's errors."""
-    bars = {bar["bar"]: bar for bar in result("2026-11-23-gate")["bars"]}
-    alarms = next(bar for name, bar in bars.items() if name.startswith("alarms"))
-    detected = next(bar for name, bar in bars.items() if name.startswith("10%"))
-    return {
-        "gate_alarms": f"{alarms['value']:g} of {alarms['of']}",
-        "gate_detected": f"{detected['value']:g} of {detected['of']}",
     }
 
 

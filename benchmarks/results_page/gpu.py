@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frame import markdown
+from benchmarks.frame import RESULTS, markdown
 from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.session import RESULTS, Column, Row
+from benchmarks.gpu.session import CLOSED, Column, Row
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.units import markdown as escaped
 
@@ -29,13 +29,9 @@ SUMMARY = {
 
 
 def gpu(folder: Path = RESULTS) -> str:
-    """Return a headline, and a part per card and row, in the checklist's order.
+    """Return a headline, and a part per card and row, in the checklist's order; results of a card lie in its folder.
 
-    Args:
-        folder: of results; those of a card lie in a folder of its name.
-
-    Raises:
-        InputError: the figures of a dry run are among them.
+    Raises InputError: the figures of a dry run are among them.
     """
     topics = {row.topic: row for row in ROWS}
     newest: dict[tuple[str, str], dict[str, Any]] = {}
@@ -59,9 +55,10 @@ def gpu(folder: Path = RESULTS) -> str:
 def _section(row: Row, document: dict[str, Any]) -> str:
     parts = [f"## {row.question[0].upper()}{row.question[1:]} ({document['gpu']})"]
     torch = document["versions"].get("torch", "–")
+    script = f"`benchmarks/gpu/{row.topic.replace('-', '_')}.py` of commit {CLOSED}"
+    command = script if row.measure is None else f"`python -m benchmarks gpu --rows {row.number}`"
     parts.append(
-        f"`python -m benchmarks.gpu.{row.module}`, {document['began'][:10]}, torch {torch}, commit "
-        f"{document['commit']}. A good result: {row.wanted}."
+        f"{command}, {document['began'][:10]}, torch {torch}, commit {document['commit']}. A good result: {row.wanted}."
     )
     if not document["complete"]:
         remaining = ", ".join(document.get("left", []))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
-import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
@@ -93,36 +91,6 @@ def drift() -> str:
     return markdown(["artifact", *(f"loop {number + 1}" for number in range(loops))], rows)
 
 
-def gate() -> str:
-    """Verdicts of `gate` for the same file and for planted slowdowns, and the targets."""
-    from benchmarks.gate import result as words_of  # loads the measuring
-
-    figures = result("2026-11-23-gate")
-    cases: dict[str, list[dict[str, Any]]] = {}
-    for run in figures["runs"]:
-        cases.setdefault(run["case"].replace("planted", "slower"), []).append(run)
-
-    def said(runs: list[dict[str, Any]]) -> str:
-        text = "; ".join(f"{count} × {words}" for words, count in Counter(map(words_of, runs)).most_common())
-        return text.replace("not known", "unknown difference")
-
-    rows = [
-        [name, f"{len(runs)}", said(runs), f"{statistics.median(run['seconds'] for run in runs):.0f}"]
-        for name, runs in cases.items()
-    ]
-    verdicts = {True: "met", False: "not met", None: "not enough runs yet"}
-    bars = [
-        [
-            bar["bar"].replace("found", "detected").replace("alarms and errors of", "difference reported for"),
-            f"{bar['value']:g}" + (f" of {bar['of']}" if bar["of"] is not None else ""),
-            verdicts[bar["met"]],
-        ]
-        for bar in figures["bars"]
-    ]
-    text = markdown(["candidate", "runs", "verdict, difference", "median s"], rows)
-    return f"{text}\n\n{markdown(['target', 'measured', 'verdict'], bars)}"
-
-
 def plan() -> str:
     """Predicted and measured peak memory of training."""
 
@@ -152,4 +120,4 @@ def deployed() -> str:
     return markdown(["model", "artifact", "bytes", "÷ FP32", "score"], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (light_sizes, drift, gate, plan, deployed)}
+TABLES: dict[str, Callable[[], str]] = {table.__name__: table for table in (light_sizes, drift, plan, deployed)}

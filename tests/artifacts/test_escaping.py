@@ -47,15 +47,11 @@ def test_formulas_in_csv_are_quoted(text: str, is_formula: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("model_fp16.onnx", "model_fp16.onnx"),
-        ("_x_", "\\_x\\_"),
-        ("a|b`c`", "a\\|b\\`c\\`"),
-        ("<img src=x>", "&lt;img src=x&gt;"),
-        ("https://evil.example", "https\\://evil.example"),
-        ("two\nlines", "two lines"),
-        ("1.23 ms", "1.23 ms"),
+        ("model_fp16.onnx", "model_fp16.onnx"), ("_x_", "\\_x\\_"), ("a|b`c`", "a\\|b\\`c\\`"),
+        ("<img src=x>", "&lt;img src=x&gt;"), ("https://evil.example", "https\\://evil.example"),
+        ("two\nlines", "two lines"), ("1.23 ms", "1.23 ms"),
     ],
-)
+)  # fmt: skip
 def test_markdown(text: str, expected: str) -> None:
     assert markdown(text) == expected
     assert [markdown_line(text) for text in ("# x", "- x", "1. x", "+ x", "x # y")] == [

@@ -20,18 +20,12 @@ def engine(sha256: str = "a" * 64, **changes: Any) -> ArtifactManifest:
 def record(manifest: BundleManifest, device: str = CARD, **changes: Any) -> TargetRecord:
     entry = next(entry for entry in manifest.artifacts if entry.id == "engine")
     facts: dict[str, Any] = {
-        "artifact": entry.id,
-        "artifact_sha256": files_sha256(entry, manifest.files),
-        "device": device,
-        "compute_capability": "8.9",
-        "runtime": {"tensorrt-rtx": "1.7.1"},
-        "recorded": "2026-11-22T00:00:00.000+00:00",
-        "code_version": "1",
-        "status": "verified",
+        "artifact": entry.id, "artifact_sha256": files_sha256(entry, manifest.files), "device": device,
+        "compute_capability": "8.9", "runtime": {"tensorrt-rtx": "1.7.1"},
+        "recorded": "2026-11-22T00:00:00.000+00:00", "code_version": "1", "status": "verified",
         "parity": Parity(status="measured", n=64, max_abs_error=1e-3, tolerance=1e-2, tolerance_kind="relative"),
-        "score": accuracy(0.90),
-        "validation": accuracy(0.91),
-    }
+        "score": accuracy(0.90), "validation": accuracy(0.91),
+    }  # fmt: skip
     return TargetRecord.model_validate(facts | changes).signed()
 
 

@@ -42,14 +42,9 @@ def perplexity(value: float) -> LanguageScore:
 
 def artifact(name: str, size: int = 500, **changes: Any) -> ArtifactManifest:
     entry = ArtifactManifest(
-        id=name,
-        file=f"onnx/{name}.onnx",
-        format="onnx",
-        precision="fp32",
-        status="built",
-        size_bytes=size,
+        id=name, file=f"onnx/{name}.onnx", format="onnx", precision="fp32", status="built", size_bytes=size,
         validation=accuracy(0.9),
-    )
+    )  # fmt: skip
     return entry.model_copy(update=changes)
 
 
@@ -81,32 +76,20 @@ def bundle(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
 
 def row(name: str, p50: float = 4.0, size: int = 500, peak: int = 1000, **changes: Any) -> Row:
     measured = Row(
-        artifact=name,
-        precision="fp32",
-        provider=CPU,
-        where="host",
-        phase="steady",
-        batch=1,
-        seq=128,
+        artifact=name, precision="fp32", provider=CPU, where="host", phase="steady", batch=1, seq=128,
         latency_ms=Latency(status="measured", p50=p50, n=100, stable=True),
-        memory_bytes=Memory(status="measured", peak=peak),
-        size_bytes=size,
-        energy_mj=Energy(status="unavailable", reason="no counter"),
-        threads=2,
-    )
+        memory_bytes=Memory(status="measured", peak=peak), size_bytes=size,
+        energy_mj=Energy(status="unavailable", reason="no counter"), threads=2,
+    )  # fmt: skip
     return measured.model_copy(update=changes)
 
 
 def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
     return row(
-        name,
-        size=size,
-        where="device",
-        provider="CUDAExecutionProvider",
-        threads=None,
+        name, size=size, where="device", provider="CUDAExecutionProvider", threads=None,
         latency_ms=Latency(status="estimated", low=low, high=high, p50=(low * high) ** 0.5),
         memory_bytes=Memory(status="estimated", low=1000, high=2000),
-    )
+    )  # fmt: skip
 
 
 def run(

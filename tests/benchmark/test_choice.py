@@ -171,16 +171,10 @@ def test_an_engine_scored_on_its_target_can_be_picked() -> None:
     options = ChoiceOptions(0.9)
     assert picked(run(manifest, rows, options=options)) == ("model", 2), "its answers are not known"
     in_bundle = TargetRecord(
-        artifact="engine",
-        artifact_sha256="0" * 64,
-        device="RTX 4050",
-        runtime={},
-        recorded="2026-11-22",
-        code_version="1",
-        status="verified",
-        parity=Parity(status="measured", max_abs_error=1e-3, tolerance_kind="relative"),
-        validation=accuracy(0.91),
-    )
+        artifact="engine", artifact_sha256="0" * 64, device="RTX 4050", runtime={}, recorded="2026-11-22",
+        code_version="1", status="verified",
+        parity=Parity(status="measured", max_abs_error=1e-3, tolerance_kind="relative"), validation=accuracy(0.91),
+    )  # fmt: skip
     result = run(manifest, rows, options=options, records={"engine": in_bundle})
     assert picked(result) == ("engine", 2) and result.candidates[1].scored_on == "RTX 4050"
     worse = in_bundle.model_copy(update={"validation": accuracy(0.89)})

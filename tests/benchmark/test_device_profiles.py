@@ -151,23 +151,14 @@ def test_a_card_is_its_own_profile_and_no_other(
 @pytest.mark.parametrize(
     ("name", "gib"),
     [
-        ("NVIDIA GeForce RTX 4060", 8),
-        ("NVIDIA GeForce RTX 3050", 8),
-        ("NVIDIA GeForce RTX 3050 Laptop GPU", 4),
-        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 6),
-        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4),
-        ("NVIDIA GeForce GTX 1650 SUPER", 4),
-        ("NVIDIA GeForce GTX 1650 Ti", 4),
-        ("NVIDIA GeForce GTX 1650 with Max-Q Design", 4),
-        ("NVIDIA L40S", 45),
-        ("NVIDIA T4G", 16),
-        ("NVIDIA A100-SXM4-40GB", 40),
-        ("NVIDIA A100 80GB PCIe", 80),
-        ("NVIDIA H100 PCIe", 80),
-        ("NVIDIA H200 NVL", 140),
-        ("NVIDIA GeForce RTX 5090", 32),
+        ("NVIDIA GeForce RTX 4060", 8), ("NVIDIA GeForce RTX 3050", 8), ("NVIDIA GeForce RTX 3050 Laptop GPU", 4),
+        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 6), ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4),
+        ("NVIDIA GeForce GTX 1650 SUPER", 4), ("NVIDIA GeForce GTX 1650 Ti", 4),
+        ("NVIDIA GeForce GTX 1650 with Max-Q Design", 4), ("NVIDIA L40S", 45), ("NVIDIA T4G", 16),
+        ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA A100 80GB PCIe", 80), ("NVIDIA H100 PCIe", 80),
+        ("NVIDIA H200 NVL", 140), ("NVIDIA GeForce RTX 5090", 32),
     ],
-)
+)  # fmt: skip
 def test_a_sibling_of_a_card_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch, name: str, gib: int) -> None:
     assert present(monkeypatch, card(name, gib * GIB)) == []
 

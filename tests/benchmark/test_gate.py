@@ -21,9 +21,7 @@ from edgeformer.benchmark import paired_run
 from edgeformer.benchmark.gate import GATE_LIMITS, GateOptions, file_checks, gate_bundles, memory_check, named_baseline
 from edgeformer.benchmark.gate_result import UNDECIDED, Gate, GateCheck
 from edgeformer.benchmark.gate_scores import ArtifactPair
-from edgeformer.benchmark.paired_run import (
-    Pairing,
-)
+from edgeformer.benchmark.paired_run import Pairing
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle, seal
 from edgeformer.report.gate import append_summary, junit_xml, markdown_summary

@@ -60,11 +60,7 @@ def test_an_artifact_that_fails_leaves_the_others_and_an_unknown_verdict(on_cpu:
     assert all("not enough memory" in str(row.latency_ms.reason) for row in greedy)
     checks = {(check.artifact, check.name): check for check in on_cpu.verdict.checks}
     assert [checks["model", name].status for name in ("size", "latency", "memory")] == ["pass"] * 3
-    assert [checks["greedy", name].status for name in ("size", "latency", "memory")] == [
-        "pass",
-        "unknown",
-        "unknown",
-    ]
+    assert [checks["greedy", name].status for name in ("size", "latency", "memory")] == ["pass", "unknown", "unknown"]
     assert on_cpu.verdict.status == "unknown"
 
 

@@ -91,10 +91,7 @@ def test_no_estimate_where_nobody_can_count(tmp_path: Path) -> None:
     from onnx import helper
 
     nodes = [helper.make_node("GridSample", ["x", "grid"], ["y"], mode="linear")]
-    inputs = [
-        graphs.value("x", graphs.FLOAT, [1, 3, 64, 64]),
-        graphs.value("grid", graphs.FLOAT, [1, 64, 64, 2]),
-    ]
+    inputs = [graphs.value("x", graphs.FLOAT, [1, 3, 64, 64]), graphs.value("grid", graphs.FLOAT, [1, 64, 64, 2])]
     graph = graphs.model(nodes, inputs, [graphs.value("y", graphs.FLOAT, [1, 3, 64, 64])], opset=20)
     bundle = bundle_of(tmp_path, graph)
     (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
@@ -144,11 +141,7 @@ def test_the_command_takes_any_file(
     ],
 )
 def test_slips(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     import_onnx(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
     monkeypatch.chdir(tmp_path)

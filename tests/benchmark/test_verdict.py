@@ -59,8 +59,7 @@ def test_everything_inside_its_limit_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "failed"),
-    [({"size": 499}, "size"), ({"latency": 3.9}, "latency"), ({"memory": 999}, "memory")],
+    ("change", "failed"), [({"size": 499}, "size"), ({"latency": 3.9}, "latency"), ({"memory": 999}, "memory")]
 )
 def test_one_limit_exceeded_fails_the_verdict_and_only_its_check(change: dict[str, object], failed: str) -> None:
     verdict = check_budget([row()], limits(**change))

@@ -93,8 +93,7 @@ def test_wrong_arguments(folder: Path, command: str, expected: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["train", "absent.yaml"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]],
+    "arguments", [["train", "absent.yaml"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]]
 )
 def test_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> None:
     outcome = edgeformer(*arguments, "--json", cwd=folder)

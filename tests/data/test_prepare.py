@@ -26,13 +26,9 @@ CLS, SEP, A, B, C, D = range(2, 8)
 def recipe(parts, protocol="random-split", tokenizer=None, vocab_size=250, **data) -> ClassificationRecipe:
     section = {"parts": parts, "split": protocol, "labels": ["negative", "positive"], "max_length": 32, **data}
     document = {
-        "name": "test",
-        "task": "classification",
-        "data": section,
-        "tokenizer": tokenizer or {"kind": "trained"},
-        "model": {**MODEL, "residual_scale": 0, "vocab_size": vocab_size},
-        "training": TRAINING,
-    }
+        "name": "test", "task": "classification", "data": section, "tokenizer": tokenizer or {"kind": "trained"},
+        "model": {**MODEL, "residual_scale": 0, "vocab_size": vocab_size}, "training": TRAINING,
+    }  # fmt: skip
     return recipe_type("classification", "encoder").model_validate(document)
 
 

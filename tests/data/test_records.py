@@ -24,7 +24,7 @@ from edgeformer.data.sources import Columns, read
 from edgeformer.training.init import DraftOptions, draft
 
 GERMAN = "Die Rechnung für März ist größer als üblich, bitte prüfen."
-PACKERS = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
+PACKERS = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -79,14 +79,6 @@ def test_csv_has_quotes_and_rows_begin_at_their_first_line(tmp_path: Path) -> No
     path = write(tmp_path, "d.csv", ";text;label;\n0;fine;1;\n")
     assert rows(path) == [("fine", "1", "line 2")]
     assert rows(path, text="column 1") == [("0", "1", "line 2")]
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.tsv", b"text\tlabel\nfine\t1\n"), ("a.jsonl", b'{"text": "fine", "label": "1"}\n')]
-)
-def test_compressed_files_are_read(tmp_path: Path, name: str, content: bytes, suffix: str) -> None:
-    assert rows(write(tmp_path, name + suffix, PACKERS[suffix](content)))[0][:2] == ("fine", "1")
 
 
 @pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2"])

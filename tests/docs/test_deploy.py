@@ -62,12 +62,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "name": "several",
         "task": "multi-label-classification",
         "data": {
-            "parts": {"train": part, "validation": part, "test": part},
-            "split": "given",
-            "labels": ["food", "staff"],
-            "label_separator": ",",
-            "thresholds": {"food": 0.2, "staff": 0.5},
-            "max_length": 16,
+            "parts": {"train": part, "validation": part, "test": part}, "split": "given", "labels": ["food", "staff"],
+            "label_separator": ",", "thresholds": {"food": 0.2, "staff": 0.5}, "max_length": 16,
         },
         "tokenizer": {"kind": "trained"},
         "model": {

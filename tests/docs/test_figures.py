@@ -79,9 +79,6 @@ STATED = {
     "six layers of width 384": "a setting",
     "The 92M language model": "the size of the model",
     "for an RTX 4050": "a device",
-    "The aim was a memory of 1.15 with at most 5% more time": "a target of the project",
-    "planted slowdown of 10%, the candidate computes 11 calls in the time that is compared with 10 calls of the "
-    "baseline; for 3%, 34 against 33": "a setting",
 }
 """Text with a number that is no measurement → the meaning of the number."""
 NAMES = re.compile(r"span F1|SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")

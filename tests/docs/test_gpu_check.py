@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import estimates, levers, out_of_memory
+from benchmarks.gpu import estimates, levers
 from benchmarks.gpu import session as sessions
+from benchmarks.gpu.__main__ import OPEN
 from benchmarks.gpu.rows import ROWS
 from benchmarks.gpu.session import DONE, FAILED, Column, Options, Row, Session, perform
 from benchmarks.results_page.gpu import gpu, table
@@ -33,7 +34,7 @@ def read_document(options: Options, row: Row) -> dict[str, object]:
     return document
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.topic)
+@pytest.mark.parametrize("row", OPEN, ids=lambda row: row.topic)
 @pytest.mark.slow
 def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     if row.topic == "estimates":  # as if it was exported before, which takes half of all these tests' time
@@ -46,10 +47,6 @@ def test_every_row_runs_on_a_cpu(row: Row, options: Options, capsys: pytest.Capt
     assert document["dry_run"] is True and document["commit"] == "0.1.0+0123456789" and document["versions"]["torch"]  # type: ignore[index]
     displayed = table(row.columns, cases)
     assert [name for name, case in cases.items() if "figures" not in case] == []
-    if row.topic == "out-of-memory":
-        summary = document["summary"]
-        assert isinstance(summary, dict) and len(summary) == 2 * len(out_of_memory.PHASES)
-        assert all(case["survived"] and case["noise"] == 0.0 for case in summary.values())
     assert displayed.count("\n") == len(cases) + 1 and len(displayed.splitlines()[0].split("|")) == len(row.columns) + 3
 
 
@@ -66,14 +63,11 @@ def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options
 def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
     assert [row.number for row in ROWS] == list(range(1, 14))
     assert len({row.topic for row in ROWS}) == len(ROWS)
-    for row in ROWS:
-        source = Path(sessions.__file__).parent / f"{row.module}.py"
-        assert "raise SystemExit(main(ROW))" in source.read_text(encoding="utf-8")
 
 
 def row_of(measure: object, number: int = 1) -> Row:
     """A row that measures nothing real."""
-    return Row(number, f"topic-{number}", "is it?", "yes", measure, (Column("value", "value"),), "none")  # type: ignore[arg-type]
+    return Row(number, f"topic-{number}", "is it?", "yes", measure, (Column("value", "value"),))  # type: ignore[arg-type]
 
 
 def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options) -> None:

@@ -11,13 +11,7 @@ import pytest
 from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.estimate.fit import (
-    TimedCall,
-    estimated_us,
-    fit,
-    nnls,
-    with_cross_validation,
-)
+from edgeformer.estimate.fit import TimedCall, estimated_us, fit, nnls, with_cross_validation
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import beyond_cache, far_bytes, node_us, rates_of
 

@@ -112,20 +112,8 @@ def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepare
     causality = model_spec_of(recipe).adapter.causality(model)
     assert causality is not None
     return RunManifest(
-        run=name,
-        status="finished",
-        task=recipe.task,
-        recipe=recipe.name,
-        recipe_sha256=recipe.fingerprint(),
-        started="2026-11-21T00:00:00.000+00:00",
-        parameters=count_parameters(model),
-        vocabulary=recipe.model.vocab_size,
-        precision="fp32",
-        attention=AttentionUse(requested="sdpa", used="sdpa"),
-        data=data.summary,
-        leaks=causality.leaks,
-        causality=causality,
-        versions={},
-        code_version="0",
-        host={},
-    )
+        run=name, status="finished", task=recipe.task, recipe=recipe.name, recipe_sha256=recipe.fingerprint(),
+        started="2026-11-21T00:00:00.000+00:00", parameters=count_parameters(model),
+        vocabulary=recipe.model.vocab_size, precision="fp32", attention=AttentionUse(requested="sdpa", used="sdpa"),
+        data=data.summary, leaks=causality.leaks, causality=causality, versions={}, code_version="0", host={},
+    )  # fmt: skip

@@ -47,6 +47,7 @@ def test_a_decode_graph_takes_several_tokens_behind_others(bundle: Bundle, artif
         assert difference < (1e-4 if "fp32" in artifact else 0.02)
 
 
+@pytest.mark.slow
 def test_the_head_of_the_step_artifact_has_8_bits_as_in_the_other_graphs() -> None:
     model = ADAPTER.build(language_recipe(**SIZES)).eval()
     graphs = quantized_graphs(ADAPTER.trace(model, ["input_ids"], steps=True), "int4")

@@ -28,6 +28,7 @@ print(json.dumps({"code": done.returncode, "out": done.stdout, "err": done.stder
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--fp16", pytest.param("--int8", marks=pytest.mark.torture)])
 def test_full_disk_keeps_the_old_bundle(finished_run: Path, disk: Path, option: str) -> None:
     old = {p.relative_to(finished_run).as_posix(): sha256_of(p) for p in finished_run.rglob("*") if p.is_file()}

@@ -177,10 +177,7 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
 
 def test_a_product_that_would_stay_fp32_is_refused() -> None:
     transposed = [helper.make_node("Transpose", ["w"], ["v"])]
-    for model, weight in (
-        (product(transposed, ["x", "v"]), "v"),
-        (product([], ["w", "x"]), "w"),
-    ):
+    for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
         with pytest.raises(
             EdgeformerError, match=f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
         ):

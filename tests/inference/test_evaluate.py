@@ -29,12 +29,7 @@ from edgeformer.models.weights import load_model
 from edgeformer.run import Location, locate, read_run
 from edgeformer.tasks.early_exit import SWEEP
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from tests.export.language_run import (
-    EXIT,
-    LOOPS,
-    WORDS,
-    exported_language_run,
-)
+from tests.export.language_run import EXIT, LOOPS, WORDS, exported_language_run
 
 THRESHOLD = 0.018
 """Some tokens of the language model reach it: all 300 words are about equally likely."""
@@ -100,10 +95,7 @@ def test_changed_data_are_refused(finished_run: Path, tmp_path: Path) -> None:
     [
         ({"artifact": "onnx-int8"}, "onnx-fp32, onnx-fp16, torch"),
         ({"split": "tset"}, "--split 'tset'"),
-        (
-            {"artifact": "onnx-fp32", "threshold": 0.5},
-            "onnx-fp32 cannot exit early; .* --exit all",
-        ),
+        ({"artifact": "onnx-fp32", "threshold": 0.5}, "onnx-fp32 cannot exit early; .* --exit all"),
         ({"threshold": 1.5}, "must be a probability from 0 to 1"),
         ({"label": "stars"}, "add --data FILE"),
     ],

@@ -229,13 +229,9 @@ def test_a_bundle_needs_no_torch(exported: Path, tmp_path: Path) -> None:
     flags = ("--confidence", "--threshold", "0.018", "--floor", "0")
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, "generate", "device", PROMPT, "--seed", "3", "--json", *flags],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONUTF8": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
+        cwd=tmp_path, env={**os.environ, "PYTHONUTF8": "1"}, capture_output=True, text=True, encoding="utf-8",
         check=False,
-    )
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     expected = run_generate(exported, PROMPT, SAMPLED, artifact="torch", early=LOW_THRESHOLD)

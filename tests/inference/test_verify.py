@@ -147,12 +147,7 @@ def test_tolerances_of_fp32_and_fp16(
 
 def int8_parity(max_abs_error: float) -> Parity:
     return Parity(
-        status="measured",
-        n=5,
-        max_abs_error=max_abs_error,
-        top1_agreement=1.0,
-        tolerance=None,
-        tolerance_kind="score",
+        status="measured", n=5, max_abs_error=max_abs_error, top1_agreement=1.0, tolerance=None, tolerance_kind="score"
     )
 
 

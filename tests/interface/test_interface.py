@@ -11,14 +11,7 @@ import pytest
 
 from edgeformer.benchmark.gate_result import Gate, GateCheck
 from tests.cli.run_cli import Outcome, edgeformer
-from tests.interface.record import (
-    key_paths,
-    load,
-    missing_keys,
-    missing_options,
-    read_commands,
-    run_documents,
-)
+from tests.interface.record import key_paths, load, missing_keys, missing_options, read_commands, run_documents
 
 OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), load("exit_codes.json")
 

@@ -108,10 +108,7 @@ def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.Monk
     assert process.endswith(f"({other.pid})") and "python" in process.lower()
     assert ended == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"
     noted = doubts(Conditions(**described), CUDA)
-    assert noted[-3:-1] == [
-        "the card lowered its clocks: power limit",
-        "the card lowered its clocks: heat (software)",
-    ]
+    assert noted[-3:-1] == ["the card lowered its clocks: power limit", "the card lowered its clocks: heat (software)"]
     assert process in noted[-1]
     assert not any("card" in note for note in doubts(Conditions(**described), CPU))
 

@@ -16,10 +16,7 @@ from edgeformer.models.blocks.language_loss import IGNORED, TokenLosses, chunked
 from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config, public_layout
-from edgeformer.models.crt.model import (
-    CRT,
-    DilatedConv,
-)
+from edgeformer.models.crt.model import CRT, DilatedConv
 from edgeformer.training.plan.plan import count_offline
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 

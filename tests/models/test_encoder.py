@@ -23,13 +23,7 @@ from edgeformer.models.blocks.layers import MASKED, RMSNorm, fp16_copy
 from edgeformer.models.blocks.tracing import Exits, GraphSpec, export_graph
 from edgeformer.models.encoder import EncoderConfig, adapter
 from edgeformer.models.encoder.adapter import ADAPTER
-from edgeformer.models.encoder.model import (
-    FIRST,
-    EncoderClassifier,
-    Rotation,
-    SelfAttention,
-    SwiGLU,
-)
+from edgeformer.models.encoder.model import FIRST, EncoderClassifier, Rotation, SelfAttention, SwiGLU
 from edgeformer.models.weights import load_weights
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.training.plan.plan import count_offline

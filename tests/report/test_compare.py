@@ -16,13 +16,7 @@ from edgeformer.artifacts.files import write_json
 from edgeformer.artifacts.manifest import LEAKS
 from edgeformer.artifacts.report import Latency
 from edgeformer.cli.app import app
-from edgeformer.report.compare import (
-    compare_reports,
-    format_comparison,
-    format_pairs,
-    report_of,
-    run_records,
-)
+from edgeformer.report.compare import compare_reports, format_comparison, format_pairs, report_of, run_records
 from edgeformer.run import Location, locate, read_run
 from edgeformer.tasks.language_modeling import LanguageScore
 from tests.report.made_reports import copy_run, estimated, made_report, made_row, measured

@@ -12,14 +12,7 @@ import pytest
 
 from edgeformer.artifacts.documents import find, read_yaml
 from edgeformer.artifacts.report import Latency, Memory, Report
-from tests.report.made_reports import (
-    estimated,
-    html_of,
-    made_report,
-    made_row,
-    made_search,
-    measured,
-)
+from tests.report.made_reports import estimated, html_of, made_report, made_row, made_search, measured
 from tests.web.browser import Tab, headless
 
 _VOID = {"meta", "br", "img", "hr", "input", "link"}

@@ -90,11 +90,7 @@ def test_every_provider_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_default_provider(
-    card: tuple[str, str] | None,
-    built_in: list[str],
-    plugin: RtxPlugin,
-    provider: str,
-    monkeypatch: pytest.MonkeyPatch,
+    card: tuple[str, str] | None, built_in: list[str], plugin: RtxPlugin, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards = [nvidia.Gpu(0, card[0], "GPU-1", 6 * 2**30, card[1])] if card else []
     monkeypatch.setattr(nvidia, "gpus", lambda: cards)

@@ -44,14 +44,9 @@ needs_rtx = pytest.mark.skipif(
 POSITIONS, LENGTH = 512, 64
 TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
 ENGINE = EngineBuild(
-    builder="tensorrt-rtx 1",
-    seconds=1.0,
-    checked_by="builder log",
-    weight_elements={"FP16": 900, "FP32": 30},
-    weight_bytes=2000,
-    graph_bytes=2100,
-    shapes={},
-)
+    builder="tensorrt-rtx 1", seconds=1.0, checked_by="builder log", weight_elements={"FP16": 900, "FP32": 30},
+    weight_bytes=2000, graph_bytes=2100, shapes={},
+)  # fmt: skip
 
 
 def job(precision: Precision = "fp16", progress: Progress = SILENT, **changes: Any) -> BuildJob:

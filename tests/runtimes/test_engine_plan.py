@@ -155,13 +155,9 @@ def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
 
 def engine(**changes: object) -> ArtifactManifest:
     entry = ArtifactManifest(
-        id="tensorrt-rtx-fp16",
-        file="engines/model_fp16.rtx4050.engine",
-        format="tensorrt-rtx",
-        precision="fp16",
-        status="built",
-        built_for=BUILT_FOR,
-    )
+        id="tensorrt-rtx-fp16", file="engines/model_fp16.rtx4050.engine", format="tensorrt-rtx", precision="fp16",
+        status="built", built_for=BUILT_FOR,
+    )  # fmt: skip
     return entry.model_copy(update=changes)
 
 

@@ -26,8 +26,7 @@ from edgeformer.runtimes.runtime import Target
 from tests.runtimes.looped_module import INPUTS, LENGTH, VOCABULARY, Looped, graph, job_for
 
 pytestmark = pytest.mark.skipif(
-    runtime.EXECUTORCH.missing() is not None,
-    reason="the extra executorch is not installed, which makes programs",
+    runtime.EXECUTORCH.missing() is not None, reason="the extra executorch is not installed, which makes programs"
 )
 
 

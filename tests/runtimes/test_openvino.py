@@ -23,13 +23,7 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
-from edgeformer.runtimes import (
-    OpenOptions,
-    cannot_run,
-    opener_of,
-    provider_facts,
-    requested_providers,
-)
+from edgeformer.runtimes import OpenOptions, cannot_run, opener_of, provider_facts, requested_providers
 from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
@@ -164,13 +158,9 @@ def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     home.mkdir()
     environment = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, timeout=300,
         check=False,
-    )
+    )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "[] 1"), done.stderr
     assert [path for path in home.rglob("*") if "intel" in str(path).lower() or "openvino" in str(path)] == []
 

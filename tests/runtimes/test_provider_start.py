@@ -14,14 +14,7 @@ import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.runtimes.onnxruntime import providers
-from edgeformer.runtimes.onnxruntime.providers import (
-    CPU,
-    CUDA,
-    RTX,
-    TENSORRT,
-    load_cuda_libraries,
-    rtx_options,
-)
+from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA, RTX, TENSORRT, load_cuda_libraries, rtx_options
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.system import cuda_driver
 from edgeformer.system.capability import Answer

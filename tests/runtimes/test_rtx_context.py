@@ -66,11 +66,7 @@ def test_the_stand_in_has_nothing_that_tensorrt_rtx_lacks() -> None:
 
 def test_measuring_compiles_before_the_first_answer_and_captures(bundle: Bundle) -> None:
     settings, engine = run(bundle, MEASURING, calls=5)
-    assert settings == {
-        "kernel_specialization": "eager",
-        "cuda_graphs": "whole_graph_capture",
-        "runtime_cache": "new",
-    }
+    assert settings == {"kernel_specialization": "eager", "cuda_graphs": "whole_graph_capture", "runtime_cache": "new"}
     assert engine.config is not None and engine.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
     assert len(engine.calls) == 5 and len(set(engine.calls)) == 1, "shapes and addresses repeat: one captured graph"
     settings, _ = run(bundle, ANSWERING)

@@ -87,15 +87,9 @@ def classifier_module(graph: ArtifactManifest) -> Any:
 def job_of(bundle: Path, notes: list[str]) -> BuildJob:
     (bundle / "engines").mkdir()
     return BuildJob(
-        bundle=bundle,
-        graphs=(graph_of(bundle),),
-        precision="fp32",
-        max_length=12,
-        max_positions=POSITIONS,
-        progress=Progress(),
-        note=notes.append,
-        module=classifier_module,
-    )
+        bundle=bundle, graphs=(graph_of(bundle),), precision="fp32", max_length=12, max_positions=POSITIONS,
+        progress=Progress(), note=notes.append, module=classifier_module,
+    )  # fmt: skip
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -106,14 +100,10 @@ def inputs() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "check",
     [
-        conformance.check_identity,
-        conformance.check_light,
-        conformance.check_capabilities,
-        conformance.check_providers,
-        conformance.check_estimable,
-        conformance.check_builders,
+        conformance.check_identity, conformance.check_light, conformance.check_capabilities,
+        conformance.check_providers, conformance.check_estimable, conformance.check_builders,
     ],
-)
+)  # fmt: skip
 def test_every_runtime_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
     check(runtime)
 

@@ -97,14 +97,9 @@ def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
 def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManifest:
     """The manifest entry of the file at ``path`` in ``bundle``."""
     entry = ArtifactManifest(
-        id=Path(path).stem,
-        file=path,
-        format="onnx",
-        precision="fp32",
-        status="built",
-        size_bytes=(bundle / path).stat().st_size,
-        sha256=sha256_of(bundle / path),
-    )
+        id=Path(path).stem, file=path, format="onnx", precision="fp32", status="built",
+        size_bytes=(bundle / path).stat().st_size, sha256=sha256_of(bundle / path),
+    )  # fmt: skip
     return entry.model_copy(update=changes)
 
 

@@ -16,16 +16,10 @@ from edgeformer.artifacts.scores import Evaluation, EvaluationRow
 from edgeformer.models import load_recipe
 
 TINY = {
-    "data.parts.train.0.rows": 400,
-    "training.epochs": 2,
-    "training.precision": "fp32",
-    "training.log_every": 1,
-    "training.batch_size": 32,
-    "model.hidden_size": 16,
-    "model.heads": 2,
-    "model.ffn_size": 32,
+    "data.parts.train.0.rows": 400, "training.epochs": 2, "training.precision": "fp32", "training.log_every": 1,
+    "training.batch_size": 32, "model.hidden_size": 16, "model.heads": 2, "model.ffn_size": 32,
     "model.vocab_size": 300,
-}
+}  # fmt: skip
 """The quickstart recipe on synthetic reviews, as small as it gets."""
 SUMMARY = DataSummary(split="given", synthetic=False, rows={"train": 30, "validation": 4}, fingerprint="f")
 

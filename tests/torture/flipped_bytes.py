@@ -90,12 +90,8 @@ def _profile(bundle: Path, artifact: str) -> None:
 
 
 COMMANDS: dict[str, Command] = {
-    "verify": _verify,
-    "predict": _predict,
-    "generate": _generate,
-    "evaluate": _evaluate,
-    "profile": _profile,
-}
+    "verify": _verify, "predict": _predict, "generate": _generate, "evaluate": _evaluate, "profile": _profile,
+}  # fmt: skip
 
 
 def outcome(command: str, bundle: Path, artifact: str) -> tuple[int, str]:

@@ -26,14 +26,7 @@ from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.optimizer import build_optimizer, build_schedule
 from edgeformer.training.train import TrainOptions, train
 from tests.torture.refusals import RunsCode
-from tests.training.runs import (
-    Messages,
-    assert_same_run,
-    states,
-    update_checksum,
-    weights,
-    write_damaged,
-)
+from tests.training.runs import Messages, assert_same_run, states, update_checksum, weights, write_damaged
 
 
 class Trainer:

@@ -60,14 +60,9 @@ class FileMessages(StopAfter):
 def _train_rank(rank: int, count: int, port: int, artifacts: Path, task: Task, options: dict[str, Any]) -> None:
     """Train as a process of a launcher, without the seconds that the launcher takes."""
     os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(count),
-        LOCAL_WORLD_SIZE=str(count),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        **LOOPBACK,
-    )
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **LOOPBACK,
+    )  # fmt: skip
     progress = FileMessages(artifacts / f"messages-{rank}.txt", options.pop("stop_after", None))
     options = {"name": "run", "accelerator": "cpu", **options}
     try:

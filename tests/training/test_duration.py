@@ -17,13 +17,7 @@ from edgeformer.models import load_recipe
 from edgeformer.report.tables import time_text
 from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.training.plan import duration
-from edgeformer.training.plan.duration import (
-    SHARE_OF_PEAK,
-    PlannedData,
-    StepWork,
-    planned_data,
-    planned_time,
-)
+from edgeformer.training.plan.duration import SHARE_OF_PEAK, PlannedData, StepWork, planned_data, planned_time
 from edgeformer.training.plan.memory import predict_peak
 from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train

@@ -206,11 +206,7 @@ def spoil_weights(model: nn.Module, losses: Losses) -> Losses:
 @pytest.mark.parametrize(
     ("change", "clip_norm", "message"),
     [
-        (
-            spoil_gradient,
-            "null",
-            "step 6: the gradient is not finite; the first layer with a gradient .* is {name};",
-        ),
+        (spoil_gradient, "null", "step 6: the gradient is not finite; the first layer with a gradient .* is {name};"),
         (times(float("nan")), "1.0", "at step 6: the loss is nan; the first layer with a gradient"),
         (spoil_weights, "1.0", "the weights are not finite; the first layer with weights that are not"),
     ],

@@ -169,7 +169,7 @@ def test_run_with_smaller_micro_batches(
     assert read_run(run).batch_size == 20
     assert messages.containing("out of memory at step 1") == [
         "out of memory at step 1: continuing with 20 rows at a time instead of 80 (4 micro-batches per step; "
-        "the effective batch stays 80)",
+        "the effective batch stays 80)"
     ]
     assert [record["batch_size"] for record in records(run, "out-of-memory")] == [20]
     assert_equal_weights(run, expected)

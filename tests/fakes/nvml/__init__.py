@@ -19,21 +19,14 @@ NOT_AVAILABLE = 2**64 - 1
 FUNCTION_NOT_FOUND = "!13"
 
 LAPTOP = {
-    "nvmlSystemGetDriverVersion": "580.95.05",
-    "nvmlDeviceGetCount": 1,
-    "nvmlDeviceGetName": "NVIDIA GeForce RTX 4050 Laptop GPU",
-    "nvmlDeviceGetUUID": UUID,
-    "nvmlDeviceGetMemoryInfo": f"{6141 * MIB},{412 * MIB}",
-    "nvmlDeviceGetCudaComputeCapability": "8,9",
-    "nvmlDeviceGetClockInfo(SM)": 1500,
-    "nvmlDeviceGetClockInfo(MEM)": 8001,
-    "nvmlDeviceGetTemperature": 67,
-    "nvmlDeviceGetEnforcedPowerLimit": 55_000,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "0x25",
-    "nvmlDeviceGetTotalEnergyConsumption": 1_000_000,
-    "nvmlDeviceGetComputeRunningProcesses": "7:500,3:900",
+    "nvmlSystemGetDriverVersion": "580.95.05", "nvmlDeviceGetCount": 1,
+    "nvmlDeviceGetName": "NVIDIA GeForce RTX 4050 Laptop GPU", "nvmlDeviceGetUUID": UUID,
+    "nvmlDeviceGetMemoryInfo": f"{6141 * MIB},{412 * MIB}", "nvmlDeviceGetCudaComputeCapability": "8,9",
+    "nvmlDeviceGetClockInfo(SM)": 1500, "nvmlDeviceGetClockInfo(MEM)": 8001, "nvmlDeviceGetTemperature": 67,
+    "nvmlDeviceGetEnforcedPowerLimit": 55_000, "nvmlDeviceGetCurrentClocksThrottleReasons": "0x25",
+    "nvmlDeviceGetTotalEnergyConsumption": 1_000_000, "nvmlDeviceGetComputeRunningProcesses": "7:500,3:900",
     "nvmlDeviceGetGraphicsRunningProcesses": "7:500,5:100",
-}
+}  # fmt: skip
 WINDOWS = {
     **LAPTOP,
     "nvmlDeviceGetDriverModel_v2": 0,  # NVML_DRIVER_WDDM

@@ -60,11 +60,7 @@ class Ratings(Classification):
     recipe_type = RatingRecipe
     score_type = RatingScore
     metric = Metric("distance", "distance", 3, higher_is_better=False, highest=None)
-    columns = (
-        ScoreColumn("n", "rows", None),
-        metric,
-        ScoreColumn("loss", "loss", 4),
-    )
+    columns = (ScoreColumn("n", "rows", None), metric, ScoreColumn("loss", "loss", 4))
     recorded = ()
     score_note = "Distance: mean number of places between the answer and the right rating."
     golden_note = "too few to compare distances"

@@ -55,19 +55,11 @@ class ReferenceBuilder(Builder):
             file = f"{ENGINES_FOLDER}/{Path(graph.file).stem}.reference.onnx"
             onnx.save(onnx.load(str(job.bundle / graph.file)), str(job.bundle / file))
             yield ArtifactManifest(
-                id=graph.id.replace("onnx", FORMAT, 1),
-                file=file,
-                role=graph.role,
-                exit=graph.exit,
-                format=FORMAT,
-                precision="fp32",
-                status="built",
-                size_bytes=(job.bundle / file).stat().st_size,
-                sha256=sha256_of(job.bundle / file),
-                inputs=graph.inputs,
-                outputs=graph.outputs,
+                id=graph.id.replace("onnx", FORMAT, 1), file=file, role=graph.role, exit=graph.exit, format=FORMAT,
+                precision="fp32", status="built", size_bytes=(job.bundle / file).stat().st_size,
+                sha256=sha256_of(job.bundle / file), inputs=graph.inputs, outputs=graph.outputs,
                 parity=Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=_NOT_YET),
-            )
+            )  # fmt: skip
 
 
 class ReferenceRuntime(Runtime):
