@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes.web.libraries import ONNXRUNTIME_WEB, TOKENIZERS
+from edgeformer.runtimes.web.libraries import ORT_WEB, TOKENIZERS
 from edgeformer.web import PageOptions, publish
 from tests.web.browser import CLASSIFIER, Browser, Tab, headless
 
@@ -21,10 +21,10 @@ from tests.web.browser import CLASSIFIER, Browser, Tab, headless
 @pytest.fixture(scope="session")
 def libraries() -> Path:
     """``node_modules`` with the libraries of pages, installed once into the user's cache."""
-    packages = [f"{package.name}@{package.version}" for package in (ONNXRUNTIME_WEB, TOKENIZERS)]
+    packages = [f"{package.name}@{package.version}" for package in (ORT_WEB, TOKENIZERS)]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeformer-tests"
     folder = cache / "-".join(name.replace("/", "-") for name in packages)
-    if not all((folder / "node_modules" / p.name / "package.json").is_file() for p in (ONNXRUNTIME_WEB, TOKENIZERS)):
+    if not all((folder / "node_modules" / p.name / "package.json").is_file() for p in (ORT_WEB, TOKENIZERS)):
         _install(packages, folder)
     return folder / "node_modules"
 

@@ -18,7 +18,7 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.web.libraries import ONNXRUNTIME_WEB, TOKENIZER_LIBRARY
+from edgeformer.runtimes.web.libraries import ORT_WEB, TOKENIZER_LIBRARY
 from edgeformer.web import PageOptions, publish
 from edgeformer.web.manifest import PageManifest
 from tests.docs.document import ROOT
@@ -28,7 +28,7 @@ from tests.web.browser import run_module
 pytestmark = pytest.mark.node
 _SCRIPT = """
 import { readFileSync } from "node:fs";
-import * as ort from "ONNXRUNTIME_WEB";
+import * as ort from "ORT_WEB";
 import { Tokenizer } from "LIBRARY";
 import { feeds } from "./runtime.js";
 import { encode } from "./text.js";
@@ -70,8 +70,8 @@ def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> N
     }  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
     library = libraries / TOKENIZER_LIBRARY.package.name / TOKENIZER_LIBRARY.path
-    runtime = libraries / ONNXRUNTIME_WEB.name / "dist" / "ort.wasm.min.mjs"
-    script = _SCRIPT.replace("ONNXRUNTIME_WEB", runtime.as_uri()).replace("LIBRARY", library.as_uri())
+    runtime = libraries / ORT_WEB.name / "dist" / "ort.wasm.min.mjs"
+    script = _SCRIPT.replace("ORT_WEB", runtime.as_uri()).replace("LIBRARY", library.as_uri())
     answers = run_module(folder, script)
     reader = bundle.reader(bundle.artifact("onnx-fp32"))
     rows, _ = encode_texts(reader.tokenizer, texts, bundle.data.tokens_at_once)

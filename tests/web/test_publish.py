@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle, seal
-from edgeformer.runtimes.web.libraries import CDN, ONNXRUNTIME_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
+from edgeformer.runtimes.web.libraries import CDN, ORT_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
 from edgeformer.tasks.scoring import NO_NUMBER
 from edgeformer.web import PageOptions, publish
 from edgeformer.web.manifest import SITE_FILE, PageManifest
@@ -240,6 +240,6 @@ def test_documented_headers_versions_and_sizes() -> None:
     compile(program, "isolated.py", "exec")
     for header in publishing._HEADERS.splitlines()[1:]:
         assert all(part.strip() in program for part in header.split(":")), header
-    assert f"{ONNXRUNTIME_WEB.name}@{ONNXRUNTIME_WEB.version} {TOKENIZERS.name}@{TOKENIZERS.version}" in text
+    assert f"{ORT_WEB.name}@{ORT_WEB.version} {TOKENIZERS.name}@{TOKENIZERS.version}" in text
     sizes = [runtime.script.size_bytes + runtime.glue.size_bytes + runtime.binary.size_bytes for runtime in RUNTIMES]
     assert f"({sum(sizes) / 2**20:.0f} MiB, or {sizes[0] / 2**20:.0f} MiB with `--provider wasm`)" in text

@@ -23,7 +23,7 @@ class Package(NamedTuple):
     version: str
 
 
-ONNXRUNTIME_WEB = Package("onnxruntime-web", "1.30.0")
+ORT_WEB = Package("onnxruntime-web", "1.30.0")
 TOKENIZERS = Package("@huggingface/tokenizers", "0.2.0")
 """The tokenizer of Transformers.js."""
 
@@ -52,7 +52,7 @@ TOKENIZER_LIBRARY = LibraryFile(
 )
 # Two builds, because the WebGPU build is slower on WebAssembly: it can be suspended at any point.
 RUNTIMES = tuple(
-    WebRuntime(provider, label, *(LibraryFile(ONNXRUNTIME_WEB, f"dist/{file}", *facts) for file, *facts in files))
+    WebRuntime(provider, label, *(LibraryFile(ORT_WEB, f"dist/{file}", size, digest) for file, size, digest in files))
     for provider, label, files in (
         (WASM, "WebAssembly (processor)", (
             ("ort.wasm.min.mjs", 50_126, "SfFfy/pvthiOsgaw3KX0bV5TfQ6Iq+oY9KutMe4SxIuHH4cl+DCSD4rTsYOoG1tJ"),
