@@ -28,12 +28,20 @@ def exit_logits(loop: int) -> str:
 class EarlyExit:
     """Leave at the first exit whose top probability is at least max(floor, start · decay^(loop − 1)) (paper B, eq. 6).
 
-    The released code counts loops from zero, so loop 1 has ``start`` itself. Raises InputError: a value out of range.
+    The released code counts loops from zero, so loop 1 has ``start`` itself.
+
+    Attributes:
+        start: threshold at loop 1.
+        floor: smallest threshold.
+        decay: factor per loop.
+
+    Raises:
+        InputError: a value is out of its range.
     """
 
-    start: float = 0.92  # threshold at loop 1
-    floor: float = 0.80  # smallest threshold
-    decay: float = 0.98  # factor per loop
+    start: float = 0.92
+    floor: float = 0.80
+    decay: float = 0.98
 
     def __post_init__(self) -> None:
         for name, value in (("threshold", self.start), ("floor", self.floor), ("decay", self.decay)):
