@@ -214,7 +214,9 @@ def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path)
     assert set(result.labels) == {name for name, value in zip(labels, logits, strict=True) if value >= 0}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])  # the heads are those of classifiers
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("bert", "modernbert") else pytest.param(kind, marks=pytest.mark.slow) for kind in OWN]
+)
 def test_a_model_with_one_output_computes_what_transformers_does(tmp_path: Path, kind: str) -> None:
     model = make_model(tmp_path / kind, kind, ("LABEL_0",))
     run = import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts"))
