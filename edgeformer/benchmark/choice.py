@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 from operator import le
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgeformer.artifacts.bundle_files import REMEASURE, TargetRecord, completed, lacks_parity
 from edgeformer.artifacts.errors import InputError
@@ -214,10 +214,21 @@ def combine_choices(
     return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
 
 
+class CandidateScore(NamedTuple):
+    """The fields of a :class:`Candidate` that describe its score; the interval is that of a share of rows."""
+
+    score: float
+    scored_as: str | None
+    scored_on: str | None
+    score_rows: int | None = None
+    score_low: float | None = None
+    score_high: float | None = None
+
+
 def _score_of(
     artifact: ArtifactManifest, provider: str, manifest: BundleManifest, metric: Metric, record: TargetRecord | None
-) -> dict[str, Any] | str:
-    """Return the candidate's facts on its score, or the reason why there is none.
+) -> CandidateScore | str:
+    """Return the score of a candidate, or the reason why there is none.
 
     It is of the validation split, or, if export had no such split, of the golden inputs; with a provider that rounds,
     of its rounded answers. The decode graph and the step artifact have the score of the full graph of their precision.
@@ -252,12 +263,12 @@ def _score_of(
             value = metric.of(score)
             if value is None or not isfinite(value):
                 return note("no score: metric", metric=metric.name)
-            facts = {"score": value, "scored_as": entry.id if entry is not artifact else None}
-            facts["scored_on"] = record.device if record is not None else None
+            scored_as = entry.id if entry is not artifact else None
+            candidate_score = CandidateScore(value, scored_as, record.device if record is not None else None)
             if score.n and metric.is_share:
                 low, high = share_interval(round(value * score.n), score.n, (1 - CONFIDENCE) / 2)
-                facts |= {"score_rows": score.n, "score_low": low, "score_high": high}
-            return facts
+                return candidate_score._replace(score_rows=score.n, score_low=low, score_high=high)
+            return candidate_score
     if rounds_to is not None:
         return note("no score: rounded", precision=rounds_to)
     if not artifact.is_graph:
@@ -269,7 +280,7 @@ def _candidate(
     artifact: ArtifactManifest,
     row: Row,
     checks: Sequence[Check],
-    score: dict[str, Any] | str,
+    score: CandidateScore | str,
     metric: Metric,
     bound: float | None,
     minimize: str,
@@ -283,11 +294,11 @@ def _candidate(
     if isinstance(score, str):
         objections.append(score)
     else:
-        low, high = score.get("score_low"), score.get("score_high")
-        facts = {**score, "bound_inside": _holds(low, high, bound)}
-        if bound is not None and compare(Figure(score["score"]), bound, at_least=metric.higher_is_better) == "fail":
+        low, high = score.score_low, score.score_high
+        facts = {**score._asdict(), "bound_inside": _holds(low, high, bound)}
+        if bound is not None and compare(Figure(score.score), bound, at_least=metric.higher_is_better) == "fail":
             interval = (low or 0.0, high or 0.0) if facts["bound_inside"] else None
-            objections.append(sentences.score_objection(score["score"], bound, metric, interval))
+            objections.append(sentences.score_objection(score.score, bound, metric, interval))
     if latency.value is None:
         objections.append(note("unknown figure", figure="latency", reason=latency.reason or sentences.NO_REASON))
     has_shapes = len({(check.batch, check.seq) for check in checks if check.batch is not None}) > 1
@@ -320,10 +331,12 @@ def _eligible(candidates: Sequence[Candidate]) -> list[int]:
     return [position for position in feasible if not candidates[position].unknown] or feasible
 
 
-def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: float) -> Choice:
+def _pick(
+    choice: Choice, positions: Sequence[int], metric: Metric, best_score: float | None = None, score_loss: float = 0.0
+) -> Choice:
     """Return the choice with its pick among the candidates at ``positions``, and the reason.
 
-    ``best``: of the decision, if only artifacts of the model with the best score are at ``positions``.
+    ``best_score``, ``score_loss``: of the decision, if only artifacts of the model with the best score are there.
     """
     # 1. The cost of every candidate.
     candidates, minimize = choice.candidates, choice.minimize
@@ -364,7 +377,8 @@ def _pick(choice: Choice, positions: Sequence[int], metric: Metric, **best: floa
     decision = sentences.Decision(
         eligible=tuple(positions), costs=costs, unit=UNITS[minimize], pick=pick, cheapest=cheapest,
         tie=tie_of(pick) if pick is not None and pick != cheapest else None,
-        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None), **best,
+        runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None),
+        best_score=best_score, score_loss=score_loss,
     )  # fmt: skip
     labels = {candidate.provider: provider_facts(candidate.provider).label for candidate in candidates}
     reason = sentences.pick_reason(choice, decision, metric, labels)

@@ -1,4 +1,4 @@
-"""Types of arrays."""
+"""Types of the arrays that tasks read and write; docstrings give their shapes."""
 
 from collections.abc import Mapping
 from typing import Any
