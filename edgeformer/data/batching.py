@@ -19,7 +19,7 @@ IGNORED = -100  # target of padding, which is not predicted: the index that torc
 WINDOW_BATCHES = 64
 """Number of batches within which rows are sorted by length: padding stays low and batches stay random."""
 LEAST_PADDING = 0.25
-"""Share of padding from which on a CPU computes a batch without it (benchmarks/unpadded_training.py of e793f47f)."""
+"""Share of padding from which on a CPU computes a batch without it (benchmarks/unpadded_training.py)."""
 _FEISTEL_ROUNDS = 8
 
 
