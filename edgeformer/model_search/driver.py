@@ -47,7 +47,7 @@ class ModelSearchOptions:
     """What is searched for.
 
     ``budget_s``: seconds for this call. A model is trained for as many epochs as may fit into what is left after its
-    export and measurement, and skipped if not even one may; the first model is never skipped.
+    export and measurement, and skipped if not even one may; the first model is trained for one at least.
     """
 
     limits: tuple[Limit, ...] = ()  # what a candidate must keep
@@ -246,8 +246,8 @@ class _ModelSearch:
 
     @property
     def _left_s(self) -> float:
-        """Seconds of the budget that are left for a training, beside its export and measurement; the first has all."""
-        if self._options.budget_s is None or not self._reports:
+        """Seconds of the budget that are left for a training, beside its export and measurement."""
+        if self._options.budget_s is None:
             return math.inf
         deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
         return (1 - _RESERVE) * self._options.budget_s - (time.monotonic() - self._started) - deploy_s
@@ -271,20 +271,20 @@ class _ModelSearch:
                 self._progress.message(f"{model.name}: its training time is not predicted: {error}")
         # 2. Does it fit into the budget, perhaps with fewer epochs?
         searched = self._searched(model.name)
-        left_s = self._left_s
-        if left_s <= 0:
+        left_s, is_first = self._left_s, not self._reports
+        if left_s <= 0 and not is_first:
             self._update(model.name, status="skipped", reason="no time is left of the budget")
             return
         reason = None
         if left_s < math.inf and searched.predicted_high_s is not None:
             epochs = model.sections.get("training", {}).get("epochs", 1)
-            fewer = int(epochs * left_s / searched.predicted_high_s)
+            fewer = max(int(epochs * left_s / searched.predicted_high_s), int(is_first))
             if 1 <= fewer < epochs and "--resume" not in arguments:
                 reason = f"{fewer} of {epochs} epochs, because of the budget"
                 arguments += ["--set", f"training.epochs={fewer}"]
                 times = {key: getattr(searched, key) for key in ("predicted_low_s", "predicted_high_s")}
                 self._update(model.name, **{key: seconds * fewer / epochs for key, seconds in times.items()})
-            elif searched.predicted_high_s > left_s:
+            elif searched.predicted_high_s > left_s and not is_first:
                 reason = (
                     f"training may take {format_duration(searched.predicted_high_s)}, and {format_duration(left_s)} of "
                     "the budget is left beside export and measurement"

@@ -138,8 +138,8 @@ def _ladder(
         return ladder
     if linear is not None and "pooling" in plain["model"]:
         plain = {**plain, "training": {**plain["training"], "start": "frozen"}}
-    # For spans there is no frozen model: the fine-tuned encoder comes before the larger one, which may take all time.
-    place = len(ladder) if linear is not None else 1
+    # For spans there is no frozen model, and encoders without pretraining take more time to find fewer: they come last.
+    place = len(ladder) if linear is not None else 0
     ladder.insert(place, LadderModel(_TEACHER, "the pretrained encoder, fine-tuned", plain))
     if scratch["task"] != "classification" or linear is None:
         return ladder

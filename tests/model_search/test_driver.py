@@ -56,12 +56,12 @@ def test_models_that_promise_no_better_score_are_skipped(
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "expected"),
-    [(3000, []), (120, ["--set", "training.epochs=3"]), (30, None), (5, None)],
-    ids=("all", "3", "none", "no time"),
+    ("budget_s", "is_first", "epochs"),
+    [(3000, False, 10), (120, False, 3), (30, False, 0), (5, False, 0), (3000, True, 10), (5, True, 1)],
+    ids=("all", "3", "none", "no time", "first", "first, no time"),
 )
 def test_epochs_that_fit_into_the_budget_are_trained(
-    budget_s: float, expected: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    budget_s: float, is_first: bool, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = Messages()
     model = LadderModel("small", "", {"training": {"epochs": 10}})
@@ -73,7 +73,8 @@ def test_epochs_that_fit_into_the_budget_are_trained(
         ),
     )
     search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=entries)
-    search._reports["linear"] = None  # type: ignore[assignment]
+    if not is_first:
+        search._reports["linear"] = None  # type: ignore[assignment]
     commands: list[tuple[str, ...]] = []
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -82,12 +83,12 @@ def test_epochs_that_fit_into_the_budget_are_trained(
 
     monkeypatch.setattr(search, "_run", run)
     search._train(model, for_model="small")
-    if expected is None:
+    if not epochs:
         assert not commands and search._searched("small").status == "skipped"
     else:
-        assert [*commands[0][4:]] == expected
-        assert search._searched("small").predicted_high_s == (300.0 if not expected else 90.0)
-        assert bool(progress.containing("3 of 10 epochs, because of the budget")) == bool(expected)
+        assert [*commands[0][4:]] == ([] if epochs == 10 else ["--set", f"training.epochs={epochs}"])
+        assert search._searched("small").predicted_high_s == 30.0 * epochs
+        assert bool(progress.containing(f"{epochs} of 10 epochs, because of the budget")) == (epochs < 10)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
