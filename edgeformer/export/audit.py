@@ -111,16 +111,11 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     return parts
 
 
-def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
-    """Inputs and outputs as name → type[shape], e.g. ``int64[batch, sequence]``."""
-
-    def describe(value: onnx.ValueInfoProto) -> str:
-        tensor = value.type.tensor_type
-        shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
-        return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
-
-    inputs, outputs = graph.graph.input, graph.graph.output
-    return {value.name: describe(value) for value in inputs}, {value.name: describe(value) for value in outputs}
+def describe_value(value: onnx.ValueInfoProto) -> str:
+    """Type and shape of an input or output, e.g. ``int64[batch, sequence]``."""
+    tensor = value.type.tensor_type
+    shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
+    return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
 
 
 def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:

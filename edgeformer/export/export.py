@@ -97,9 +97,22 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             engines = _build_engines(source, plans, new_folder, artifacts)  # starts when all graphs were made
             for artifact in itertools.chain(source.make_graphs(new_folder, previous), engines):
                 artifacts.append(artifact)
-                if artifact.status == "rejected" and not options.keep_going:
-                    artifacts += _not_made(options, plans, (*source.base, *artifacts))
-                    break
+                if artifact.status != "rejected" or options.keep_going:
+                    continue
+                # List what is not made because of it.
+                reason = f"not made, because {artifact.id} was rejected; make it with --keep-going"
+                entry = partial(ArtifactManifest, file=None, status="unavailable", reason=reason)
+                entries = [
+                    entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
+                    for variant in requested_variants(options)
+                ]
+                for _, plan in plans:
+                    engine_precision = plan.precision or ("fp16" if options.fp16 else "fp32")
+                    id_ = f"{plan.format}-{engine_precision}"
+                    entries.append(entry(id=id_, format=plan.format, precision=engine_precision))
+                listed = {other.id for other in (*source.base, *artifacts)}
+                artifacts += [other for other in entries if other.id not in listed]
+                break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
 
             # 4. Describe and seal the new bundle.
@@ -115,22 +128,6 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
                 write_text(card, f"{card.read_text(encoding='utf-8')}\n{artifact_section(manifest)}")
                 manifest = manifest.model_copy(update={"files": manifest.files | {CARD_FILE: sha256_of(card)}})
             return seal(new_folder, manifest)
-
-
-def _not_made(
-    options: ExportOptions, plans: Sequence[tuple[Builder, Target | Unavailable]], artifacts: Sequence[ArtifactManifest]
-) -> list[ArtifactManifest]:
-    """Return an entry for each requested precision and engine that is not made because the last artifact is bad."""
-    made, reason = {artifact.id for artifact in artifacts}, f"not made, because {artifacts[-1].id} was rejected"
-    entry = partial(ArtifactManifest, file=None, status="unavailable", reason=f"{reason}; make it with --keep-going")
-    entries = [
-        entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
-        for variant in requested_variants(options)
-    ]
-    for _, target in plans:
-        precision = target.precision or ("fp16" if options.fp16 else "fp32")
-        entries.append(entry(id=f"{target.format}-{precision}", format=target.format, precision=precision))
-    return [entry for entry in entries if entry.id not in made]
 
 
 def _build_engines(

@@ -104,10 +104,9 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
                     update((scores + mask).masked_fill(mask <= MASKED / 2, 0))
             return func(*args, **options)
 
-    def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
-        update(*arguments, output)
-
-    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for module in model.modules()
+    ]
     try:
         with AttentionScores():
             model(*map(torch.from_numpy, inputs))

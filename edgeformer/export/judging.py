@@ -34,7 +34,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.export.audit import (
     audit_portability,
     audit_sharing,
-    describe_io,
+    describe_value,
     float32_operators,
     sum_counts,
     weight_parts,
@@ -285,14 +285,16 @@ class Judge:
         graphs = {part: onnx.load(str(path), load_external_data=False) for part, path in paths.items()}
         audit = audit_graphs(paths, graphs, needed)
         reason = fields["reason"] or stored_twice(audit["sharing"])
-        inputs, outputs = describe_io(graphs[LOOP])
+        main = graphs[LOOP].graph
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
         variant = self.variant
         return ArtifactManifest(
             **{**audit, **fields, "status": "rejected" if reason else "built", "reason": reason},
             id=variant.id(name), file=files[LOOP], format=ONNX, precision=variant.precision, trimmed=variant.trimmed,
-            vocabulary=self.vocabulary, size_bytes=size_bytes, inputs=inputs, outputs=outputs,
+            vocabulary=self.vocabulary, size_bytes=size_bytes,
+            inputs={value.name: describe_value(value) for value in main.input},
+            outputs={value.name: describe_value(value) for value in main.output},
             weights_file=variant.weights if (self.folder / variant.weights).is_file() else None,
             parts_bytes={**parts, "other": max(0, size_bytes - sum(parts.values()))},
         )  # fmt: skip

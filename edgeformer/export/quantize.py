@@ -75,7 +75,8 @@ def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder:
     convert: Callable[[onnx_ir.Model], onnx_ir.Model]
     if graphs.in_blocks:
         # A part of the step artifact that has no table is quantized as in the other graphs, too.
-        vocabularies = _table_rows(graphs.exits)
+        tables = [value for value in graphs.exits.graph.initializers.values() if _is_table(value)]
+        vocabularies = {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
         convert = partial(quantize_blocks, bits=8 if precision == "int8" else 4, vocabularies=vocabularies)
     elif precision == "int8":
         convert = partial(quantize_int8, folder=folder, has_row_scales=graphs.has_row_scales)
@@ -165,11 +166,6 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
     _add_biases(quantized)
     RewriteRuleSet([CachedAttention.rule()]).apply_to_model(quantized)
     return _complete(quantized, "INT4", kept)
-
-
-def _table_rows(model: onnx_ir.Model) -> set[int]:
-    tables = (value for value in model.graph.initializers.values() if _is_table(value))
-    return {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
 
 
 def quantize_blocks(model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int]) -> onnx_ir.Model:
