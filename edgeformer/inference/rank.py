@@ -22,7 +22,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Prompted, Row, Text, join_pair, text_parts
 from edgeformer.data.unlabelled import Unlabelled
-from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
+from edgeformer.inference.predict import Predictor, open_predictor
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
 from edgeformer.tasks.arrays import Float64s
@@ -231,7 +231,7 @@ def compare_texts(
     location: Location, texts: Sequence[str], artifact: str | None = None, runtime: str | None = None
 ) -> Similarities:
     """Compute the vectors of texts and their similarities. Raises InputError for the texts or the model."""
-    if not predicts_vectors(location):
+    if not location.open_model().task.has_vectors:
         raise InputError(f"{location.name}: the model computes no vectors of texts; use an embedding model")
     with open_predictor(location, artifact, runtime=runtime, texts=texts) as model:
         answers: list[Any] = model.answer(texts)  # TextVector: the task's predictions are vectors

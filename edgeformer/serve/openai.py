@@ -65,20 +65,6 @@ class _Request(RequestMessage):
                 raise ValueError(f"{key}: only {_NEUTRAL[key][0]} is supported; leave it out")
         return {key: value for key, value in document.items() if key not in _NEUTRAL}
 
-    @property
-    def stop_texts(self) -> list[str]:
-        """The texts of ``stop``. Raises RefusedError: too many, or an empty one."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(texts) > 16 or "" in texts:
-            raise RefusedError(400, "stop: give at most 16 texts, none of them empty", param="stop")
-        return texts
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are chosen; without ``seed`` a different text each time."""
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        return Sampling(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, seed)
-
 
 class CompletionRequest(_Request):
     """A text to continue."""
@@ -281,8 +267,13 @@ class CompletionService(Service):
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
-        stop, sampling, requested = content.stop_texts, content.sampling, content.max_tokens
-        default = None if is_chat else DEFAULT_COMPLETION_TOKENS
+        stop = [content.stop] if isinstance(content.stop, str) else content.stop or []
+        if len(stop) > 16 or "" in stop:
+            raise RefusedError(400, "stop: give at most 16 texts, none of them empty", param="stop")
+        temperature = 1.0 if content.temperature is None else content.temperature
+        seed = secrets.randbits(32) if content.seed is None else content.seed  # a different text each time
+        sampling = Sampling(temperature, content.top_k, content.top_p, seed)
+        requested, default = content.max_tokens, None if is_chat else DEFAULT_COMPLETION_TOKENS
         param = "messages" if is_chat else "prompt"
         try:
             if isinstance(content, ChatRequest):

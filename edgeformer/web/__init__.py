@@ -29,7 +29,7 @@ from edgeformer.data.encoding import states_types
 from edgeformer.runtimes import provider_facts
 from edgeformer.runtimes.decoder import present_name
 from edgeformer.runtimes.session import PAST
-from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
+from edgeformer.runtimes.web import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path

@@ -18,7 +18,7 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.web.libraries import ORT_WEB, TOKENIZER_LIBRARY
+from edgeformer.runtimes.web import ORT_WEB, TOKENIZER_LIBRARY
 from edgeformer.web import PageOptions, publish
 from edgeformer.web.manifest import PageManifest
 from tests.docs.document import ROOT

@@ -19,7 +19,7 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle, seal
-from edgeformer.runtimes.web.libraries import CDN, ORT_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
+from edgeformer.runtimes.web import CDN, ORT_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
 from edgeformer.tasks.scoring import NO_NUMBER
 from edgeformer.web import PageOptions, publish
 from edgeformer.web.manifest import SITE_FILE, PageManifest

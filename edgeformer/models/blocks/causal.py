@@ -109,17 +109,17 @@ def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         return attention(q.float(), k.float(), v.float(), mask).to(q.dtype)
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Return the mask of causal attention within documents: positions int64 [B, T] → bool [B, 1, T, T]."""
-    document = (positions == 0).cumsum(1)
-    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
-
-
 def attention_arguments(positions: Mask) -> tuple[Tensor | None, Mask]:
-    """Return positions int64 [B, T], and the mask of :func:`attention`; both None for rows of one document each."""
+    """Return positions int64 [B, T], and the mask of :func:`attention`; both None for rows of one document each.
+
+    The mask is causal within documents, bool [B, 1, T, T], or the segments.
+    """
     if isinstance(positions, Segments):
         return positions.positions[None], positions
-    return positions, None if positions is None else document_mask(positions)
+    if positions is None:
+        return None, None
+    document = (positions == 0).cumsum(1)
+    return positions, (document[:, :, None] == document[:, None, :]).tril()[:, None]
 
 
 class KeyValueCache:

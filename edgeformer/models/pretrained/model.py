@@ -299,12 +299,32 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
             norm=head_parts.get(layout.head_norm),
         )
 
-    # 4. Combine the parts
+    # 4. Choose what the layers read besides the states
+    longest, stack = config.max_position_embeddings, getattr(encoder, "encoder", None)
+    distances = torch.arange(1 - longest, longest)  # query position minus key position
+    layer_inputs = LayerInputs()
+    if kind == "modernbert":
+        layer_inputs = RotaryInputs(encoder.rotary_emb, config.layer_types, config.sliding_window)
+    elif kind == "mpnet":
+        layer_inputs = BiasInputs(stack.relative_attention_bias.weight, stack.relative_position_bucket(-distances))
+    elif kind == "deberta-v2":
+        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+        middle, last = stack.position_buckets // 2, stack.max_relative_positions - 1
+        if middle > 0:
+            distances = make_log_bucket_position(distances, stack.position_buckets, stack.max_relative_positions)
+        layer_inputs = DisentangledInputs(
+            stack.rel_embeddings.weight, stack.LayerNorm if "layer_norm" in stack.norm_rel_ebd else nn.Identity(),
+            distances.long(), config.hidden_dropout_prob,
+            is_reachable=middle <= 0 or last >= math.e * middle,  # the logarithm's slope is at most 1
+        )  # fmt: skip
+
+    # 5. Combine the parts
     return Components(
         words=parts[layout.words], positions=positions, has_padding_row=padding is not None,
         types=getattr(encoder.embeddings, "token_type_embeddings", None), norm=parts[layout.norm],
         dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
-        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=_layer_inputs(encoder),
+        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=layer_inputs,
     )  # fmt: skip
 
 
@@ -325,30 +345,6 @@ def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> n
     for path, source in parts.items():
         bert_layer.set_submodule(path, layer.get_submodule(source))
     return bert_layer
-
-
-def _layer_inputs(encoder: Any) -> LayerInputs:
-    """Return what layers of this encoder read besides the states."""
-    config: Any = encoder.config
-    stack: Any = getattr(encoder, "encoder", None)
-    if config.model_type == "modernbert":
-        return RotaryInputs(encoder.rotary_emb, config.layer_types, config.sliding_window)
-    longest = config.max_position_embeddings
-    distances = torch.arange(1 - longest, longest)  # query position minus key position
-    if config.model_type == "mpnet":
-        return BiasInputs(stack.relative_attention_bias.weight, stack.relative_position_bucket(-distances))
-    if config.model_type == "deberta-v2":
-        from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
-
-        middle, last = stack.position_buckets // 2, stack.max_relative_positions - 1
-        if middle > 0:
-            distances = make_log_bucket_position(distances, stack.position_buckets, stack.max_relative_positions)
-        is_reachable = middle <= 0 or last >= math.e * middle  # the logarithm's slope is at most 1
-        norm = stack.LayerNorm if "layer_norm" in stack.norm_rel_ebd else nn.Identity()
-        return DisentangledInputs(
-            stack.rel_embeddings.weight, norm, distances.long(), config.hidden_dropout_prob, is_reachable=is_reachable
-        )
-    return LayerInputs()
 
 
 def table_of(weight: Tensor) -> nn.Embedding:
