@@ -346,17 +346,14 @@ def _is_table(value: onnx_ir.Value) -> bool:
     name = str(value.name)
     if tensor.shape.numpy()[0] < TABLE_ROWS or name.endswith(SCALE) or name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-
-    def reads_rows(node: onnx_ir.Node) -> bool:
-        if node.op_type == "Gather":
-            return node.attributes.get_int("axis", 0) == 0
-        if node.op_type != "Slice" or len(node.inputs) < 4:
+    for node, index in value.uses():
+        reads_rows = node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0
+        if node.op_type == "Slice" and len(node.inputs) >= 4 and node.inputs[3] is not None:
+            axes = onnx_ir.convenience.get_const_tensor(node.inputs[3])
+            reads_rows = axes is not None and axes.numpy().tolist() == [0]
+        if index != 0 or node.graph is not value.graph or not reads_rows:
             return False
-        axes = onnx_ir.convenience.get_const_tensor(node.inputs[3]) if node.inputs[3] is not None else None
-        return axes is not None and axes.numpy().tolist() == [0]
-
-    uses = value.uses()
-    return bool(uses) and all(index == 0 and node.graph is value.graph and reads_rows(node) for node, index in uses)
+    return bool(value.uses())
 
 
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:

@@ -43,8 +43,7 @@ from edgeformer.imports.language_keys import ARCHITECTURES
 from edgeformer.imports.language_proof import COMPUTED_TOKENS, LOCAL, prove_by_llama, prove_by_transformers
 from edgeformer.imports.proof import unproven
 from edgeformer.imports.run import ImportOptions, reserve_name, write_language_run
-from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.decoder.gguf import LOOPED
+from edgeformer.models.decoder import LOOPED, DecoderConfig
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.pretrained.source import WEIGHTS, weights_sha256
 from edgeformer.runtimes.llamacpp.library import XLLAMACPP, Llama

@@ -187,11 +187,11 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
             return stored_units(floats, options.vectors) if measure == "cosine" else floats
 
         query_vectors = stored(query_answers, VectorStore(options.vectors))
-
-        def similarities_with(answers: list[Any]) -> Float64s:
-            return similarities(stored(answers, store), query_vectors, "dot" if measure == "cosine" else measure)
-
-        summary = rank(with_document, documents, similarities_with, range(len(queries)))
+        compared_by: Similarity = "dot" if measure == "cosine" else measure
+        summary = rank(
+            with_document, documents, lambda answers: similarities(stored(answers, store), query_vectors, compared_by),
+            range(len(queries)),
+        )  # fmt: skip
     # 3. Number the best
     if summary.errors == summary.rows:
         raise DataError(
@@ -220,11 +220,6 @@ class Similarities:
     cosines: list[list[float]]
     measure: Similarity  # by which the model's vectors are compared
     similarities: list[list[float]]
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts that were compared."""
-        return [str(prediction["text"]) for prediction in self.predictions]
 
 
 def compare_texts(

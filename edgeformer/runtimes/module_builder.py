@@ -60,6 +60,7 @@ class ModuleBuilder(Builder):
         step: text of the progress bar, with the artifact's id.
         not_run: why parity is not measured on a machine that cannot run the files.
         no_caches: why decode graphs are refused.
+        fp16_note: note for an export with ``--fp16``; None: the files are in FP16.
     """
 
     package: OptionalPackage
@@ -68,6 +69,7 @@ class ModuleBuilder(Builder):
     step: str
     not_run: str
     no_caches: str
+    fp16_note: str | None = None
 
     @abstractmethod
     def write(
@@ -87,6 +89,8 @@ class ModuleBuilder(Builder):
         return Target(self.formats[0], precision=precision)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
+        if self.fp16_note is not None and any(graph.precision == "fp16" for graph in job.graphs):
+            job.note(self.fp16_note)
         graphs, has_int8 = full_text_graphs(job, "fp32"), any(graph.precision == "int8" for graph in job.graphs)
         length = min(job.max_length, job.max_positions)
         precisions = [precision for precision in self.endings if precision != "int8" or has_int8]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +32,24 @@ recomputed = partial(checkpoint, use_reentrant=False)
 """Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
-class Head(Protocol):
-    """A product with a matrix: states [..., C] → logits [..., V]."""
+class TiedHead:
+    """The token table as a head. It is no module: checkpoints would store its weight, the table's, twice."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        self._table = table
 
     @property
     def weight(self) -> Tensor:
         """[V, C]."""
+        return self._table.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits."""
+        """x [..., C] → [..., V]."""
+        return F.linear(x, self.weight)
+
+
+Head = nn.Linear | TiedHead
+"""A product with a matrix, ``weight`` [V, C]: states [..., C] → logits [..., V]."""
 
 
 class LanguageModel(nn.Module):

@@ -118,14 +118,10 @@ class LiteRTSession(Graph):
         self._rows: dict[int, list[int]] = {}  # length → rows of its signatures, the largest first
         for rows, length in sorted((int(match[1]), int(match[2])) for match in shapes)[::-1]:
             self._rows.setdefault(length, []).append(rows)
+        self.lengths = tuple(sorted(self._rows))  # tokens of the file's signatures
         self._names = tuple(signatures[shapes[0][0]]["inputs"]), tuple(signatures[shapes[0][0]]["outputs"])
         self.inputs = {name: InputType("int64", ("batch", "sequence")) for name in self._names[0]}
         self._buffers: dict[str, _Buffers] = {}
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths of the file's signatures in tokens, in rising order."""
-        return tuple(sorted(self._rows))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         feed = self.prepare_feed(self._model, inputs, same_shape=True)
