@@ -86,37 +86,8 @@ def publish(
             read_manifest(PageManifest, output / SITE_FILE)
         except ArtifactError as error:
             raise InputError(f"-o {output}: its {SITE_FILE} is damaged ({error}); choose another folder") from None
-    selected, left_out = _select_artifacts(bundle, options, artifact)
-    longest = bundle.manifest.max_positions
-    for _, seq in options.shapes:
-        if longest is not None and seq > longest:
-            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
-    judged = bundle.task.max_call_tokens(longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
-    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
-    with lock_path(output):
-        remove_leftovers(output)
-        with replacing_folder(output) as temporary:
-            builder = _PageBuilder(temporary, bundle, options.libraries)
-            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
-            write_json(temporary / SITE_FILE, manifest)
-            for asset in package_files("edgeformer.web").joinpath("site").iterdir():
-                if asset.name.endswith((".js", ".css")):
-                    (temporary / asset.name).write_bytes(asset.read_bytes())
-            loader = PackageLoader("edgeformer.web", "site")
-            page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
-            hosts = "" if manifest.offline else f" {CDN}"
-            html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
-            write_text(temporary / _TEMPLATE, html)
-            write_text(temporary / "_headers", _HEADERS)
-    for entry in left_out:
-        progress.message(f"{entry.artifact} is left out of the page: {entry.reason}")
-    return manifest
 
-
-def _select_artifacts(
-    bundle: Bundle, options: PageOptions, artifact: str | None
-) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
-    """Return the artifacts of the page, and why the others are left out: a browser cannot run them in one call."""
+    # 1. Select the artifacts, and say why the others are left out: a browser cannot run them in one call
     if not isinstance(bundle.task, RowSource):
         raise InputError(f"{bundle.name}: is a {bundle.task.noun}, and a page needs a model that reads text")
     if bundle.leaks and not options.allow_leak:
@@ -153,7 +124,35 @@ def _select_artifacts(
     if not selected:
         listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "its bundle has no artifacts"
         raise InputError(f"{bundle.name}: no artifact runs in a browser: {listed}; export the run again")
-    return selected, tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
+    left_out = tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
+
+    # 2. Choose the shapes of the first measurements
+    longest = bundle.manifest.max_positions
+    for _, seq in options.shapes:
+        if longest is not None and seq > longest:
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
+    judged = bundle.task.max_call_tokens(longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
+
+    # 3. Write the page
+    with lock_path(output):
+        remove_leftovers(output)
+        with replacing_folder(output) as temporary:
+            builder = _PageBuilder(temporary, bundle, options.libraries)
+            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
+            write_json(temporary / SITE_FILE, manifest)
+            for asset in package_files("edgeformer.web").joinpath("site").iterdir():
+                if asset.name.endswith((".js", ".css")):
+                    (temporary / asset.name).write_bytes(asset.read_bytes())
+            loader = PackageLoader("edgeformer.web", "site")
+            page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
+            hosts = "" if manifest.offline else f" {CDN}"
+            html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
+            write_text(temporary / _TEMPLATE, html)
+            write_text(temporary / "_headers", _HEADERS)
+    for entry in left_out:
+        progress.message(f"{entry.artifact} is left out of the page: {entry.reason}")
+    return manifest
 
 
 @dataclass
@@ -231,7 +230,27 @@ class _PageBuilder:
                     caches=caches,
                 )
             )
-        # 4. The manifest, which copies tokenizers and golden inputs, too
+        # 4. Golden inputs and, if the page reads texts, tokenizers
+        readers: dict[str, PageReader] = {}
+        for artifact in selected:
+            prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
+            rows = [row.tolist() for row in bundle.golden(artifact).texts()]
+            golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
+            reader = PageReader(golden=golden, max_tokens=bundle.data.tokens_at_once)
+            if reads:
+                config = f"{prefix}tokenizer_config.json"
+                has_config = config in bundle.contents.checksums
+                tokenizer = bundle.reader(artifact).tokenizer
+                special = tokenizer.encode("a").special_tokens_mask
+                update = {
+                    "tokenizer": self._copy(f"{prefix}{TOKENIZER_FILE}"),
+                    "config": self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
+                    "suffix": special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
+                    "types": states_types(tokenizer, pairs=True),
+                }
+                reader = reader.model_copy(update=update)
+            readers[artifact.companions] = reader
+        # 5. The manifest
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
             run=manifest.run,
@@ -249,7 +268,7 @@ class _PageBuilder:
             pairs=task.can_answer and task.answerer.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
             writing=writing,
-            readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},
+            readers=readers,
             artifacts=tuple(artifacts),
             left_out=left_out,
             providers=page_providers,
@@ -269,27 +288,6 @@ class _PageBuilder:
                 "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
             subject=Subject.of(manifest, selected),
-        )
-
-    def _reader(self, artifact: ArtifactManifest, *, reads: bool) -> PageReader:
-        """Copy an artifact's golden inputs and, if the page reads texts, its tokenizer."""
-        prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
-        rows = [row.tolist() for row in self.bundle.golden(artifact).texts()]
-        golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
-        max_tokens = self.bundle.data.tokens_at_once
-        if not reads:
-            return PageReader(golden=golden, max_tokens=max_tokens)
-        config = f"{prefix}tokenizer_config.json"
-        has_config = config in self.bundle.contents.checksums
-        tokenizer = self.bundle.reader(artifact).tokenizer
-        special = tokenizer.encode("a").special_tokens_mask
-        return PageReader(
-            tokenizer=self._copy(f"{prefix}{TOKENIZER_FILE}"),
-            config=self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
-            golden=golden,
-            max_tokens=max_tokens,
-            suffix=special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
-            types=states_types(tokenizer, pairs=True),
         )
 
     def _library(self, file: LibraryFile) -> PageFile:
