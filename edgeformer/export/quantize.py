@@ -98,7 +98,10 @@ def quantize_int8(
     ``folder`` is for temporary files as large as the model (None: the system's). ``kept`` receives the weights of a
     foreign graph that stay FP32; None: raise EdgeformerError if there is one.
     """
-    prepared = prepare(model)
+    prepared = model.clone()
+    _gemm_as_matmul(prepared)
+    _quantize_tables(prepared)
+    DeduplicateHashedInitializersPass()(prepared)
     if has_row_scales:
         # Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
         # multiply the product by that: quantised numbers then reach from -1 to 1 at every position.
@@ -244,15 +247,6 @@ def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None =
     if kept is not None:
         kept += sorted(unquantized)
     return quantized
-
-
-def prepare(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Copy a graph for a quantiser of products: tables in INT8, Gemm as MatMul, every tensor stored once."""
-    prepared = model.clone()
-    _gemm_as_matmul(prepared)
-    _quantize_tables(prepared)
-    DeduplicateHashedInitializersPass()(prepared)
-    return prepared
 
 
 def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:

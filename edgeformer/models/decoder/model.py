@@ -53,19 +53,15 @@ class GroupedAttention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.attend = cpu_attention
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, C] → rotated queries [B, H, T, D], rotated keys and values [B, K, T, D]."""
-        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_size))
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), -2)
-        q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
 
         ``mask`` of :func:`~edgeformer.models.blocks.causal.attention_arguments`; ``attend`` for cached tokens.
         """
-        q, k, v = self.project(x, cos, sin)
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_size))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), -2)
+        q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, T, D], and [B, K, T, D] twice
         if attend is not None:
             mixed = attend(q, k, v)
         else:

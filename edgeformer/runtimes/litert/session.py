@@ -46,11 +46,6 @@ _IDENTIFIER = b"TFL3"
 _COVERAGE_S = 120.0
 
 
-def signature_name(rows: int, tokens: int) -> str:
-    """Return the name of the signature for so many rows of so many tokens."""
-    return f"{rows}x{tokens}"
-
-
 @cache
 def load_library() -> Any:
     """Return the process's LiteRT environment for the processor. Raises MissingDependencyError."""
@@ -149,7 +144,7 @@ class LiteRTSession(Graph):
         return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
 
     def _call(self, rows: int, length: int, feed: Mapping[str, Array]) -> dict[str, Array]:
-        name = signature_name(rows, length)
+        name = f"{rows}x{length}"
         try:
             # LiteRT loads more libraries for the first call, and says so.
             with capture_native_stderr() if name not in self._buffers else nullcontext():
