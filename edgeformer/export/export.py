@@ -21,7 +21,6 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
-from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
@@ -56,7 +55,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
     bundle_folder = folder if run is None else folder / BUNDLE_FOLDER
     with lock_path(bundle_folder):
         remove_leftovers(bundle_folder)
-        source: ExportSource
+        source: GraphSource | RunSource
         source = GraphSource.open(folder, options, progress) if run is None else RunSource.open(run, options, progress)
 
         # 1. Plan the engines.
@@ -131,7 +130,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
 
 
 def _build_engines(
-    source: ExportSource, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
+    source: GraphSource | RunSource, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
     graphs: Sequence[ArtifactManifest],
 ) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""

@@ -28,8 +28,7 @@ from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
 from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, quantized_nodes
-from edgeformer.export.source import ExportSource
-from edgeformer.export.variants import ExportOptions, Variant, requested_variants
+from edgeformer.export.variants import ExportOptions, ExportSource, Variant, requested_variants
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.tasks import Origin

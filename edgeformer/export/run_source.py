@@ -40,8 +40,7 @@ from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
 from edgeformer.export.previous import SOURCES, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
-from edgeformer.export.source import ExportSource
-from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
+from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, ExportSource, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.blocks.layers import fp16_copy

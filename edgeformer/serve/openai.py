@@ -317,8 +317,11 @@ class CompletionService(Service):
                     yield frame.event([{"index": 0, "delta": delta, "finish_reason": None}])
                 count, piece = 1, first
                 while True:
-                    if chunk := frame.chunk(piece):
-                        yield chunk
+                    reason = _finish_reason(piece)
+                    if piece.text or reason is not None:
+                        delta = {"content": piece.text} if piece.text else {}
+                        content: dict[str, Any] = {"delta": delta} if frame.is_chat else {"text": piece.text}
+                        yield frame.event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
                     if piece.stopped is not None:
                         break
                     count, piece = count + 1, await anext(pieces)
@@ -366,14 +369,6 @@ class _Frame:
             return ChatCompletion(**self._facts, choices=[choice], usage=usage).model_dump()
         choices = [CompletionChoice(text=text, finish_reason=reason)]
         return Completion(**self._facts, choices=choices, usage=usage).model_dump()
-
-    def chunk(self, piece: TextPiece) -> str:
-        """Return the event of a piece, or nothing if it has no text."""
-        reason = _finish_reason(piece)
-        if not piece.text and reason is None:
-            return ""
-        content = {"delta": {"content": piece.text} if piece.text else {}} if self.is_chat else {"text": piece.text}
-        return self.event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
 
     def usage(self, count: int) -> Usage:
         """Return the token counts of a text with ``count`` new tokens."""
