@@ -19,13 +19,7 @@ from torch import nn
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.golden import Golden, write_golden
-from edgeformer.artifacts.manifest import (
-    ONNX,
-    ArtifactManifest,
-    BundleManifest,
-    Precision,
-    Vocabulary,
-)
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
