@@ -118,19 +118,6 @@ def describe_value(value: onnx.ValueInfoProto) -> str:
     return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
 
 
-def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
-    """Operator → nodes that compute in FP32: those with an FP32 result, by type inference over the file."""
-    inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False)
-    values = (*inferred.graph.value_info, *inferred.graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    counts = Counter(
-        node.op_type
-        for node in inferred.graph.node
-        if node.op_type != "Cast" and any(types.get(name) == TensorProto.FLOAT for name in node.output)
-    )
-    return dict(counts)
-
-
 def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for count in counts:
