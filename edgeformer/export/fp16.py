@@ -22,15 +22,7 @@ import onnx_ir
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from onnx_ir.passes.common import (
-    InlinePass,
-    LiftConstantsToInitializersPass,
-    LiftSubgraphInitializersToMainGraphPass,
-    NameFixPass,
-    RemoveInitializersFromInputsPass,
-    RemoveUnusedNodesPass,
-    ShapeInferencePass,
-)
+from onnx_ir.passes import common as passes
 from onnx_ir.traversal import RecursiveGraphIterator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -160,12 +152,12 @@ def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
             )
     copied = model.clone()
     copied.ir_version = max(copied.ir_version, _SEPARATE_INITIALIZERS)
-    RemoveInitializersFromInputsPass()(copied)
-    InlinePass()(copied)
-    LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
-    LiftSubgraphInitializersToMainGraphPass()(copied)
-    RemoveUnusedNodesPass()(copied)
-    NameFixPass()(copied)
+    passes.RemoveInitializersFromInputsPass()(copied)
+    passes.InlinePass()(copied)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
+    passes.LiftSubgraphInitializersToMainGraphPass()(copied)
+    passes.RemoveUnusedNodesPass()(copied)
+    passes.NameFixPass()(copied)
     return copied
 
 
@@ -182,7 +174,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
     Raises EdgeformerError if no node can compute in FP16.
     """
     converted = lifted(model)
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
+    passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
     # It leaves types open inside subgraphs, and behind operators of ONNX Runtime.
     for node in RecursiveGraphIterator(converted.graph):
         operands = [value for value in node.inputs[node.op_type == "Where" :] if value is not None]
@@ -205,7 +197,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
         raise EdgeformerError(
             f"FP16: no operator of the graph can compute in FP16 ({operator_names(converted)}); it stays FP32"
         )
-    RemoveUnusedNodesPass()(converted)
+    passes.RemoveUnusedNodesPass()(converted)
     return converted
 
 

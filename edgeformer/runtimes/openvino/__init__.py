@@ -17,16 +17,7 @@ from edgeformer.artifacts.errors import DataError, EdgeformerError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.openvino.session import (
-    CPU,
-    CPU_BF16,
-    EXTRA,
-    HINTS,
-    OPENVINO,
-    OpenVINOSession,
-    core,
-    without_telemetry,
-)
+from edgeformer.runtimes.openvino.session import CPU, CPU_BF16, EXTRA, HINTS, OPENVINO, without_telemetry
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     ArtifactFiles,
@@ -140,6 +131,8 @@ class OpenVINORuntime(OptionalRuntime):
     }
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
+        from edgeformer.runtimes.openvino.session import OpenVINOSession
+
         return OpenVINOSession(path, options.provider or CPU, options.threads, files.max_positions)
 
     def offers(self, artifact: ArtifactManifest) -> tuple[str, ...]:
@@ -149,6 +142,8 @@ class OpenVINORuntime(OptionalRuntime):
         return tuple(HINTS) if artifact.precision == "fp32" or artifact.format == FORMAT else (CPU,)
 
     def load(self, artifact: ArtifactManifest) -> None:
+        from edgeformer.runtimes.openvino.session import core
+
         core()
 
 
