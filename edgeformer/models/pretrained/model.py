@@ -195,7 +195,7 @@ class Layout:
 
     Attributes:
         layers, words, norm, project, final_norm: names of the encoder's modules.
-        layer_parts: module of BERT's layer → the same one here, for layers that :func:`_as_bert_layer` replaces.
+        layer_parts: module of BERT's layer → the same one here, for layers that become BERT's.
         dense, head_norm, out: names of modules of a sequence classifier, in the order of their application.
         activation: of ``dense``: a function, or the key of config.json that names it.
         dropout, dense_dropout, out_dropout: keys of config.json; without a value, the head has the encoder's dropout.
@@ -274,8 +274,22 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     layers, order = list(parts[layout.layers]), tuple(range(depth))
     if kind == "albert":  # it shares its layers: one application of a group counts as a layer
         order = tuple(int(number / (depth / config.num_hidden_groups)) for number in range(depth))
-    if layout.layer_parts:
-        layers = [_as_bert_layer(layer, layout.layer_parts, config) for layer in layers]
+    if layout.layer_parts:  # layers of BERT get the modules of layers that differ in names and in their scores only
+        from transformers import BertConfig
+
+        bert: Any = import_module("transformers.models.bert.modeling_bert")
+        keys = ("hidden_size", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
+                "attention_probs_dropout_prob")  # fmt: skip
+        for number, source in enumerate(layers):
+            settings = BertConfig(**{key: getattr(config, key) for key in keys})
+            settings._attn_implementation = "sdpa"
+            with torch.device("meta"):
+                layers[number] = bert_layer = bert.BertLayer(settings)
+            if kind == "deberta-v2":  # its scores are sums of three
+                settings._attn_implementation = _DISENTANGLED_ATTENTION
+                bert_layer.attention.self.scaling *= 3**-0.5
+            for path, part in layout.layer_parts.items():
+                bert_layer.set_submodule(path, source.get_submodule(part))
     positions: Any = getattr(encoder.embeddings, "position_embeddings", None)
     padding = getattr(positions, "padding_idx", None)
     if padding is not None:  # the rows before it are unused
@@ -326,25 +340,6 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
         dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
         final_norm=parts.get(layout.final_norm), head=head, layer_inputs=layer_inputs,
     )  # fmt: skip
-
-
-def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:
-    """Return a layer of BERT with the modules of a layer that differs in names and in its scores only."""
-    from transformers import BertConfig
-
-    bert: Any = import_module("transformers.models.bert.modeling_bert")
-    keys = ("hidden_size", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
-            "attention_probs_dropout_prob")  # fmt: skip
-    settings = BertConfig(**{key: getattr(config, key) for key in keys})
-    settings._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        bert_layer = bert.BertLayer(settings)
-    if config.model_type == "deberta-v2":  # its scores are sums of three
-        settings._attn_implementation = _DISENTANGLED_ATTENTION
-        bert_layer.attention.self.scaling *= 3**-0.5
-    for path, source in parts.items():
-        bert_layer.set_submodule(path, layer.get_submodule(source))
-    return bert_layer
 
 
 def table_of(weight: Tensor) -> nn.Embedding:
