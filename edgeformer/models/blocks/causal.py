@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, n new tokens, H heads, D size of a head, C width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -32,16 +33,16 @@ recomputed = partial(checkpoint, use_reentrant=False)
 """Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
+@dataclass(frozen=True, eq=False)
 class TiedHead:
     """The token table as a head. It is no module: checkpoints would store its weight, the table's, twice."""
 
-    def __init__(self, table: nn.Embedding) -> None:
-        self._table = table
+    table: nn.Embedding
 
     @property
     def weight(self) -> Tensor:
         """[V, C]."""
-        return self._table.weight
+        return self.table.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., C] → [..., V]."""
