@@ -1,4 +1,4 @@
-"""Publish a bundle as a static page that runs and measures its models in a browser."""
+"""Publish a bundle as a static page that runs and measures its models in a browser, with a manifest for its scripts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import Field
 
 from edgeformer.artifacts import report
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.golden import TOKEN_TYPES
@@ -34,19 +36,9 @@ from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks import RowSource
-from edgeformer.web.manifest import (
-    SITE_FILE,
-    LeftOut,
-    PageArtifact,
-    PageCache,
-    PageFile,
-    PageManifest,
-    PageProvider,
-    PageReader,
-    PageWeights,
-    PageWriting,
-)
 
+SITE_FILE = "site.json"
+"""Manifest of a page: a :class:`PageManifest`, read by its JavaScript."""
 _MAX_WRITING_BYTES = 200_000_000
 """Largest decode graph of a page, which the browser downloads and keeps in memory."""
 _CACHE = re.compile(r"(float32|float16)\[batch, (.*)\]")
@@ -54,6 +46,120 @@ DEFAULT_SHAPES = ((1, 16), (1, 128))
 _TEMPLATE = "index.html"
 # Threads need an isolated page. Hosts that read this file (Netlify, Cloudflare Pages) send the headers for it.
 _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
+
+
+class PageFile(Frozen):
+    """A file that the page downloads. The browser refuses one with another checksum."""
+
+    url: str = Field(description="relative to the page, or an absolute URL")
+    integrity: str = Field(description="subresource integrity: sha256-… or sha384-…")
+    size_bytes: int
+
+
+class PageWeights(Frozen):
+    """External weights of a graph."""
+
+    name: str = Field(description="file name in the graph")
+    file: PageFile
+
+
+class PageReader(Frozen):
+    """Tokenizer of the model, and real inputs to measure with."""
+
+    tokenizer: PageFile | None = Field(None, description="tokenizer.json; None: the page takes no text")
+    config: PageFile | None = Field(None, description="tokenizer_config.json")
+    golden: PageFile = Field(description="JSON: `rows`, the token ids of each golden input without padding")
+    max_tokens: int = Field(description="longest text in tokens, special tokens included")
+    suffix: int = Field(0, description="special tokens at the end of a text, kept by truncation")
+    types: bool = Field(False, description="the tokenizer states token types other than 0")
+
+
+class PageCache(Frozen):
+    """Keys, values or convolution inputs of earlier tokens: an output of a decode graph that is its next input."""
+
+    input: str
+    output: str
+    type: Literal["float32", "float16"]
+    shape: tuple[int, ...] = Field(description="for one text without tokens")
+
+
+class PageArtifact(Frozen):
+    """A graph of the bundle."""
+
+    id: str
+    precision: str
+    role: Literal["full", "exit", "decode"] = Field(description="decode: writes texts, and is not measured")
+    exit: int | None = None
+    size_bytes: int
+    graph: PageFile
+    weights: tuple[PageWeights, ...] = ()
+    masked: bool = Field(description="the graph takes attention_mask beside input_ids")
+    typed: bool = Field(False, description="the graph takes token_type_ids beside input_ids")
+    positions: bool = Field(False, description="decode graphs: takes position_ids beside input_ids")
+    caches: tuple[PageCache, ...] = ()
+    reader: str = Field(description="key of `readers`")
+
+
+class PageWriting(Frozen):
+    """How a language model writes."""
+
+    boundary: int = Field(description="token in front of an empty text without `begin`")
+    begin: tuple[int, ...] = Field(description="tokens in front of a text")
+    ends: tuple[int, ...] = Field(description="tokens that end a text")
+
+
+class PageProvider(Frozen):
+    """Execution provider in the browser, and the library files that it needs."""
+
+    name: str = Field(description="name in ONNX Runtime Web")
+    label: str
+    short: str = Field(description="label for tables")
+    script: PageFile
+    glue: PageFile
+    binary: PageFile
+    counts_threads: bool
+
+
+class LeftOut(Frozen):
+    """Artifact that a browser cannot run, or that was not requested."""
+
+    artifact: str
+    reason: str
+
+
+class PageManifest(Frozen):
+    """Contents of site.json."""
+
+    format: Literal["edgeformer-page"] = "edgeformer-page"
+    format_version: Literal[1] = 1
+    run: str
+    noun: str = Field(description="kind of model: classifier, language model…")
+    parameters: int
+    created: str
+    code_version: str
+    bundle: str
+    synthetic: bool
+    leaks: bool
+    cautions: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = Field(None, description="None: the page takes no text")
+    pieces: Literal["first", "all"] | None = Field(
+        None, description="token classifiers, whose `labels` are classes of tokens: tokens of a word that count"
+    )
+    thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
+    pairs: bool = Field(False, description="the model reads pairs of texts")
+    silent: str | None = Field(None, description="reason why the page takes no text")
+    writing: PageWriting | None = Field(None, description="language models with decode graphs")
+    readers: dict[str, PageReader]
+    artifacts: tuple[PageArtifact, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    providers: tuple[PageProvider, ...]
+    tokenizers: PageFile | None = Field(None, description="tokenizer library")
+    versions: dict[str, str] = Field(description="library → version")
+    offline: bool = Field(description="the libraries are in the page's folder")
+    shapes: tuple[tuple[int, int], ...] = Field(description="(batch size, tokens) of the first measurements")
+    max_positions: int | None = None
+    rules: dict[str, Any] = Field(description="measurement rules of the page")
+    subject: Subject
 
 
 @dataclass(frozen=True)
